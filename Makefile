@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
 SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train docs test thorough mutants check lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
+.PHONY: help install train docs test thorough mutants check slow lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (3 minutes)"
@@ -15,6 +15,7 @@ help:
 	@echo "make thorough  the same checks over more cases"
 	@echo "make mutants   seed faults in the source, one at a time: the tests must find each (half an hour)"
 	@echo "make check     lint, and the tests that are not slow"
+	@echo "make slow      measure which tests are slow, and write tests/slow.txt"
 	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make resolve   that the constraints resolve on plain PyPI for Python $(PYTHONS)"
 	@echo "make bench     speed of every stage beside memcpy and NumPy"
@@ -64,6 +65,9 @@ mutants: install
 
 check: lint
 	$(PYTEST) -m "not slow and not thorough"
+
+slow: install
+	$(PYTEST) -m "not thorough" -p tests.timing
 
 lint: install
 	$(BIN)/ruff format --check .

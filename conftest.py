@@ -9,7 +9,6 @@ from __future__ import annotations
 import doctest
 import importlib.util
 import os
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -53,12 +52,12 @@ MAY_NEED = {
             "simulation/device.py",
             "simulation/device_cuda.py",
             "simulation/device_plain.py",
-            "simulation/device_fused.py",
+            "simulation/device_kernels.py",
+            "simulation/device_long.py",
             "docs",
         ),
     ),
     "uvicorn": ("cli/test_dashboard_command.py", "dashboard"),
-    "triton": ("learning", "simulation/device", "simulation/device_fused.py"),
 }
 
 BASES = (ROOT, ROOT / "src" / "cpsgd", ROOT / "tests")
@@ -67,8 +66,7 @@ BASES = (ROOT, ROOT / "src" / "cpsgd", ROOT / "tests")
 def pytest_configure(config: pytest.Config) -> None:
     """Stops at once if a package is missing that must be there."""
     if os.environ.get("CPSGD_REQUIRE_EXTRAS") == "1":
-        packages = [name for name in MAY_NEED if name != "triton" or sys.platform == "linux"]
-        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        missing = [name for name in MAY_NEED if importlib.util.find_spec(name) is None]
         if missing:
             raise pytest.UsageError(
                 f"CPSGD_REQUIRE_EXTRAS=1, but {', '.join(missing)} cannot be imported: pip install -e '.[dev]'."

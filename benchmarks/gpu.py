@@ -25,12 +25,14 @@ from cpsgd.codec import rotate
 from cpsgd.learning import AccountOptions, CohortOptions, FolderOptions, NoPrivacy, RunOptions, ServerOptions, Trainer
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import Dataset, from_arrays, load
-from cpsgd.learning.datasets.device import fused_kernels, on_device
-from cpsgd.learning.gradients import ClientUpdates, dense_layers, write_dense_gradients
+from cpsgd.learning.datasets.device import on_device
+from cpsgd.learning.dense import dense_layers, write_dense_gradients
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
 from cpsgd.planner import plan
-from cpsgd.simulation.device import DeviceRound, kernels_for
+from cpsgd.simulation import device_cuda as kernels
+from cpsgd.simulation.device import DeviceRound
 
 DEVICE = torch.device("cuda", 0)
 COHORT, DIM, LEVELS, TRIALS = 10_000, 51_370, 3, 13
@@ -95,7 +97,6 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     rows = torch.empty(COHORT, -(-dim // 32) * 32, device=DEVICE)[:, :dim]
     assert dim == DIM
     protocol = Protocol(clients=COHORT, dim=dim, clip_norm=1.0, mechanism=MECHANISMS["4 bits, binomial"])
-    kernels = kernels_for(DEVICE)
     signs = torch.from_numpy(rotate.signs(dim, 0, 0).copy()).to(DEVICE)
     sums = torch.zeros(dim, dtype=torch.int64, device=DEVICE)
     grid = protocol.mechanism.grid
@@ -103,10 +104,11 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     unit = grid.unit
 
     def gradients() -> None:
-        write_dense_gradients(layers, batch.features, batch.labels, rows, fused_kernels(DEVICE))
+        write_dense_gradients(layers, batch.features, batch.labels, rows)
 
     gradients()
-    columns = kernels.scale_and_rotate(rows, signs, 1.0, unit)
+    kernels.scale_and_rotate(rows, signs, 1.0, unit)
+    keys = torch.tensor([3], device=DEVICE)
     matrix = COHORT * dim * 4
 
     def finish() -> None:
@@ -116,7 +118,8 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
 
     def rounding(mechanism: Mechanism) -> float:
         description = mechanism.device_rounding()
-        return milliseconds(lambda: kernels.round_and_sum(columns, sums, key=3, first=0, rounding=description))
+        assert description is not None
+        return milliseconds(lambda: kernels.round_and_sum(rows, sums, keys=keys, first=0, rounding=description))
 
     updates = ClientUpdates(model, torch.nn.functional.cross_entropy)
     products = updates.products(*batch)
@@ -127,7 +130,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
     def whole(mechanism: Mechanism) -> float:
         protocol = Protocol(clients=COHORT, dim=dim, clip_norm=1.0, mechanism=mechanism)
         round_ = DeviceRound(protocol, 0, seed=1, device=DEVICE)
-        return milliseconds(lambda: round_.add(products)) if round_.takes_products else math.nan
+        return milliseconds(lambda: round_.add(products)) if round_.takes(products.layout) else math.nan
 
     found = [
         ("samples", milliseconds(lambda: source.batch(clients)), COHORT * 784 * (1 + 4 + 4 + 4)),
@@ -136,7 +139,11 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
         ("gradients", milliseconds(gradients), matrix),
         ("clip and rotate", milliseconds(lambda: kernels.scale_and_rotate(rows, signs, 1.0, unit)), 2 * matrix),
         *((f"sum: {name}", rounding(mechanism), matrix) for name, mechanism in MECHANISMS.items()),
-        ("noise of the sum", milliseconds(lambda: kernels.add_coins(sums, key=3, trials=COHORT * TRIALS)), 16 * dim),
+        (
+            "noise of the sum",
+            milliseconds(lambda: kernels.add_coins(sums, keys=keys, trials=COHORT * TRIALS)),
+            16 * dim,
+        ),
         ("decode", milliseconds(finish), 16 * dim),
     ]
     return [

@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from cpsgd.ledger import Budget, Entry, Ledger, RoundEvent, chain, storage
+from cpsgd._plain import canonical
+from cpsgd.ledger import Budget, Entry, Ledger, RoundEvent, chain, sqlite_store
 from cpsgd.ledger.chain import Head
 from cpsgd.ledger.kinds import kind_of
+from cpsgd.ledger.state import STATE_VERSION, digest_of
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=10_000, dim=1_000, clip_norm=1.0, levels=16, trials=100_000)
@@ -35,7 +37,7 @@ def build(path: Path, entries: int) -> None:
     head = ledger.head
     reserve = {"kind": "reserve", "population": "people", "event": EVENT.to_dict(), "spent": 1.0, "method": "some"}
     before, middle, after = _template(reserve, "round")
-    state = ledger._state
+    state = ledger._replica.state
 
     def link(text: str) -> tuple[int, str, str]:
         nonlocal head
@@ -65,10 +67,10 @@ def build(path: Path, entries: int) -> None:
         connection.executemany("INSERT INTO records VALUES (?, ?, ?)", rows())
         connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", index)
         text = state.to_text()
-        record = {"kind": "snapshot", "version": chain.STATE_VERSION, "digest": chain.digest_of(text)}
-        storage.append(connection, *link(chain.canonical({**record, "number": head.number + 1, "time": NOW})))
-        storage.write_snapshot(connection, text)
-        storage.write_head(connection, head.number, head.hash, head.number)
+        record = {"kind": "snapshot", "version": STATE_VERSION, "digest": digest_of(text)}
+        sqlite_store.append(connection, *link(canonical({**record, "number": head.number + 1, "time": NOW})))
+        sqlite_store.write_snapshot(connection, text)
+        sqlite_store.write_head(connection, head.number, head.hash, head.number)
         connection.execute(sql)
         connection.execute("COMMIT")
 
@@ -76,7 +78,7 @@ def build(path: Path, entries: int) -> None:
 def _template(record: dict[str, object], field: str) -> tuple[str, str, str]:
     """The canonical text around its number and its event's field."""
     event = {**json.loads(json.dumps(record["event"])), field: -77}
-    text = chain.canonical({**record, "event": event, "number": -88, "time": NOW})
+    text = canonical({**record, "event": event, "number": -88, "time": NOW})
     places = sorted((text.index(mark), mark) for mark in ("-77", "-88"))
     if [mark for _, mark in places] != ["-77", "-88"]:
         raise SystemExit("The record's fields are in another order than this program knows.")

@@ -30,10 +30,10 @@ from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import Histogram, Mean
 from cpsgd.statistics import mean as mean_of_table
-from cpsgd.statistics.questions import RowQuestion
+from cpsgd.statistics.rows import RowQuestion
 
 Table = NDArray[np.float64]
-# Bits per coordinate and mechanism: few, as few as come within 10 % of the Gaussian mechanism, and those at home.
+# Bits per coordinate and mechanism: few, the fewest within 10 % of the Gaussian mechanism, and those on one machine.
 MESSAGES = ((1, "best"), (2, "best"), (3, "best"), (4, "best"), (None, "best"), (12, "binomial"))
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, identity
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, keys
 
 BITS, DROPOUT = 16, 10  # every tenth client is silent
 CLIENTS = (100, 1_000, 3_000)
@@ -60,8 +60,8 @@ class Cost:
 
 def play(n: int, dim: int) -> Cost:
     """A whole round, in which one client is timed. Signatures are checked once for all the others."""
-    is_signed = cache(identity._is_signed.__wrapped__)
-    with mock.patch.object(identity, "_is_signed", is_signed):
+    is_signed = cache(keys._is_signed.__wrapped__)
+    with mock.patch.object(keys, "_is_signed", is_signed):
         return play_remembering(n, dim, is_signed.cache_clear)
 
 

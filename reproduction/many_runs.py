@@ -27,8 +27,8 @@ from cpsgd.learning import CohortOptions, mlp
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.datasets.device import on_device
-from cpsgd.learning.options import Schedule
-from cpsgd.learning.server import rate_factor
+from cpsgd.learning.option_groups import Schedule
+from cpsgd.planner.workloads import rate_factor
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 

@@ -31,11 +31,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from cpsgd.correlated.weights import Correlation
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.infinite import InfiniteDataset
-from cpsgd.learning.options import Schedule
+from cpsgd.learning.option_groups import Schedule
 from cpsgd.privacy import gdp_mu
-from cpsgd.privacy.correlation import Correlation
 from reproduction.many_runs import Optimizer, Outcome, Setting, train
 
 DELTA = {"infinite-digits": 1e-6, "infinite-mnist": 1e-9}

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.timing import LIST, name_of
+
 # Scripts that wrote the data with an earlier release: they call what that release had.
 collect_ignore = ["data"]
 
@@ -27,7 +29,7 @@ class Result:
     stderr: str
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def invoke() -> Callable[..., Result]:
     """Runs a command line in this process. It ends by an exit code; any other exception is a traceback, and raised."""
     from cpsgd.cli.frame import launch
@@ -62,8 +64,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What mostly waits for its own processes begins first; what needs a GPU is skipped where there is none."""
+    """Marks tests that `make slow` found to be, starts those first that wait most, and skips what needs a GPU."""
+    slow = set(LIST.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if name_of(item) in slow:
+            item.add_marker(pytest.mark.slow(recorded=True))
     items.sort(key=lambda item: item.path.name != "test_deployment.py")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:

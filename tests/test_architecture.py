@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,16 +16,20 @@ ROOT = Path(cpsgd.__file__).parent
 
 # From the ground up. A room imports only rooms of lower floors.
 FLOORS = [
-    {"_cells", "_display", "_durable", "_lazy", "_numbers"},
+    {"_display", "_lazy", "_numbers"},
     {"errors"},
-    {"_validate", "_torch", "adjacency", "randomness"},
-    {"correlation", "distance", "participation"},
+    {"_durable"},
+    {"_record_log", "_plain", "tables", "_validate", "_torch", "randomness"},
+    {"neighbours"},
+    {"distance"},
     {"promise"},
     {"codec", "paper"},
     {"mechanisms"},
+    {"correlated"},
+    {"registry"},
     {"expectation", "protocol_data"},
     {"protocol"},
-    {"aggregator"},
+    {"aggregator", "run"},
     {"privacy"},
     {"secagg"},
     {"audit", "ledger", "planner", "simulation"},
@@ -40,23 +46,42 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
+# Typing imports that still point upwards, and rooms that still ask which law or whether noise is correlated. No more.
+UPWARDS_TO_DO = {
+    ("aggregator.py", "privacy.guarantees.Guarantee"),
+    ("codec/batch.py", "protocol.Protocol"),
+    ("codec/pipeline.py", "protocol.Protocol"),
+    ("expectation.py", "protocol.Protocol"),
+    ("mechanisms/base.py", "protocol.Protocol"),
+    ("mechanisms/binomial.py", "protocol.Protocol"),
+    ("mechanisms/coins.py", "protocol.Protocol"),
+    ("mechanisms/discrete_gaussian.py", "protocol.Protocol"),
+    ("mechanisms/skellam.py", "protocol.Protocol"),
+    ("paper/theorem.py", "protocol.Protocol"),
+    ("protocol.py", "privacy.guarantees.Guarantee"),
+    ("protocol_data.py", "protocol.Protocol"),
+}
+LAWS_TO_DO = {"audit", "ledger", "planner", "privacy"}
+NAMES_TO_DO = {
+    *("base", "bounds", "correlated", "device", "examples", "gaussian", "law", "options", "published", "questions"),
+    *("spending", "state", "tables", "wire"),
+}
+TYPES_TO_DO = {"Account", "Total"}
+CORRELATION_TO_DO = {"audit", "engines", "federation", "learning", "ledger", "privacy", "simulation"}
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[list[str]]:
-    """What a file imports of the package at run time, as dotted names without the package's own."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
-        for statement in block.body
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
+    """Names that a file imports of the package, also for types alone, without the package's own name."""
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             pytest.fail(f"{path.relative_to(ROOT)} has a relative import.")
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cpsgd":
@@ -88,7 +113,8 @@ def test_imports_point_downwards() -> None:
     upwards = [
         f"{path.relative_to(ROOT)} imports {'.'.join(parts)}"
         for path, parts in edges()
-        if FLOOR[parts[0]] >= FLOOR[room_of(path)] and (str(path.relative_to(ROOT)), ".".join(parts)) not in ON_DEMAND
+        if FLOOR[parts[0]] >= FLOOR[room_of(path)]
+        and (str(path.relative_to(ROOT)), ".".join(parts)) not in ON_DEMAND | UPWARDS_TO_DO
     ]
     assert upwards == []
 
@@ -114,12 +140,12 @@ def test_the_graph_is_seen_at_all() -> None:
 def test_only_a_mechanism_knows_its_own_parameters() -> None:
     """No other room reads the parameters of one mechanism off a protocol, or asks which one it has."""
     own = {"trials", "p", "sigma", "coordinate_range", "coins", "theta", "rate", "noise_deviation"}
-    allowed = {"mechanisms", "paper", "__main__"}
+    allowed = {"mechanisms", "correlated", "paper", "__main__"}
     found = []
     for path in FILES:
         if room_of(path) in allowed:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and node.attr in own and "mechanism" in ast.unparse(node.value):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
@@ -135,11 +161,14 @@ def test_only_a_mechanism_knows_its_own_parameters() -> None:
 def test_no_two_types_share_a_name() -> None:
     homes: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     # The NumPy twin has the names of the kernels, and torch's and the auditor's own views of things have theirs.
-    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+    shared = {name: where for name, where in homes.items() if len(where) > 1}
+    # `cpsgd.audit.Claim`, public since 0.2.0, is a claim beside what the attack refutes of it.
+    assert shared.pop("Claim", None) in (None, ["audit/auditing.py", "promise.py"])
+    assert shared.keys() <= TYPES_TO_DO
 
 
 @pytest.mark.slow
@@ -147,7 +176,47 @@ def test_no_module_shares_its_name_with_a_function_in_it() -> None:
     shared = [
         str(path.relative_to(ROOT))
         for path in FILES
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in tree_of(path).body
         if isinstance(node, ast.FunctionDef) and node.name == path.stem
     ]
     assert shared == []
+
+
+@pytest.mark.slow
+def test_only_mechanisms_and_proofs_ask_which_law_it_is() -> None:
+    asking = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+        for path in FILES
+        if room_of(path) not in {"mechanisms", "correlated"} | LAWS_TO_DO and "privacy/proofs" not in str(path)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if re.search(r"\blaw\b", ast.unparse(node.args[0]))
+    ]
+    assert asking == []
+
+
+@pytest.mark.slow
+def test_only_its_own_room_asks_whether_noise_is_correlated() -> None:
+    asking = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+        for path in FILES
+        if room_of(path) not in {"mechanisms", "correlated"} | CORRELATION_TO_DO
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("correlation", "hands_on", "lineages")
+    ]
+    assert asking == []
+
+
+def test_no_two_rooms_have_modules_of_the_same_name() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in FILES:
+        if path.stem not in ("__init__", "__main__"):
+            homes.setdefault(path.stem, set()).add(str(path.relative_to(ROOT)))
+    assert {name for name, where in homes.items() if len(where) > 1} <= NAMES_TO_DO
+
+
+def test_the_map_names_every_room() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = {room for room in FLOOR if room != "__main__"}
+    missing = {room for room in rooms if f"`{room}/`" not in text and f"`{room}.py`" not in text}
+    assert missing == set()

@@ -12,15 +12,15 @@ import pytest
 
 from cpsgd import Aggregator, Protocol, guarantee, plan
 from cpsgd._display import html_table
-from cpsgd.privacy.rounds import guarantee_over_rounds
-from cpsgd.promise import Promise
+from cpsgd.privacy.guarantees import guarantee_over_rounds
+from cpsgd.promise import Claim, Conditions, Promise
 
 EVIL = "<script>alert('x')</script> & \"more\""
 PROTOCOL = replace(
     Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14),
     replace_one_distance=1.5,
     distance_reason=EVIL,
-    promise=Promise(epsilon=0.123456, delta=1e-6, surviving=900),
+    promise=Promise(Claim(0.123456, 1e-6), Conditions.of(900)),
 )
 
 
@@ -76,7 +76,7 @@ def things() -> dict[str, Any]:
             r"Protocol\(rotated-binomial, clients=1000, dim=100, clip_norm=1, 4 bits .*, promises ε ≤ 0\.1235\)",
         ),
         ("guarantee", r"Guarantee\(ε = [\d.]+ at δ = 1e-06, replace-one adjacency, [\w-]+\)"),
-        ("rounds", r"RoundsGuarantee\(ε = [\d.]+ at δ = 1e-06, replace-one adjacency, [\w-]+\)"),
+        ("rounds", r"Guarantee\(ε = [\d.]+ at δ = 1e-06, replace-one adjacency, [\w-]+\)"),
         ("aggregator", r"Aggregator\(round 3, 1 messages of 1,000 planned, rotated-binomial\)"),
         ("plan", r"Plan\(rotated-binomial at 4 bits, ε = [\d.]+ at δ = 1e-06, squared error .*, .* × the Gaussian's\)"),
     ],

@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import FingerprintError, ParameterError
-from cpsgd.participation import Participation
-from cpsgd.promise import Promise
+from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.promise import Claim, Conditions, Promise
 
-PROMISE = Promise(epsilon=1, delta=1e-6, surviving=9)
+PROMISE = Promise(Claim(1, 1e-6), Conditions.of(9))
 PLAIN = Protocol.rotated_binomial(clients=10, dim=100, clip_norm=1.0, levels=3, trials=14)
 PROTOCOL = replace(PLAIN, promise=PROMISE)
+
+
+def changed(**conditions: Any) -> Promise:
+    return replace(PROMISE, conditions=replace(PROMISE.conditions, **conditions))
 
 
 @given(
@@ -30,17 +33,21 @@ PROTOCOL = replace(PLAIN, promise=PROMISE)
     scheme=st.sampled_from(["once", "every", "poisson", "fixed-size"]),
     examples=st.none() | st.integers(1, 10**6),
 )
-def test_files_keep_every_digit(scheme: Any, rate: float, examples: int | None, **fields: Any) -> None:
+def test_files_keep_every_digit(
+    scheme: Any, rate: float, examples: int | None, surviving: int, rounds: int, epsilon: float, delta: float
+) -> None:
     sampled = scheme in ("poisson", "fixed-size")
     participation = Participation(scheme, rate if sampled else 1.0)
     adjacency = Adjacency.ZERO_OUT if scheme == "poisson" else Adjacency.REPLACE_ONE
-    promise = Promise(
-        **fields,
-        colluding=fields["surviving"] - 1,
+    conditions = Conditions.of(
+        surviving,
+        rounds=rounds,
+        colluding=surviving - 1,
         participation=participation,
         adjacency=adjacency,
         examples=None if sampled else examples,
     )
+    promise = Promise(Claim(epsilon, delta), conditions)
     assert Promise.from_dict(json.loads(json.dumps(promise.to_dict()))) == promise
 
 
@@ -58,7 +65,7 @@ def test_a_protocol_file_holds_the_promise() -> None:
         "unit": "client",
     }
     assert Protocol.from_json(PROTOCOL.to_json()) == PROTOCOL
-    silo = replace(PROTOCOL, promise=replace(PROMISE, examples=50))
+    silo = replace(PROTOCOL, promise=changed(examples=50))
     assert json.loads(silo.to_json())["promise"] | {"unit": "example", "examples": 50} == silo.to_dict()["promise"]
     assert Protocol.from_json(silo.to_json()) == silo
 
@@ -81,7 +88,7 @@ def test_a_file_without_a_promise_is_as_it_was() -> None:
         ({"epsilon": "1"}, "epsilon to be a number"),
         ({"epsilon": float("nan")}, "finite epsilon"),
         ({"epsilon": float("inf")}, "finite epsilon"),
-        ({"delta": 0}, "delta in"),
+        ({"delta": -1e-9}, "delta in"),
         ({"delta": 1}, "delta in"),
         ({"adjacency": "neighbours"}, "adjacency to be one of"),
         ({"adjacency": 1}, "to be text"),
@@ -139,20 +146,20 @@ def test_only_a_promise_is_one() -> None:
     with pytest.raises(ParameterError, match="to be a Promise"):
         replace(PLAIN, promise={"epsilon": 1.0})  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="to be a Participation"):
-        replace(PROMISE, participation="every")  # type: ignore[arg-type]
+        replace(PROMISE.conditions, participation="every")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "other",
     [
         None,
-        replace(PROMISE, surviving=1),
-        replace(PROMISE, epsilon=100),
-        replace(PROMISE, delta=0.1),
-        replace(PROMISE, rounds=2),
-        replace(PROMISE, adjacency=Adjacency.ZERO_OUT),
-        replace(PROMISE, participation=Participation.once()),
-        replace(PROMISE, examples=3),
+        changed(sizes=((1, 1),)),
+        replace(PROMISE, claim=Claim(100, 1e-6)),
+        replace(PROMISE, claim=Claim(1, 0.1)),
+        changed(sizes=((9, 2),)),
+        changed(adjacency=Adjacency.ZERO_OUT),
+        changed(participation=Participation.once()),
+        changed(examples=3),
     ],
 )
 def test_messages_made_under_one_promise_are_refused_under_another(other: Promise | None) -> None:

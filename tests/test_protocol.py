@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Binomial, Gaussian
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 
 BASE = {"clients": 10, "dim": 100, "clip_norm": 1.0, "coordinate_range": 0.5, "levels": 4, "trials": 12}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cpsgd import Protocol
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Binomial
-from cpsgd.promise import Promise
+from cpsgd.promise import Claim, Conditions, Promise
 
 BASE = {"clients": 10, "dim": 100, "clip_norm": 1.0, "coordinate_range": 0.5, "levels": 4, "trials": 12}
 PROTOCOL_TEXT = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=2, trials=14).to_json()
@@ -71,9 +71,11 @@ def test_the_fingerprint_sees_every_field() -> None:
         protocols.append(
             dataclasses.replace(build(**BASE), replace_one_distance=distance, distance_reason=reason),
         )
-    kept = {"epsilon": 1.0, "delta": 1e-6, "surviving": 10}
-    for change in ({}, {"epsilon": 2.0}, {"delta": 1e-7}, {"surviving": 9}, {"colluding": 1}, {"rounds": 2}):
-        protocols.append(dataclasses.replace(build(**BASE), promise=Promise(**{**kept, **change})))
+    claims = [(Claim(epsilon, delta), Conditions.of(10)) for epsilon, delta in ((1.0, 1e-6), (2.0, 1e-6), (1.0, 1e-7))]
+    others = [(9, {}), (10, {"colluding": 1}), (10, {"rounds": 2})]
+    claims += [(Claim(1.0, 1e-6), Conditions.of(surviving, **change)) for surviving, change in others]
+    for claim, conditions in claims:
+        protocols.append(dataclasses.replace(build(**BASE), promise=Promise(claim, conditions)))
     protocols += [Protocol.gaussian(clients=10, dim=100, clip_norm=1.0, sigma=s) for s in (1.0, 2.0)]
     assert len({p.fingerprint for p in protocols}) == len(protocols)
 

@@ -36,7 +36,8 @@ PACKAGES = (
     *("cpsgd", "cpsgd.planner", "cpsgd.privacy", "cpsgd.mechanisms", "cpsgd.statistics", "cpsgd.learning"),
     *("cpsgd.learning.datasets", "cpsgd.engines.ddp", "cpsgd.engines.flower", "cpsgd.engines.nvflare", "cpsgd.ledger"),
     *("cpsgd.audit", "cpsgd.secagg", "cpsgd.federation.limits", "cpsgd.federation.terms", "cpsgd.federation.course"),
-    *("cpsgd.federation.server", "cpsgd.federation.client", "cpsgd.federation.settings", "cpsgd.federation.extras"),
+    *("cpsgd.federation.choreography", "cpsgd.federation.sessions", "cpsgd.federation.answering"),
+    *("cpsgd.federation.client_files", "cpsgd.federation.extras"),
     *("cpsgd.paper.theorem", "cpsgd.paper.bounds", "cpsgd.paper.convergence", "cpsgd.paper.design", "cpsgd.errors"),
 )
 """Modules whose names are public; each is a page of the reference."""

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 from cpsgd._lazy import on_demand
 
 if TYPE_CHECKING:
-    from cpsgd.adjacency import Adjacency as Adjacency
     from cpsgd.aggregator import Aggregator as Aggregator
     from cpsgd.engines.allreduce import PrivateMean as PrivateMean
     from cpsgd.mechanisms import ErrorBound as ErrorBound
     from cpsgd.mechanisms import ExpectedError as ExpectedError
+    from cpsgd.neighbours import Adjacency as Adjacency
     from cpsgd.planner import Plan as Plan
     from cpsgd.planner import plan as plan
     from cpsgd.privacy import Guarantee as Guarantee
     from cpsgd.privacy import guarantee as guarantee
     from cpsgd.protocol import Protocol as Protocol
+    from cpsgd.run import Run as Run
     from cpsgd.simulation.cpu import RoundSimulator as RoundSimulator
 
 __version__ = "0.2.0"
@@ -35,12 +36,13 @@ __all__ = [
     "PrivateMean",
     "Protocol",
     "RoundSimulator",
+    "Run",
     "guarantee",
     "plan",
 ]
 
 _HOMES = {
-    "Adjacency": "adjacency",
+    "Adjacency": "neighbours",
     "Aggregator": "aggregator",
     "ErrorBound": "mechanisms",
     "ExpectedError": "mechanisms",
@@ -51,6 +53,7 @@ _HOMES = {
     "Guarantee": "privacy",
     "guarantee": "privacy",
     "Protocol": "protocol",
+    "Run": "run",
 }
 
 

@@ -1,8 +1,8 @@
 """Frozen dataclasses as plain JSON values, and back. Everything that reads or writes JSON of our own goes through here.
 
-`plain` writes and `build` reads. At every depth `build` refuses unknown and missing names, and values of another type,
-with `ParameterError`. `parse` refuses text that gives a name twice, NaN and infinity. `canonical` gives the one text of
-a value that may be hashed.
+`to_dict` and `plain` write, `build` reads. At every depth `build` refuses unknown and missing names, and values of
+another type, with `ParameterError`. `parse` refuses text that gives a name twice, NaN and infinity. `canonical` gives
+the one text of a value that may be hashed.
 
 Why not msgspec (0.22 was tried). For dataclasses it ignores unknown names, and of a name that is given twice it takes
 the last: both must be refused here. It writes 1e-06 as 1e-6, which would change every fingerprint and every hash of a
@@ -29,28 +29,28 @@ from cpsgd.errors import ParameterError
 T = TypeVar("T")
 
 
-def plain(value: object, *computed: str, without: Collection[str] = ()) -> Any:
-    """Returns a value as plain JSON values: dataclasses as objects, enumerations by value, bytes in hexadecimal.
-
-    A part with a `to_dict` of its own, or which is an enumeration of texts, is asked for it.
+def to_dict(value: object, *computed: str, without: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the fields of a dataclass by name, as plain JSON values.
 
     Args:
-        value: What to write.
-        computed: For a dataclass: names of properties to write beside its fields.
-        without: For a dataclass: names of fields to leave out.
+        value: The dataclass.
+        computed: Names of properties to write beside its fields.
+        without: Names of fields to leave out.
 
     Example:
-        >>> from cpsgd.participation import Participation
-        >>> plain(Participation.poisson(0.5), "sampled")
+        >>> from cpsgd.neighbours import Participation
+        >>> to_dict(Participation.poisson(0.5), "sampled")
         {'scheme': 'poisson', 'rate': 0.5, 'sampled': True}
     """
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value) if field.name not in without]
-        return {name: _part(getattr(value, name)) for name in (*names, *computed)}
-    return _part(value)
+    names = [field.name for field in fields(value) if field.name not in without]  # type: ignore[arg-type]
+    return {name: plain(getattr(value, name)) for name in (*names, *computed)}
 
 
-def _part(value: object) -> Any:
+def plain(value: object) -> Any:
+    """Returns a value as plain JSON values: dataclasses as objects, enumerations by value, bytes in hexadecimal.
+
+    A part that has a `to_dict` of its own is written by that.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Enum):
@@ -58,16 +58,16 @@ def _part(value: object) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {name: _part(each) for name, each in value.items()}
+        return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_part(each) for each in value]
+        return [plain(each) for each in value]
     if (own := getattr(value, "to_dict", None)) is not None:
         return own()
-    return plain(value) if is_dataclass(value) else value
+    return to_dict(value) if is_dataclass(value) else value
 
 
 def build(kind: type[T], data: object, **known: Any) -> T:
-    """Returns the dataclass whose fields are in `data`, as `plain` wrote them.
+    """Returns the dataclass whose fields are in `data`, as `to_dict` wrote them.
 
     Args:
         kind: The dataclass. Its fields' types say what is accepted.
@@ -78,7 +78,7 @@ def build(kind: type[T], data: object, **known: Any) -> T:
         ParameterError: A name is unknown, missing or no field, or a value has another type than its field.
 
     Example:
-        >>> from cpsgd.participation import Participation
+        >>> from cpsgd.neighbours import Participation
         >>> build(Participation, {"scheme": "once", "rates": 1.0})
         Traceback (most recent call last):
         cpsgd.errors.ParameterError: Unknown fields ['rates'] of a Participation; it has ['rate', 'scheme'].

@@ -29,7 +29,7 @@ from cpsgd.errors import (
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:
-    from cpsgd.privacy.rounds import RoundsGuarantee
+    from cpsgd.privacy.guarantees import Guarantee
 
 # A saved state: magic, version, fingerprint, round, message count; then ids, sums and a SHA-256 of all that.
 _STATE_MAGIC = b"cpsa"
@@ -154,7 +154,7 @@ class Aggregator:
             self._sums = self._format.widened(self._sums, self.count + len(ids)) + sums
             self._ids |= ids
 
-    def guarantee(self, *, accept_epsilon: float | None = None) -> RoundsGuarantee | None:
+    def guarantee(self, *, accept_epsilon: float | None = None) -> Guarantee | None:
         """What is proved of the mean of the messages so far; None where the protocol promises nothing.
 
         Raises:

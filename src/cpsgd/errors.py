@@ -7,12 +7,8 @@ ever quotes a private value: a coordinate's position may be named, what stands t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpsgd._numbers import rounded_down, rounded_up
-
-if TYPE_CHECKING:
-    from cpsgd.promise import Promise
 
 
 class CpsgdError(ValueError):
@@ -37,34 +33,12 @@ class GuaranteeError(CpsgdError):
         surviving: The fewest that the promise allows.
     """
 
-    def __init__(
-        self,
-        promise: Promise,
-        messages: int,
-        *,
-        epsilon: float | None,
-        accepted: float | None = None,
-        reason: str | None = None,
-    ) -> None:
-        kept = f"ε = {rounded_up(promise.epsilon)} at δ = {promise.delta:g} was promised"
-        few = messages < promise.surviving
-        text = f"{messages:,} message{'s are' if messages > 1 else ' is'} in the sum, and {kept}"
-        text += f" for at least {promise.surviving:,}." if few else "."
-        so_many = "so few" if few else "so many"
-        rounds = f" over {promise.rounds:,} rounds of {so_many}" if promise.rounds > 1 else f" with {so_many}"
-        if epsilon is None:
-            text += f" Nothing is proved{rounds}: {reason} Nothing was released; wait for more messages."
-        else:
-            true = rounded_up(epsilon)
-            text += f" The ε that is true{rounds} is {true}"
-            text += "" if accepted is None else f", and {rounded_up(accepted)} was accepted"
-            wait = "wait for more messages, " if few else "plan again, "
-            text += f". Nothing was released: {wait}or accept it with accept_epsilon={true} (--accept-epsilon {true})."
+    def __init__(self, text: str, *, epsilon: float | None, promised: float, messages: int, surviving: int) -> None:
         super().__init__(text)
         self.epsilon = epsilon
-        self.promised = promise.epsilon
+        self.promised = promised
         self.messages = messages
-        self.surviving = promise.surviving
+        self.surviving = surviving
 
 
 class InfeasibleError(CpsgdError):
@@ -148,6 +122,10 @@ class TableError(DataError):
 
 class ColumnError(TableError):
     """A column is missing, or holds what it should not: NaN, infinity, text, several types, nothing within bounds."""
+
+
+class DamagedFileError(CpsgdError):
+    """A file is not as it was written: some of its content was changed, or is gone."""
 
 
 class CheckpointError(CpsgdError):

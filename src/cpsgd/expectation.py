@@ -84,7 +84,7 @@ class Expectation:
             # Vectors of 1e300 are clipped to D, and what is lost is too long to be squared.
             clipping = float(bias @ bias)
         return ExpectedError(
-            noise=protocol.dim * mechanism.scale**2 * mechanism.noise_variance / count,
+            noise=protocol.dim * mechanism.scale**2 * mechanism.noise.variance / count,
             rounding=mechanism.scale**2 * self._rounding / count**2,
             clipping=clipping,
         )

@@ -1,23 +1,32 @@
-"""`Promise`: what was planned with a protocol, in the same file, so that whoever releases a result can be held to it.
+"""What is said about the rounds of a protocol: `Claim`, the `Conditions` it holds on, and both as a `Promise`.
 
-A promise is a statement to compare with, never a source of figures: what is true of a release is computed from the
-protocol and the number of messages (`cpsgd.privacy.release`), so that editing a promise proves nothing. It is part of
-the protocol's fingerprint: messages made under one promise are refused by a server that holds another, or none.
+A promise travels in the protocol's file, so that whoever releases a result can be held to it. It is a statement to
+compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
+messages (`cpsgd.privacy.release`), so that editing a promise proves nothing. It is part of the protocol's fingerprint:
+messages made under one promise are refused by a server that holds another, or none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 
 VERSION = 1
 """Version of the block in a protocol file."""
+
+Sense = Literal["fixed in advance", "filter", "ex post"]
+
+Surviving = int | Sequence[int] | Mapping[int, int]
+"""Messages in the sums: one number for all rounds, one per round, or a mapping from numbers to numbers of rounds."""
 
 # Rounds and examples beyond that are a slip, or a number that no float holds.
 _MOST = 2**32 - 1
@@ -25,84 +34,195 @@ _EVERY = Participation.every()
 _FIELDS = ("epsilon", "delta", "adjacency", "surviving", "colluding", "rounds", "participation", "unit")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Promise:
-    """What all rounds with a protocol are planned to cost, and on which conditions.
+@dataclass(frozen=True)
+class Claim:
+    """An (ε, δ) and the sense in which it is meant.
 
     Attributes:
-        epsilon: ε that all rounds together cost at most.
-        delta: δ of that guarantee.
-        surviving: The fewest messages that a round may be released with.
-        adjacency: Which data sets are neighbours.
-        colluding: Clients per round whose noise does not count.
-        rounds: Rounds that the guarantee covers.
-        participation: Who takes part in which of them.
-        examples: The most examples of a client where one of them is protected; None where the whole client is.
+        epsilon: ε, at least 0.
+        delta: δ in [0, 1); 0 for pure differential privacy.
+        sense: "fixed in advance": the rounds did not depend on results. "filter": they may have been chosen by looking
+            at results, within limits that were fixed in advance. "ex post": ε itself was read off after the fact.
 
     Example:
-        >>> promise = Promise(epsilon=1, delta=1e-6, surviving=5000)
-        >>> print(promise)
-        ε ≤ 1 at δ = 1e-06 for one client, replace-one neighbours, 1 round of at least 5,000 messages
-        >>> Promise.from_dict(promise.to_dict()) == promise
-        True
+        >>> print(Claim(1.0, 1e-6))
+        ε = 1 at δ = 1e-06
     """
 
     epsilon: float
     delta: float
-    surviving: int
+    sense: Sense = "fixed in advance"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", _validate.non_negative("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", _validate.fraction("delta", self.delta))
+        _validate.choice("sense", self.sense, get_args(Sense))
+
+    def __str__(self) -> str:
+        sense = "" if self.sense == "fixed in advance" else f" ({self.sense})"
+        return f"ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}{sense}"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The rounds that a guarantee is about, whatever the protocol. Use the constructor `of`.
+
+    Attributes:
+        sizes: Pairs of a number of messages in the sum and the number of rounds with so many, rising.
+        participation: The rounds that a client takes part in.
+        adjacency: Which data sets are neighbours.
+        colluding: Clients per round whose noise does not count, because they may tell it.
+        examples: The most examples of a client where one of them is protected; None where the whole client is.
+
+    Example:
+        >>> rounds = Conditions.of([900, 1000, 1000], colluding=100)
+        >>> rounds.sizes, rounds.rounds, rounds.surviving, rounds.honest
+        (((900, 1), (1000, 2)), 3, 900, 800)
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    participation: Participation = _EVERY
     adjacency: Adjacency = Adjacency.REPLACE_ONE
     colluding: int = 0
-    rounds: int = 1
-    participation: Participation = _EVERY
     examples: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        surviving: Surviving,
+        *,
+        rounds: int | None = None,
+        participation: str | Participation = _EVERY,
+        adjacency: str | Adjacency = Adjacency.REPLACE_ONE,
+        colluding: int = 0,
+        examples: int | None = None,
+    ) -> Self:
+        """Returns the conditions that these words and numbers stand for, checked.
+
+        Args:
+            surviving: Messages in the sums; see `Surviving`.
+            rounds: Number of rounds; by default 1, or as many as `surviving` has entries.
+            participation: "once", "every", "poisson:RATE", "fixed-size:RATE" or a `Participation`.
+            adjacency: "replace-one" or "zero-out". Poisson sampling needs the latter, fixed-size sampling the former.
+            colluding: Clients per round who may tell their noise.
+            examples: The most examples of a client, where one of them is protected.
+
+        Raises:
+            ParameterError: One of them is outside its range, or they contradict each other.
+        """
+        return cls(
+            _sizes(rounds, surviving),
+            Participation.parse(participation),
+            Adjacency.parse(adjacency),
+            colluding,
+            examples,
+        )
 
     def __post_init__(self) -> None:
         if not isinstance(self.participation, Participation):
             raise ParameterError("Expected participation to be a Participation.")
-        normal: dict[str, object] = {
-            "epsilon": _validate.positive("epsilon", self.epsilon),
-            "delta": _validate.probability("delta", self.delta),
-            "surviving": _validate.integer("surviving", self.surviving, low=1),
-            "adjacency": Adjacency.parse(self.adjacency),
-            "colluding": _validate.integer("colluding", self.colluding, low=0),
-            "rounds": _validate.integer("rounds", self.rounds, low=1, high=_MOST),
-        }
-        if self.examples is not None:
-            normal["examples"] = _validate.integer("examples", self.examples, low=1, high=_MOST)
-        for name, value in normal.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "colluding", _validate.integer("colluding", self.colluding, low=0))
+        _validate.integer("rounds", self.rounds, low=1, high=_MOST)
         self.participation.check(self.adjacency)
-        if self.colluding >= self.surviving:
-            raise ParameterError(
-                f"Expected colluding to be less than surviving={self.surviving}, got colluding={self.colluding}: "
-                "nobody would be left whose noise protects."
-            )
-        if self.examples is not None and self.participation.sampled:
-            raise ParameterError(
-                f"A promise about single examples is for participation 'once' or 'every', not {self.participation}."
-            )
+        if self.examples is not None:
+            object.__setattr__(self, "examples", _validate.integer("examples", self.examples, low=1, high=_MOST))
+            if self.participation.sampled:
+                raise ParameterError(
+                    f"A guarantee for single examples needs participation 'once' or 'every', got {self.participation}."
+                )
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return sum(count for _, count in self.sizes)
+
+    @property
+    def surviving(self) -> int:
+        """The fewest messages of a round."""
+        return self.sizes[0][0]
+
+    @property
+    def honest(self) -> int:
+        """The fewest clients of a round whose noise counts; not positive where nobody is protected."""
+        return self.surviving - self.colluding
 
     @property
     def unit(self) -> Literal["client", "example"]:
         """What is protected: the whole client, or one of its examples."""
         return "client" if self.examples is None else "example"
 
+
+def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], ...]:
+    if isinstance(surviving, Mapping):
+        sizes = {
+            _validate.integer("surviving", n, low=1): _validate.integer("rounds", c, low=1)
+            for n, c in surviving.items()
+        }
+    elif isinstance(surviving, Sequence | np.ndarray):
+        sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
+    else:
+        size = _validate.integer("surviving", surviving, low=1)
+        return ((size, _validate.integer("rounds", 1 if rounds is None else rounds, low=1, high=_MOST)),)
+    if not sizes or rounds not in (None, sum(sizes.values())):
+        raise ParameterError(
+            f"Expected one entry of surviving per round, got {sum(sizes.values())} entries for rounds={rounds}; "
+            "leave rounds out."
+        )
+    return tuple(sorted(sizes.items()))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A claim about all rounds with a protocol, and the conditions on which it was made.
+
+    Attributes:
+        claim: The (ε, δ) that all rounds together cost at most.
+        conditions: The rounds, who takes part in them, and the fewest messages that each may be released with.
+
+    Example:
+        >>> promise = Promise(Claim(1, 1e-6), Conditions.of(5000))
+        >>> print(promise)
+        ε ≤ 1 at δ = 1e-06 for one client, replace-one neighbours, 1 round of at least 5,000 messages
+        >>> Promise.from_dict(promise.to_dict()) == promise
+        True
+    """
+
+    claim: Claim
+    conditions: Conditions
+
+    def __post_init__(self) -> None:
+        _validate.positive("epsilon", self.claim.epsilon)
+        conditions = self.conditions
+        if conditions.honest < 1:
+            raise ParameterError(
+                f"Expected colluding to be less than surviving={conditions.surviving}, got colluding="
+                f"{conditions.colluding}: nobody would be left whose noise protects."
+            )
+        # A promise is about the fewest messages alone.
+        if len(conditions.sizes) > 1:
+            raise ParameterError("A promise names one number of messages for all its rounds: the fewest.")
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the version of the block."""
-        scheme, rate = self.participation.scheme, self.participation.rate
-        examples = {} if self.examples is None else {"examples": self.examples}
+        """Returns plain JSON values, with the version of the block."""
+        terms = self.conditions
+        scheme, rate = terms.participation.scheme, terms.participation.rate
         return {
             "version": VERSION,
-            **{name: getattr(self, name) for name in _FIELDS},
-            "adjacency": str(self.adjacency),
+            "epsilon": self.claim.epsilon,
+            "delta": self.claim.delta,
+            "adjacency": str(terms.adjacency),
+            "surviving": terms.surviving,
+            "colluding": terms.colluding,
+            "rounds": terms.rounds,
             # In full: a rate with fewer digits would be another one.
-            "participation": f"{scheme}:{rate!r}" if self.participation.sampled else scheme,
-            **examples,
+            "participation": f"{scheme}:{rate!r}" if terms.participation.sampled else scheme,
+            "unit": terms.unit,
+            **({} if terms.examples is None else {"examples": terms.examples}),
         }
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """What `to_dict` gave.
+        """Returns the promise that `to_dict` wrote.
 
         Raises:
             ParameterError: It is something else, or of a version that this release does not know.
@@ -114,22 +234,25 @@ class Promise:
             raise ParameterError(
                 f"Expected a promise of version {VERSION}, got version {version!r:.40}; a newer release may read it."
             )
-        wanted = {"version", *_FIELDS} | ({"examples"} if data.get("unit") == "example" else set())
-        if set(data) != wanted:
-            wrong = sorted(wanted.symmetric_difference(data))
-            raise ParameterError(f"A promise has the fields {sorted(wanted)}; missing or unknown: {wrong!r:.200}.")
+        known = {"version", *_FIELDS} | ({"examples"} if data.get("unit") == "example" else set())
+        if set(data) != known:
+            wrong = sorted(known.symmetric_difference(data))
+            raise ParameterError(f"A promise has the fields {sorted(known)}; missing or unknown: {wrong!r:.200}.")
         _validate.choice("unit", data["unit"], ("client", "example"))
         if not isinstance(data["participation"], str) or not isinstance(data["adjacency"], str):
             raise ParameterError("Expected adjacency and participation of a promise to be text.")
         if data["unit"] == "example" and data["examples"] is None:
             raise ParameterError("A promise about one example says of how many at most: examples is missing.")
-        known = {name: value for name, value in data.items() if name not in ("version", "unit")}
-        return cls(**{**known, "participation": Participation.parse(data["participation"])})
+        rest = {name: value for name, value in data.items() if name not in ("version", "unit", "epsilon", "delta")}
+        _validate.integer("surviving", rest["surviving"], low=1)
+        _validate.positive("epsilon", data["epsilon"])
+        return cls(Claim(data["epsilon"], data["delta"]), Conditions.of(**rest))
 
     def __str__(self) -> str:
-        rounds = "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds (participation {self.participation})"
-        colluding = f", {self.colluding:,} of them colluding" if self.colluding else ""
+        terms = self.conditions
+        rounds = "1 round" if terms.rounds == 1 else f"{terms.rounds:,} rounds (participation {terms.participation})"
+        colluding = f", {terms.colluding:,} of them colluding" if terms.colluding else ""
         return (
-            f"ε ≤ {rounded_up(self.epsilon)} at δ = {self.delta:g} for one {self.unit}, {self.adjacency} neighbours, "
-            f"{rounds} of at least {self.surviving:,} messages{colluding}"
+            f"ε ≤ {rounded_up(self.claim.epsilon)} at δ = {self.claim.delta:g} for one {terms.unit}, "
+            f"{terms.adjacency} neighbours, {rounds} of at least {terms.surviving:,} messages{colluding}"
         )

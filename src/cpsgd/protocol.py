@@ -27,20 +27,20 @@ import numpy as np
 from cpsgd import _validate, protocol_data
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import batch, pipeline, rotate, wire
 from cpsgd.codec.formats import Format
 from cpsgd.distance import check_distance
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
 from cpsgd.mechanisms import Binomial, ErrorBound, ExpectedError, Gaussian, Mechanism
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 from cpsgd.promise import Promise
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from cpsgd.privacy.rounds import RoundsGuarantee
+    from cpsgd.privacy.guarantees import Guarantee
 
 MAX_CLIENTS = 2**32 - 1
 MAX_DIM = 2**32 - 1
@@ -117,7 +117,7 @@ class Protocol:
         if self.promise is not None:
             if not isinstance(self.promise, Promise):
                 raise ParameterError(f"Expected promise to be a Promise, got {type(self.promise).__name__}.")
-            _validate.integer("promise.surviving", self.promise.surviving, low=1, high=int(self.clients))
+            _validate.integer("promise.surviving", self.promise.conditions.surviving, low=1, high=int(self.clients))
         distance = check_distance(self.replace_one_distance, self.distance_reason, clip_norm=self.clip_norm)
         normal["replace_one_distance"] = distance
         for name, value in normal.items():
@@ -220,7 +220,7 @@ class Protocol:
         return cls.from_dict(protocol_data.parsed(text))
 
     def __repr__(self) -> str:
-        promise = "" if self.promise is None else f", promises ε ≤ {rounded_up(self.promise.epsilon)}"
+        promise = "" if self.promise is None else f", promises ε ≤ {rounded_up(self.promise.claim.epsilon)}"
         return (
             f"{type(self).__name__}({self.name}, clients={self.clients}, dim={self.dim}, clip_norm={self.clip_norm:g}, "
             f"{self.bits_per_coordinate:.4g} bits per coordinate{promise})"
@@ -315,7 +315,7 @@ class Protocol:
 
     def rotation_signs(self, round: int) -> NDArray[np.uint8]:
         """The public signs of a round's rotation; one for all rounds, where noise is correlated over them."""
-        return rotate.signs(self.dim, self.rotation_seed, self.mechanism.rotation_round(round))
+        return rotate.signs(self.dim, self.rotation_seed, self.mechanism.memory.rotation_round(round))
 
     def decode_sum(
         self,
@@ -348,7 +348,7 @@ class Protocol:
 
     # ------------------------------------------------------------------ promises
 
-    def release(self, messages: int, *, accept_epsilon: float | None = None) -> RoundsGuarantee | None:
+    def release(self, messages: int, *, accept_epsilon: float | None = None) -> Guarantee | None:
         """Refuses a release with so many messages that does not keep the promise; see `cpsgd.privacy.release`.
 
         Returns:
@@ -430,7 +430,7 @@ class Protocol:
 
     def reach(self, adjacency: Adjacency) -> float:
         """The largest distance of two neighbours in one coordinate, in units of the noise's law."""
-        return self.mechanism.reach(adjacency)
+        return self.mechanism.extent.reach(adjacency)
 
     def assumption(self, adjacency: Adjacency) -> str | None:
         """What a guarantee for these neighbours takes on trust about the vectors; None where it is enforced.

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from cpsgd import mechanisms
+from cpsgd import registry
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Promise
 
@@ -38,7 +38,7 @@ def arguments(data: object) -> dict[str, Any]:
     missing = sorted({"clients", "dim", "clip_norm"} - data.keys())
     if missing:
         raise ParameterError(f"Missing protocol fields {missing}.")
-    kind = mechanisms.of_file(data)
+    kind = registry.of_file(data)
     known = (*_SHARED, *_STATED)
     shared = {name: data[name] for name in known if name in data}
     own = {name: value for name, value in data.items() if name not in (*known, "mechanism", "promise")}

@@ -143,6 +143,7 @@ def numbered(pattern: Callable[[int, int], int]) -> Fault:
         class Reused(SampledCoins):
             def format(self, clip_norm: float, modulus: int | None) -> Sampled:
                 agreed = super().format(clip_norm, modulus)
+                assert isinstance(agreed, Sampled)
                 return Numbered(agreed.radix, agreed.values, agreed.below)
 
         fields = {"rate": mechanism.rate, "theta": mechanism.theta, "coordinate_range": mechanism.coordinate_range}

@@ -199,7 +199,7 @@ class _PlannedAggregator(Aggregator):
 
     def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
         missing = self.protocol.clients - self.count
-        shift = missing * noise_of(self.protocol).noise_mean * self.protocol.scale / self.count
+        shift = missing * noise_of(self.protocol).noise.mean * self.protocol.scale / self.count
         everywhere = np.full(self.protocol.dim, shift, dtype=np.float32)
         signs = rotate.signs(self.protocol.dim, self.protocol.rotation_seed, self.round)
         return super().mean() - rotate.backward(everywhere, signs)

@@ -21,7 +21,7 @@ from cpsgd import Guarantee, Protocol, guarantee, plan
 from cpsgd.audit import AuditReport, audit
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Coins, LazyCoins, RoundedGaussian
-from cpsgd.promise import Promise
+from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.simulation.cpu import RoundSimulator
 
 from .faults import Integers, keyed, noise_of
@@ -166,7 +166,7 @@ def test_the_lower_bound_is_worth_something() -> None:
 def test_a_claim_that_is_too_good_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def boasting(*arguments: Any, **options: Any) -> Guarantee:
         real = guarantee(*arguments, **options)
-        return dataclasses.replace(real, epsilon=0.25 * real.epsilon)
+        return dataclasses.replace(real, claim=dataclasses.replace(real.claim, epsilon=0.25 * real.epsilon))
 
     monkeypatch.setattr(auditing, "guarantee", boasting)
     report = audit(LOUD, 0.01, rounds=6_000, seed=1)
@@ -276,7 +276,7 @@ def test_what_cannot_be_audited(change: dict[str, Any], error: type[Exception], 
 
 def test_a_promise_is_neither_believed_nor_in_the_way() -> None:
     protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
-    promise = Promise(epsilon=1e-3, delta=1e-9, surviving=2)
+    promise = Promise(Claim(1e-3, 1e-9), Conditions.of(2))
     report = audit(dataclasses.replace(protocol, promise=promise), delta=1e-3, rounds=1_000, seed=1)
     assert report.passed
     assert report.claimed == guarantee(protocol, 1e-3)

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from cpsgd import Protocol
 from cpsgd.audit import checks
 from cpsgd.audit.checks import Check, Played
-from cpsgd.audit.law import SumLaw
+from cpsgd.audit.sum_law import SumLaw
 from cpsgd.mechanisms import Coins, LazyCoins
 
 FALSE_ALARM = 1e-6

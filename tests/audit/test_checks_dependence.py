@@ -8,7 +8,7 @@ import pytest
 from cpsgd import Protocol
 from cpsgd.audit import checks
 from cpsgd.audit.checks import Played
-from cpsgd.audit.law import SumLaw
+from cpsgd.audit.sum_law import SumLaw
 
 FALSE_ALARM = 1e-6
 

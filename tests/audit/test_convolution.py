@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from cpsgd import Protocol
-from cpsgd.audit.convolution import of_noise, of_steps
-from cpsgd.audit.law import LikelihoodRatio, SumLaw
+from cpsgd.audit.sum_law import LikelihoodRatio, SumLaw, convolved
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Binomial, Coins, LazyCoins, SampledCoins
 from cpsgd.mechanisms.law import Law
@@ -68,7 +67,7 @@ def test_law(mechanism: Tilted, coordinate: int) -> None:
 @pytest.mark.parametrize("point", [0.0, 0.25, 0.5, 1.0])
 def test_no_part_is_further_from_its_mean_and_no_mass_of_the_rest_larger(mechanism: Tilted, point: float) -> None:
     steps = mechanism.steps(3)
-    found = of_steps(steps, [(np.array([point]), 3)])
+    found = steps.summands(200.0)
     part = (1.0 - point) * np.array(steps.low) + point * np.array(steps.high)
     integers = np.arange(len(part))
     assert np.abs(integers - part @ integers).max() <= found.largest * (1.0 + 1e-12)
@@ -82,25 +81,23 @@ def test_no_part_is_further_from_its_mean_and_no_mass_of_the_rest_larger(mechani
 
 def test_many_coins_keep_their_tails() -> None:
     mechanism = Coins(coins=7, theta=0.2, coordinate_range=0.5)
-    found = of_steps(mechanism.steps(5_000), [(np.array([0.9, 0.9]), 5_000)])
-    assert found.mass.shape[1] < 10_000  # of 35,001 outcomes
-    outcomes = found.first[0] + np.arange(found.mass.shape[1])
-    np.testing.assert_allclose(
-        np.log(found.mass[0]), binom.logpmf(outcomes, 35_000, 0.5 + 0.8 * mechanism.theta), atol=1e-6
-    )
-    assert found.mass[0].sum() == pytest.approx(1.0, abs=1e-12)
-    assert np.log(found.mass[0, [0, -1]]).max() < -190.0
+    first, mass = convolved(mechanism.steps(5_000).summands(200.0), [(np.array([0.9, 0.9]), 5_000)])
+    assert mass.shape[1] < 10_000  # of 35,001 outcomes
+    outcomes = first[0] + np.arange(mass.shape[1])
+    np.testing.assert_allclose(np.log(mass[0]), binom.logpmf(outcomes, 35_000, 0.5 + 0.8 * mechanism.theta), atol=1e-6)
+    assert mass[0].sum() == pytest.approx(1.0, abs=1e-12)
+    assert np.log(mass[0, [0, -1]]).max() < -190.0
 
 
 def test_the_noise_beside_rounding_is_the_same_whatever_coordinates_are_alike() -> None:
-    noise = Binomial(levels=6, trials=5, p=0.3, coordinate_range=1.0).law(3)
+    noise = Binomial(levels=6, trials=5, p=0.3, coordinate_range=1.0).noise.law(3)
     assert isinstance(noise, Law)
     points = np.array([1.25, 4.0, 1.25, 4.0 + 1e-15, 2.5])
-    together = of_noise(noise, [(points, 3)])
+    first, mass = convolved(noise.summands(200.0), [(points, 3)])
     for coordinate, point in enumerate(points):
-        alone = of_noise(noise, [(np.array([point]), 3)])
-        assert together.first[coordinate] == alone.first[0]
-        np.testing.assert_allclose(together.mass[coordinate, : alone.mass.shape[1]], alone.mass[0], atol=1e-15)
+        lowest, alone = convolved(noise.summands(200.0), [(np.array([point]), 3)])
+        assert first[coordinate] == lowest[0]
+        np.testing.assert_allclose(mass[coordinate, : alone.shape[1]], alone[0], atol=1e-15)
 
 
 def test_likelihood_ratio_of_laws_of_different_widths() -> None:
@@ -118,4 +115,4 @@ def test_likelihood_ratio_of_laws_of_different_widths() -> None:
 def test_too_large() -> None:
     steps = Coins(coins=4096, theta=0.2, coordinate_range=0.5).steps(100)
     with pytest.raises(ParameterError, match="fewer coordinates"):
-        of_steps(steps, [(np.full(2048, 0.5), 100)])
+        convolved(steps.summands(200.0), [(np.full(2048, 0.5), 100)])

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.adjacency import Adjacency
 from cpsgd.audit import Case, everything
-from cpsgd.audit.law import SumLaw
 from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
+from cpsgd.audit.sum_law import SumLaw
 from cpsgd.codec import pipeline, rotate
 from cpsgd.codec.rounding import Grid
 from cpsgd.mechanisms import Coins, LazyCoins, SampledCoins
+from cpsgd.neighbours import Adjacency
 
 PROTOCOLS = [
     Protocol.rotated_binomial(clients=3, dim=16, clip_norm=1.0, levels=8, trials=20, coordinate_range=0.3),
@@ -130,7 +130,7 @@ def test_the_corner_is_as_far_as_neighbours_can_be(protocol: Protocol, adjacency
     lattice = RoundLattice(protocol, 6)
     farthest = protocol.mechanism.sensitivity(dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=adjacency)
     # Units of the law in a level.
-    unit = protocol.mechanism.reach(Adjacency.REPLACE_ONE) / (protocol.mechanism.levels - 1)
+    unit = protocol.mechanism.extent.reach(Adjacency.REPLACE_ONE) / (protocol.mechanism.levels - 1)
     distances = {
         canary.name: unit * float(np.linalg.norm(lattice.points(canary.one) - lattice.points(canary.zero)))
         for canary in canaries_of(lattice, adjacency)

@@ -18,8 +18,9 @@ from cpsgd.audit import Case, Encode, Start, everything, survey
 from cpsgd.audit.cases import DELTA, left_out
 from cpsgd.audit.surveys import Coverage, Made, law_checked
 from cpsgd.codec import pipeline
-from cpsgd.mechanisms import MECHANISMS, Binomial, binomial
+from cpsgd.mechanisms import Binomial, binomial
 from cpsgd.randomness import Keystream
+from cpsgd.registry import MECHANISMS
 
 from . import test_coin_faults, test_faults
 from .faults import Integers, noise_of, noiseless, spoiled
@@ -178,7 +179,7 @@ def test_sums_decoded_modulo_one_more_are_found_without_any_chance(monkeypatch: 
 def test_a_claim_of_six_tenths_is_found_and_the_law_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     def boasting(*arguments: Any, **options: Any) -> Guarantee:
         real = guarantee(*arguments, **options)
-        return dataclasses.replace(real, epsilon=0.6 * real.epsilon)
+        return dataclasses.replace(real, claim=dataclasses.replace(real.claim, epsilon=0.6 * real.epsilon))
 
     monkeypatch.setattr(auditing, "guarantee", boasting)
     monkeypatch.setenv("CPSGD_SIMD", "this")

@@ -162,7 +162,7 @@ def test_repair(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
     for _ in range(3):
         ledger.reserve("people", EVENT)
-    with ledger._store.writing() as connection:
+    with ledger._replica.store.writing() as connection:
         connection.execute("DELETE FROM entries")
     result = cpsgd("budget", "verify", "b.ledger")
     assert result.exit_code == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cpsgd.secagg import public_line, read_identity, read_roster
-from cpsgd.secagg.identity import public_bytes
+from cpsgd.secagg.keys import public_bytes
 
 
 def test_lines_make_a_roster(cpsgd: Any) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cpsgd import Protocol, guarantee
 from cpsgd.cli import mean
-from cpsgd.mechanisms import MECHANISMS
+from cpsgd.registry import MECHANISMS
 
 Vectors = NDArray[np.float32]
 

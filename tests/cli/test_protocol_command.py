@@ -31,7 +31,7 @@ def test_the_file_is_the_protocol(cpsgd: Any) -> None:
         assert replace(found, promise=None) == expected
         assert found.promise is not None
         proved = guarantee(expected, 1e-6).epsilon
-        assert proved <= found.promise.epsilon < 1.001 * proved + 1e-12
+        assert proved <= found.promise.claim.epsilon < 1.001 * proved + 1e-12
         assert found.fingerprint.hex() in result.stdout
 
 

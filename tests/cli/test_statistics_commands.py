@@ -81,7 +81,7 @@ def test_values_that_are_paid_for_are_shown_on_a_full_disk(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("cpsgd.cli._files.write_bytes", full)
+    monkeypatch.setattr("cpsgd.cli.columns.write_file", full)
     command = ("mean", people, "--columns", "age", "--bounds", "age=0:100", *COST, "--out", "mean.csv")
     result = cpsgd(*command, "--json")
     assert result.exit_code == 2
@@ -203,7 +203,7 @@ def test_bad_input_writes_and_charges_nothing(
         ("t.csv", "id,x\n1,2\n2,\n", "empty cells"),
         ("t.csv", GOOD + "0,two\n", "not of numbers"),
         ("t.csv", "id,x\n1,2\n1,3\n", "one user only"),
-        ("t.csv", "id,x\n1,2\n2\n", "line 3: 1 cells"),
+        ("t.csv", "id,x\n1,2\n2\n", "row 3: 1 cells"),
         ("t.parquet", "PAR1 17 not really", "Parquet"),
         ("t.csv.gz", "17 not really", "not a readable text file"),
         ("t.tsv", "x\n1\n2\n", "no column 'id'"),

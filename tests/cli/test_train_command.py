@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cpsgd.cli.app import app
 from cpsgd.learning.gradients import ClientUpdates
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -26,10 +27,12 @@ SMALL = ("--cohort", 400, "--rounds", 4, "--model", "linear", *PLANNED)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, invoke: Any) -> Path:
     """The folder of a whole run with its baselines."""
     folder = tmp_path_factory.mktemp("finished")
-    result = subprocess.run(command(*SMALL, "--run", "whole", "--json"), **process(folder), check=True)
+    with chdir(folder):
+        result = invoke(app, "train", *SMALL, "--run", "whole", "--json")
+    assert result.exit_code == 0, result.stderr
     (folder / "printed.json").write_text(result.stdout)
     return folder
 
@@ -84,7 +87,7 @@ def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_path: Path, cpsgd: Any) -> None:
     with subprocess.Popen(command(*SMALL, "--run", "whole"), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "whole"
         deadline = time.monotonic() + 60
@@ -93,7 +96,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
         victim.send_signal(signal.SIGKILL)
     assert victim.returncode == -signal.SIGKILL
     assert not (run / "report.html").exists()
-    subprocess.run(command("--resume"), **process(tmp_path), check=True)
+    assert cpsgd("train", "--resume").exit_code == 0
     assert rows(run) == rows(finished / "runs" / "whole")
     for baseline in ("no-privacy", "gaussian", "quantized"):
         assert rows(run / "baselines" / baseline) == rows(finished / "runs" / "whole" / "baselines" / baseline)
@@ -101,17 +104,17 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path, cpsgd: Any) -> None:
     options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long", *PLANNED)
     with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "long"
         deadline = time.monotonic() + 60
         while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
             time.sleep(0.005)
-        second = subprocess.run(command("--resume", "--run", "long"), **process(tmp_path), check=False)
+        second = cpsgd("train", "--resume", "--run", "long")
         victim.send_signal(signal.SIGINT)
         _, complaint = victim.communicate(timeout=60)
-    assert second.returncode == 2
+    assert second.exit_code == 2
     assert "Another process is at work on the run in runs/long" in " ".join(second.stderr.split())
     assert victim.returncode == 130
     assert "cpsgd train --resume --run long" in complaint

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import clip, pipeline, rotate
 from cpsgd.codec._kernels import kernels
 from cpsgd.codec.rounding import Grid
 from cpsgd.mechanisms import Binomial
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
 Vectors = NDArray[np.float64]

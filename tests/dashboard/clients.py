@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from cpsgd.dashboard.app import Dashboard
 from cpsgd.dashboard.folder import Folder
+from cpsgd.dashboard.web import Dashboard
 
 TOKEN, PORT = "right-token", 8000
 BASE = f"http://127.0.0.1:{PORT}"

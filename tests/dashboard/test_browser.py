@@ -19,7 +19,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from cpsgd.dashboard import saved
+from cpsgd.dashboard import run_view
 from cpsgd.dashboard.folder import Folder
 from cpsgd.dashboard.serving import HOST, prepare
 from tests.dashboard.samples import metrics, write_all, write_hostile
@@ -267,7 +267,7 @@ def test_injected_html_would_not_run_either(visit: Any, browser: webdriver.Chrom
 
 
 def test_the_saved_file_looks_the_same_without_a_server(visit: Any, shown: Path) -> None:
-    report = saved.write(shown / "runs" / "done")
+    report = run_view.write(shown / "runs" / "done")
     page = visit("/runs")
     page.get(report.as_uri())
     assert page.execute_script("return getComputedStyle(document.querySelector('.cards')).display") == "grid"

@@ -21,8 +21,8 @@ def test_a_ledger_is_verified_and_summed_up(tmp_path: Path) -> None:
     (population,) = book.populations
     assert population.total == ledger.total("patients")
     assert population.spending == tuple(entry.spent for entry in ledger.events("patients"))
-    assert [each.round for each in population.latest] == [2, 1, 0]
-    assert all(each.released and each.run == "spring" for each in population.latest)
+    assert [each.event.round for each in population.latest] == [2, 1, 0]
+    assert all(each.released and each.event.run == "spring" for each in population.latest)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["study.ledger"]
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from cpsgd.dashboard import run_view, runs, saved
+from cpsgd.dashboard import run_view, runs
 from tests.dashboard.parsed import check_harmless
 from tests.dashboard.samples import EVIL, summary, write_hostile, write_rounds, write_run
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> str:
-    return saved.write(write_run(tmp_path / "done", finished=True)).read_text(encoding="utf-8")
+    return run_view.write(write_run(tmp_path / "done", finished=True)).read_text(encoding="utf-8")
 
 
 def test_the_file_lies_in_the_folder_of_the_run(tmp_path: Path) -> None:
-    assert saved.write(write_run(tmp_path / "done", finished=True)) == tmp_path / "done" / "report.html"
+    assert run_view.write(write_run(tmp_path / "done", finished=True)) == tmp_path / "done" / "report.html"
 
 
 def test_it_needs_nothing_from_outside(page: str) -> None:
@@ -69,7 +69,7 @@ def test_numbers_of_every_place_can_be_pointed_at(page: str) -> None:
 def test_regression_is_called_by_its_name(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r", finished=True)
     write_rounds(path, 3, accuracy=None, r_squared=0.5)
-    text = saved.page(runs.read(path, "r"))
+    text = run_view.saved_page(runs.read(path, "r"))
     assert "Test R² and loss" in text
     assert "0.5000" in text
 
@@ -77,7 +77,7 @@ def test_regression_is_called_by_its_name(tmp_path: Path) -> None:
 def test_a_hostile_folder_gets_nothing_in(tmp_path: Path) -> None:
     folder = write_hostile(tmp_path)
     (name,) = (path for path in folder.iterdir() if path.is_dir())
-    text = saved.page(runs.read(name, name.name))
+    text = run_view.saved_page(runs.read(name, name.name))
     assert "window.hacked" in text  # it is shown
     assert "{{7*7}}" in text
     check_harmless(text)
@@ -105,7 +105,7 @@ def test_a_hostile_folder_gets_nothing_in(tmp_path: Path) -> None:
 def test_a_summary_of_another_shape_is_no_failure(tmp_path: Path, changes: dict[str, object]) -> None:
     path = write_run(tmp_path / "r", finished=True)
     (path / "summary.json").write_text(json.dumps(summary("r") | changes if changes else {}))
-    text = saved.page(runs.read(path, "r"))
+    text = run_view.saved_page(runs.read(path, "r"))
     assert "Finished" in text
     assert "<b>" not in text.replace("<b>ε", "").replace("<li><b>", "")
 
@@ -115,7 +115,7 @@ def test_settings_without_end_are_cut(tmp_path: Path) -> None:
     for _ in range(400):
         deep = {"a": [deep]}
     wide = {f"key {number}": "x" * 5_000 for number in range(300)}
-    text = saved.page(runs.read(write_run(tmp_path / "r", deep=deep, **wide), "r"))
+    text = run_view.saved_page(runs.read(write_run(tmp_path / "r", deep=deep, **wide), "r"))
     assert len(text) < 1_000_000
     assert "…" in text
 
@@ -124,7 +124,7 @@ def test_settings_without_end_are_cut(tmp_path: Path) -> None:
 def test_any_figures_can_be_shown(tmp_path: Path, value: object) -> None:
     path = write_run(tmp_path / "r", finished=True, epsilon=value, rounds=value)
     write_rounds(path, 3, loss=value, accuracy=value, epsilon=value, bytes_total=value, seconds=value)
-    assert "Finished" in saved.page(runs.read(path, "r"))
+    assert "Finished" in run_view.saved_page(runs.read(path, "r"))
 
 
 @pytest.mark.parametrize("value", [-1.0, -30.0, -1e99])
@@ -132,7 +132,7 @@ def test_figures_below_zero_can_be_shown(tmp_path: Path, value: float) -> None:
     path = write_run(tmp_path / "r", epsilon=value)
     write_rounds(path, 3, accuracy=value, epsilon=value)
     write_rounds(path / "baselines" / "no-privacy", 3, accuracy=value)
-    assert "In numbers" not in saved.page(runs.read(path, "r"))
+    assert "In numbers" not in run_view.saved_page(runs.read(path, "r"))
 
 
 def test_a_run_without_rounds_has_no_charts(tmp_path: Path) -> None:
@@ -141,4 +141,4 @@ def test_a_run_without_rounds_has_no_charts(tmp_path: Path) -> None:
     write_rounds(path / "baselines" / "no-privacy", 0)
     shown = run_view.view(runs.read(path, "r"))
     assert shown["charts"] == []
-    assert "No round has been written down yet" in saved.page(runs.read(path, "r"))
+    assert "No round has been written down yet" in run_view.saved_page(runs.read(path, "r"))

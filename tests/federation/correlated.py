@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd import Plan, Protocol
-from cpsgd.mechanisms import CorrelatedGaussian
-from cpsgd.participation import Participation
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.neighbours import Participation
 
 from .local import DIM, Client
 

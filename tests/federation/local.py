@@ -10,11 +10,11 @@ import numpy as np
 
 from cpsgd import Plan, Protocol
 from cpsgd.errors import CpsgdError
-from cpsgd.federation.client import ClientSession, SessionState
+from cpsgd.federation.answering import ClientSession, SessionState
+from cpsgd.federation.client_files import Memory, Signing
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession
-from cpsgd.federation.settings import Memory, Signing
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.secagg import SecureParameters, SecureServer, Stage
 
 DIM, RUN = 40, "77"
@@ -57,7 +57,7 @@ class Client:
 
 
 def carry(
-    session: ServerSession[str], clients: Mapping[str, Client], tamper: Callable[[str, Stage, bytes], bytes | None]
+    session: RoundSession[str], clients: Mapping[str, Client], tamper: Callable[[str, Stage, bytes], bytes | None]
 ) -> np.ndarray | None:
     """Runs a round to its end; `tamper` says what becomes of an answer on the way, None for silence."""
     while (stage := session.stage) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cpsgd.secagg import create_identity, public_line
-from cpsgd.secagg.identity import public_bytes
+from cpsgd.secagg.keys import public_bytes
 
 from .local import DIM, Client
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from cpsgd.correlated.batons import MAX_BANDS, Place, open_baton, seal
 from cpsgd.errors import BatonError, CpsgdError, MessageError, ParameterError, VersionError
-from cpsgd.federation.batons import MAX_BANDS, Place, open_baton, seal
 
 PLACE = Place("77", bytes(range(16)), bands=4, round=9, lineage=2)
 SLOTS = (b"a" * 16, None, b"c" * 16)

@@ -23,13 +23,13 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
-from cpsgd.federation.client import ClientSession, SessionState, call_privately
+from cpsgd.federation.answering import ClientSession, SessionState, call_privately
+from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.totals import total
+from cpsgd.ledger.charging import total
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 
@@ -139,7 +139,7 @@ def test_a_threshold_that_colluding_clients_could_use_is_refused(small_plan: Pla
 def test_conditions_that_change_within_a_round_end_it(small_plan: Plan) -> None:
     """Who has a hand in them could have a round accounted for 50 examples, and filled with five larger ones."""
     clients = {name: Client(examples=50) for name in "abcd"}
-    session = ServerSession(Terms(plan=small_plan, examples=50), 1, "abcd", run=RUN)
+    session = begin_round(Terms(plan=small_plan, examples=50), 1, "abcd", run=RUN)
 
     def change(node: str, stage: Stage, answer: bytes) -> bytes:
         if (node, stage) == ("b", Stage.SHARE):
@@ -154,14 +154,14 @@ def test_conditions_that_change_within_a_round_end_it(small_plan: Plan) -> None:
 
 def test_rounds_of_another_protocol_add_up(small_plan: Plan) -> None:
     clients = {"a": Client(epsilon=8.0, delta=1e-5), **{name: Client() for name in "bcd"}}
-    session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)
+    session = begin_round(Terms(plan=small_plan), 1, list(clients), run=RUN)
     assert carry(session, clients, honest) is not None
     assert session.report.survivors == 4
     quieter = with_more_noise(small_plan)
-    session = ServerSession(Terms(plan=quieter), 2, list(clients), run=RUN)
+    session = begin_round(Terms(plan=quieter), 2, list(clients), run=RUN)
     assert carry(session, clients, honest) is not None
     # The limit is for both together: two more of the first kind would be the plan's three and a quieter one.
-    session = ServerSession(Terms(plan=small_plan), 3, list(clients), run=RUN)
+    session = begin_round(Terms(plan=small_plan), 3, list(clients), run=RUN)
     assert carry(session, clients, honest) is not None
     with pytest.raises(RoundRefusedError, match=r"3 rounds, and one more would bring their cost to ε = .* limit is 8"):
         clients["a"].ask(opening(small_plan, round=4, secure=parameters(small_plan, round=4)))
@@ -181,7 +181,7 @@ def test_rounds_are_counted_over_runs(
             if remembered:
                 client.settings, client.state = {"cpsgd-memory": str(tmp_path / name)}, b""
         for round, expected in enumerate(released, start=1):
-            session = ServerSession(Terms(plan=small_plan), round, list(clients), run=run)
+            session = begin_round(Terms(plan=small_plan), round, list(clients), run=run)
             assert (carry(session, clients, honest) is not None) == expected
     assert [client.trained for client in clients.values()] == [3] * 4
 
@@ -284,7 +284,7 @@ def test_a_round_that_began_before_anothers_end_is_counted_after_it(small_plan: 
         remembering(memory, run, **LIMITED).ask(plain(small_plan))
     clients = {name: Client() for name in "abcd"}
     clients["a"] = Client(settings={"cpsgd-memory": str(memory)}, epsilon=8.0, delta=1e-5)
-    session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)
+    session = begin_round(Terms(plan=small_plan), 1, list(clients), run=RUN)
     for stage in (Stage.ADVERTISE, Stage.SHARE):
         assert session.stage is stage
         for node, request in session.requests().items():
@@ -407,7 +407,7 @@ def test_what_fails_once_cannot_be_asked_again(small_plan: Plan) -> None:
 
 def test_an_unmasked_client_has_forgotten_its_secrets(small_plan: Plan) -> None:
     clients = {name: Client() for name in "abcd"}
-    session = ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN)
+    session = begin_round(Terms(plan=small_plan), 1, list(clients), run=RUN)
     sent: list[dict[str, bytes]] = []
     while session.stage is not None:
         sent.append(session.requests())

@@ -9,10 +9,11 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import WireError
-from cpsgd.federation.client import SessionState
-from cpsgd.federation.conduct import ABSENCES, FAULTS, REST, Conduct
+from cpsgd.federation.answering import SessionState
+from cpsgd.federation.choreography import begin_round
+from cpsgd.federation.course import ABSENCES, FAULTS, REST, Conduct
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.sessions import RoundReport, RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage, keys, shamir
 
@@ -84,9 +85,9 @@ def test_no_more_than_wanted_are_chosen() -> None:
 # ---------------------------------------------------------------------- faults in a round
 
 
-def open_round(plan: Plan) -> tuple[ServerSession[str], dict[str, Client]]:
+def open_round(plan: Plan) -> tuple[RoundSession[str], dict[str, Client]]:
     clients = {name: Client() for name in NODES}
-    return ServerSession(Terms(plan=plan), 1, NODES, run=RUN), clients
+    return begin_round(Terms(plan=plan), 1, NODES, run=RUN), clients
 
 
 @pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK])
@@ -211,7 +212,7 @@ def test_messages_too_large_for_an_honest_client_are_a_fault(small_plan: Plan) -
     assert list(session.report.faults) == ["west"]
 
 
-def advertised(plan: Plan) -> ServerSession[str]:
+def advertised(plan: Plan) -> RoundSession[str]:
     """A round in which everybody is shown the others' keys."""
     session, clients = open_round(plan)
     for node, request in session.requests().items():

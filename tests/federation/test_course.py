@@ -15,9 +15,9 @@ from cpsgd import Plan
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.course import LOST, Course
-from cpsgd.federation.server import RoundReport, ServerSession
-from cpsgd.federation.terms import Terms
-from cpsgd.ledger import Budget, Ledger
+from cpsgd.federation.sessions import RoundReport, RoundSession
+from cpsgd.federation.terms import Settlement, Terms
+from cpsgd.ledger import Budget, Entry, Ledger
 from cpsgd.secagg import Stage
 
 from . import stopped
@@ -115,9 +115,9 @@ def test_whatever_is_last_on_the_disk_no_sum_is_asked_for_twice_or_without_a_cha
 
         monkeypatch.setattr(target, name, replaced)
 
-    genuine_requests = ServerSession.requests
+    genuine_requests = RoundSession.requests
 
-    def requests(self: ServerSession[str]) -> dict[str, bytes]:
+    def requests(self: RoundSession[str]) -> dict[str, bytes]:
         if self.stage is Stage.UNMASK:
             asked.append(self.report.round)
             entries = Ledger(folder / "ledger").events("people")
@@ -127,7 +127,7 @@ def test_whatever_is_last_on_the_disk_no_sum_is_asked_for_twice_or_without_a_cha
     stopping(checkpoint, "save")
     stopping(Ledger, "reserve")
     stopping(Ledger, "release")
-    monkeypatch.setattr(ServerSession, "requests", requests)
+    monkeypatch.setattr(RoundSession, "requests", requests)
     with pytest.raises(Killed):
         stopped.go(folder, small_plan, "run-1", "never")
     armed = False
@@ -235,10 +235,14 @@ def test_a_round_that_an_older_file_knows_nothing_of_is_paid_for_by_another_run(
         plan = correlated_plan(small_plan, separation=1)
         terms = Terms(plan=plan, ledger=ledger, population="people", engine="test")
 
+        def charged(name: str, round: int, charged_to: str | None = None) -> Entry:
+            settlement = Settlement(terms, round, name, "run-1")
+            settlement.charge(charged_to)
+            assert settlement.entry is not None
+            return settlement.entry
+
         def run(name: str, round: int) -> float:
-            entry = terms.reserve(round, name, None, "run-1")
-            assert entry is not None
-            ledger.release(entry, plan.surviving)
+            ledger.release(charged(name, round), plan.surviving)
             return ledger.total("people").epsilon
 
         once = run("run-1", 1)
@@ -248,8 +252,8 @@ def test_a_round_that_an_older_file_knows_nothing_of_is_paid_for_by_another_run(
         assert [run("run-3", 4), run("run-3", 5)] == [twice] * 2
         assert run("run-4", 4) > twice
         # Begun again before anything was revealed: the same entry pays.
-        begun = terms.reserve(6, "run-4", None, "run-1")
-        assert terms.reserve(6, "run-5", "run-4", "run-1") == begun
+        begun = charged("run-4", 6)
+        assert charged("run-5", 6, "run-4") == begun
 
 
 def test_a_round_that_was_given_up_while_its_sum_was_revealed_is_not_begun_again(

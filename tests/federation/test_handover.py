@@ -15,18 +15,17 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd import Plan
 from cpsgd.codec import rotate
+from cpsgd.correlated.batons import Place, open_baton, seal
+from cpsgd.correlated.handover import Handover, Step, read_answer
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import BatonError, CpsgdError, ParameterError, RoundRefusedError, VersionError
-from cpsgd.federation.batons import Place, open_baton, seal
+from cpsgd.federation.client_files import Memory
 from cpsgd.federation.course import Course
-from cpsgd.federation.handover import Handover, Step, read_answer
-from cpsgd.federation.lineages import SeedFile
 from cpsgd.federation.messages import Request
-from cpsgd.federation.relay import RelayedSession
-from cpsgd.federation.server import ServerSession
-from cpsgd.federation.settings import Memory
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.secagg import Stage
@@ -77,7 +76,7 @@ class Federation:
         self.course: Course[str] = Course(Terms(plan=plan, **terms), np.zeros(DIM, np.float32), run=RUN)
         self.clients, self.asked, self.handed = clients, list[list[Stage]](), list[tuple[str, Handover]]()
 
-    def round(self, connected: str, tamper: Tamper = lambda node, asked, answer: answer) -> ServerSession[str]:
+    def round(self, connected: str, tamper: Tamper = lambda node, asked, answer: answer) -> RoundSession[str]:
         session = self.course.begin(connected)
         self.asked.append([])
         while (stage := session.stage) is not None:
@@ -125,7 +124,7 @@ def test_what_silos_send_takes_away_what_they_sent_before(
         assert session.report.released, session.report.reason
         seeds = [seeds for at, seeds in drawn if at == round]
         assert [sum(seed is not None for seed in each) for each in seeds] == [min(round, 3)] * 4
-        noise = sum(mechanism.continued(each, round - 1, DIM) for each in seeds) * 2.0**-mechanism.finest_bits
+        noise = sum(mechanism.lineages.noise(each, round - 1, DIM) for each in seeds) * 2.0**-mechanism.finest_bits
         got = rotate.forward(federation.course.model - before, staying.protocol.rotation_signs(0))
         # What is left is the clients' own noise, of two steps each, and rounding.
         left = got * 4 / mechanism.step - noise
@@ -273,10 +272,9 @@ def test_clients_that_come_take_over_from_those_that_leave(passing: Plan, drawn:
     assert not used_twice(drawn)
     assert federation.asked[1][:3] == [Stage.RELAY] * 3
     assert Stage.RELAY not in federation.asked[0]
-    assert isinstance(session, RelayedSession)
-    assert session.relay is not None
-    assert session.relay.taken == set("fghij")
-    assert session.relay.given == set("abcde")
+    steps = {step: {node for node, asked in federation.handed if asked.step is step} for step in Step}
+    assert steps == {Step.KEY: set("fghij"), Step.GIVE: set("abcde"), Step.TAKE: set("fghij")}
+    assert session.report.relay_bytes == {}
 
 
 def test_who_took_part_once_is_not_asked_again(passing: Plan, tmp_path: Path) -> None:
@@ -365,7 +363,7 @@ def test_a_server_that_names_its_own_key_learns_noise_which_the_plan_allows_for(
     mechanism = passing.protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
     # Of five clients one colludes, and another one's noise may be known to it.
-    assert mechanism.law(4).deviation < 64.0 * 3**0.5 * (1.0 + 1e-9)
+    assert mechanism.noise.law(4).deviation < 64.0 * 3**0.5 * (1.0 + 1e-9)
 
 
 def test_what_stays_is_not_handed_on(small_plan: Plan, tmp_path: Path) -> None:

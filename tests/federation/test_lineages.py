@@ -9,14 +9,16 @@ import stat
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cpsgd._durable import unseal
+from cpsgd.correlated.batons import Place, seal
+from cpsgd.correlated.seeds import MOST_FEDERATIONS, SeedFile
 from cpsgd.errors import BatonError, CpsgdError, MessageError, RoundError, RoundRefusedError
-from cpsgd.federation.batons import Place, seal
-from cpsgd.federation.lineages import MOST_FEDERATIONS, SeedFile
-from cpsgd.federation.settings import Memory
+from cpsgd.federation.client_files import Memory
 
 PLACE = Place("77", bytes(16), bands=4, round=1)
 
@@ -34,6 +36,22 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def silo(tmp_path: Path) -> SeedFile:
     return Memory(tmp_path / "memory").lineages
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(unseal("seeds", path.read_bytes()))["lineages"]
+    return found
+
+
+def test_a_file_of_release_0_2_0_is_read_and_then_sealed(tmp_path: Path, silo: SeedFile) -> None:
+    own = silo.draw(at(1))[0]
+    path = tmp_path / "memory.lineages"
+    path.write_bytes(unseal("seeds", path.read_bytes()))
+    assert silo.draw(at(2))[1] == own
+    assert len(content(path)) == 1
+    path.write_bytes(path.read_bytes()[:-1] + b" ")
+    with pytest.raises(RoundRefusedError, match="file of its lineages"):
+        silo.draw(at(3))
 
 
 def another(tmp_path: Path, name: str) -> SeedFile:
@@ -70,11 +88,11 @@ def test_what_is_held_stays_small_and_private(tmp_path: Path, silo: SeedFile) ->
     for run, round in itertools.product(range(2 * MOST_FEDERATIONS), (1, 2, 3, 4, 5)):
         silo.draw(replace(at(round), run=str(run)))
     path = tmp_path / "memory.lineages"
-    held = json.loads(path.read_text())["lineages"].values()
+    held = content(path).values()
     assert len(held) == MOST_FEDERATIONS
     assert {len(each["seeds"]) for each in held} == {PLACE.bands - 1}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert sorted(os.listdir(tmp_path)) == ["memory", "memory.lineages", "memory.lock"]
+    assert sorted(os.listdir(tmp_path)) == ["memory", "memory.lineages"]
 
 
 def test_a_lineage_goes_from_hand_to_hand(tmp_path: Path) -> None:
@@ -97,7 +115,7 @@ def test_who_handed_its_seeds_on_has_them_no_longer(tmp_path: Path, silo: SeedFi
     for round in (2, 3):
         with pytest.raises(BatonError, match="no noise"):
             silo.give(at(round), others[1].key(at(round)))
-    assert json.loads((tmp_path / "memory.lineages").read_text())["lineages"][PLACE.federation.hex()]["seeds"] == []
+    assert content(tmp_path / "memory.lineages")[PLACE.federation.hex()]["seeds"] == []
 
 
 def test_seeds_are_not_handed_on_for_a_round_they_were_used_in(tmp_path: Path, silo: SeedFile) -> None:
@@ -268,7 +286,7 @@ def test_a_client_killed_while_it_hands_on_has_nothing_twice(
 
     public = another(tmp_path, "other").key(at(2))
     with monkeypatch.context() as patched:
-        patched.setattr("cpsgd.federation.settings._Handing.give", killed)
+        patched.setattr("cpsgd.federation.client_files._Content.give", killed)
         with pytest.raises(KeyboardInterrupt):
             silo.give(at(2), public)
     assert silo.draw(at(2), handed=True)[1:] == (None, None, None)
@@ -282,7 +300,7 @@ def test_seeds_are_on_the_disk_before_they_are_known(silo: SeedFile, monkeypatch
     synced: list[str] = []
     kinds = {True: "folder", False: "file"}
     monkeypatch.setattr(
-        "cpsgd.federation.lineages.os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)])
+        "cpsgd.correlated.seeds.os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)])
     )
     silo.draw(PLACE)
     assert synced[-2:] == ["file", "folder"]

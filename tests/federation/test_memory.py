@@ -10,7 +10,7 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import RoundRefusedError, StageError
-from cpsgd.federation.settings import Answered, Memory
+from cpsgd.federation.client_files import Answered, Memory
 from cpsgd.secagg import Stage
 
 from .local import Client, opening, plain
@@ -37,7 +37,7 @@ def test_of_many_who_ask_at_once_a_memory_lets_one(tmp_path: Path) -> None:
     assert Memory(path).rounds() == [Answered("1", 1, "ab" * 16)]
 
 
-def test_the_file_is_that_of_release_0_1_0(tmp_path: Path) -> None:
+def test_a_file_of_release_0_1_0_goes_on_as_a_log(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     stages = "advertise", "share", "confirm", "unmask"
     before = "".join(f"12345678901234567890 1 {word}\n" for word in (*stages[:2], "cd" * 16, *stages[2:]))
@@ -49,15 +49,29 @@ def test_the_file_is_that_of_release_0_1_0(tmp_path: Path) -> None:
             memory.once("12345678901234567890", 1, Stage(stage))
     memory.once("12345678901234567890", 2, Stage.ADVERTISE)
     assert memory.add(Answered("7", 2, "ef" * 16), lambda *before: None, "some kind") == 2
-    kind = f"#kind {'ef' * 16} c29tZSBraW5k\n"
-    assert path.read_text() == before + f"12345678901234567890 2 advertise\n{kind}7 2 {'ef' * 16}\n"
+    assert path.read_text().startswith(before)
+    lines = [line.split(" #")[0] for line in path.read_text().removeprefix(before).splitlines()]
+    assert lines == ["12345678901234567890 2 advertise", f"#kind {'ef' * 16} c29tZSBraW5k", f"7 2 {'ef' * 16}"]
     # A kind is said once.
     assert memory.add(Answered("7", 3, "ef" * 16), lambda *before: None, "some kind") == 3
     assert path.read_text().count("#kind") == 1
     assert memory.history()[1] == {"ef" * 16: "some kind"}
 
 
-@pytest.mark.parametrize("content", [b"1 2", b"1 2 ab\n3 4", b"1 two ab\n", b"\xff\n", b"1 2 xy\n", b"1 2 done\n"])
+def test_a_record_that_a_crash_left_unfinished_is_forgotten_and_others_are_not(tmp_path: Path) -> None:
+    memory, path = Memory(tmp_path / "memory"), tmp_path / "memory"
+    memory.add(Answered("7", 2, "ef" * 16), lambda *before: None, "some kind")
+    whole = path.read_bytes()
+    for torn in (b"7 3 confirm #12", b"7 3"):
+        path.write_bytes(whole + torn)
+        assert memory.rounds() == [Answered("7", 2, "ef" * 16)]
+        assert path.read_bytes() == whole
+    path.write_bytes(whole.replace(b"7 2", b"7 1"))
+    with pytest.raises(RoundRefusedError, match="DamagedFileError"):
+        memory.rounds()
+
+
+@pytest.mark.parametrize("content", [b"1 2\n", b"1 2 ab #cd\n", b"1 two ab\n", b"\xff\n", b"1 2 xy\n", b"1 2 done\n"])
 def test_a_damaged_memory_refuses(small_plan: Plan, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(content)
@@ -91,9 +105,7 @@ def test_a_new_memory_is_there_after_a_loss_of_power(tmp_path: Path, monkeypatch
     """A file's name is on the disk when its folder is; before that, what is in the file does not help."""
     synced: list[str] = []
     kinds = {True: "folder", False: "file"}
-    monkeypatch.setattr(
-        "cpsgd.federation.settings.os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)])
-    )
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(kinds[stat.S_ISDIR(os.fstat(file).st_mode)]))
     memory = Memory(tmp_path / "memory")
     memory.once("1", 1, Stage.ADVERTISE)
     assert synced == ["folder", "file"]

@@ -4,8 +4,9 @@ import pytest
 
 from cpsgd import Plan, plan
 from cpsgd.errors import ParameterError
-from cpsgd.federation.pacing import Gathering, Pace, StageClock
-from cpsgd.federation.server import ServerSession
+from cpsgd.federation.carrying import Gathering, Pace, StageClock
+from cpsgd.federation.choreography import begin_round
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage
 
@@ -38,19 +39,19 @@ def test_too_few_are_waited_for_until_time_is_up() -> None:
 
 
 @pytest.fixture
-def federation(small_plan: Plan) -> tuple[ServerSession[str], dict[str, Client]]:
+def federation(small_plan: Plan) -> tuple[RoundSession[str], dict[str, Client]]:
     clients = {name: Client() for name in "abcd"}
-    return ServerSession(Terms(plan=small_plan), 1, list(clients), run=RUN), clients
+    return begin_round(Terms(plan=small_plan), 1, list(clients), run=RUN), clients
 
 
-def answer(session: ServerSession[str], clients: dict[str, Client], *names: str) -> None:
+def answer(session: RoundSession[str], clients: dict[str, Client], *names: str) -> None:
     requests = session.requests()
     for name in names:
         session.receive(name, clients[name].ask(requests[name]))
 
 
 def test_a_stage_ends_at_once_when_all_have_answered(
-    federation: tuple[ServerSession[str], dict[str, Client]],
+    federation: tuple[RoundSession[str], dict[str, Client]],
 ) -> None:
     session, clients = federation
     clock = StageClock(PACE, session, 0.0)
@@ -61,7 +62,7 @@ def test_a_stage_ends_at_once_when_all_have_answered(
 
 
 def test_enough_answers_and_a_grace_period_end_a_stage(
-    federation: tuple[ServerSession[str], dict[str, Client]],
+    federation: tuple[RoundSession[str], dict[str, Client]],
 ) -> None:
     session, clients = federation
     clock = StageClock(PACE, session, 0.0)
@@ -86,7 +87,7 @@ def test_who_falls_silent_after_its_upload_holds_nobody_up() -> None:
     """All six uploads are needed. What comes then takes a quorum of four, and one to spare before the last stage."""
     six = plan(6, DIM, 8.0, 1e-5, rounds=3, secure=True, colluding=1, bits=14, mechanism="binomial")
     clients = {name: Client() for name in "abcdef"}
-    session = ServerSession(Terms(plan=six), 1, list(clients), run=RUN)
+    session = begin_round(Terms(plan=six), 1, list(clients), run=RUN)
     for stage, answers, early in [
         ("advertise", "abcde", False),
         ("share", "abcde", False),
@@ -109,7 +110,7 @@ def test_who_falls_silent_after_its_upload_holds_nobody_up() -> None:
     assert session.report.survivors == 6
 
 
-def test_who_has_failed_is_not_waited_for(federation: tuple[ServerSession[str], dict[str, Client]]) -> None:
+def test_who_has_failed_is_not_waited_for(federation: tuple[RoundSession[str], dict[str, Client]]) -> None:
     session, clients = federation
     clock = StageClock(PACE, session, 0.0)
     answer(session, clients, *"abc")
@@ -119,7 +120,7 @@ def test_who_has_failed_is_not_waited_for(federation: tuple[ServerSession[str], 
 
 
 def test_the_deadline_ends_a_stage_also_without_enough(
-    federation: tuple[ServerSession[str], dict[str, Client]],
+    federation: tuple[RoundSession[str], dict[str, Client]],
 ) -> None:
     session, clients = federation
     clock = StageClock(PACE, session, 0.0)
@@ -131,7 +132,7 @@ def test_the_deadline_ends_a_stage_also_without_enough(
 
 
 def test_a_stage_that_cannot_end_early_stays_open(
-    federation: tuple[ServerSession[str], dict[str, Client]],
+    federation: tuple[RoundSession[str], dict[str, Client]],
 ) -> None:
     """The count may be right and the round stuck all the same, as where shares do not fit: it waits for the others."""
     session, clients = federation

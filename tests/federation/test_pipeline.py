@@ -12,12 +12,12 @@ import pytest
 
 from cpsgd import Plan, Protocol, plan
 from cpsgd.errors import CpsgdError, StageError
-from cpsgd.federation import server as server_module
-from cpsgd.federation.client import SessionState
+from cpsgd.federation import terms as terms_module
+from cpsgd.federation.answering import SessionState
+from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.course import Course
 from cpsgd.federation.messages import Pair, Request
-from cpsgd.federation.pipeline import PipelinedSession
-from cpsgd.federation.server import ServerSession
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import SecureClient, Stage
@@ -50,7 +50,7 @@ class Federation:
         self.tamper = tamper
         self.asked: list[list[Stage]] = []
 
-    def round(self, connected: Iterable[str] | None = None) -> ServerSession[str]:
+    def round(self, connected: Iterable[str] | None = None) -> RoundSession[str]:
         session = self.course.begin(self.nodes if connected is None else connected)
         self.asked.append([])
         while (stage := session.stage) is not None:
@@ -88,7 +88,7 @@ def same_noise(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray]]:
         return encoded[-1][1]
 
     monkeypatch.setattr(Protocol, "encode_integers", encode)
-    monkeypatch.setattr(server_module, "largest_norm", lambda protocol, survivors: np.inf)
+    monkeypatch.setattr(terms_module, "largest_norm", lambda protocol, survivors: np.inf)
     return encoded
 
 
@@ -111,7 +111,7 @@ def test_from_the_second_round_on_there_are_three_exchanges_and_the_same_sums(
     model = np.zeros(DIM, np.float32)
     for round in (1, 2, 3):
         clients = {node: Client(VECTORS[i]) for i, node in enumerate(NODES)}
-        session = ServerSession(Terms(plan=small_plan), round, NODES, run=RUN)
+        session = begin_round(Terms(plan=small_plan), round, NODES, run=RUN)
         while session.stage is not None:
             for node, request in session.requests().items():
                 session.receive(node, clients[node].ask(request))
@@ -137,7 +137,6 @@ def test_signed_rounds_are_prepared_too(small_plan: Plan, tmp_path: Path) -> Non
 def test_the_last_round_prepares_none_and_rounds_without_secure_aggregation_neither(small_plan: Plan) -> None:
     federation = Federation(small_plan)
     sessions = [federation.round() for _ in range(3)]
-    assert isinstance(sessions[2], PipelinedSession)
     assert sessions[2].prepared is None
     assert all(SessionState.from_bytes(client.state).prepared == "" for client in federation.clients.values())
     plain = Federation(small_plan, clients={node: Client(secure=False) for node in NODES}, secure=False)
@@ -267,7 +266,7 @@ def test_if_too_few_are_connected_a_prepared_round_is_given_up(small_plan: Plan)
 def test_who_refuses_the_next_round_still_ends_this_one(small_plan: Plan) -> None:
     """It may not be for what the next round is to be, and says so; what it has begun it ends."""
     clients = {node: Client(VECTORS[i]) for i, node in enumerate(NODES)}
-    session: PipelinedSession[str] = PipelinedSession(Terms(plan=small_plan), 1, NODES, run=RUN)
+    session = begin_round(Terms(plan=small_plan), 1, NODES, run=RUN, prepares=True)
     while session.stage is not None:
         for node, request in session.requests().items():
             if session.stage is Stage.CONFIRM and node == "b":
@@ -292,7 +291,7 @@ def test_a_round_that_is_withheld_leaves_the_next_one_as_it_is(
 ) -> None:
     federation = Federation(small_plan)
     with monkeypatch.context() as patched:
-        patched.setattr(server_module, "largest_norm", lambda protocol, survivors: 0.0)
+        patched.setattr(terms_module, "largest_norm", lambda protocol, survivors: 0.0)
         federation.round()
     federation.round()
     assert federation.asked == [FULL, SHORT]
@@ -353,7 +352,7 @@ def test_what_others_say_of_keys_for_the_next_round_counts_also_if_it_is_given_u
 
 @pytest.mark.parametrize("broken", [b"cpsp", b"cpsp\1\0\xff\xff\xff\xff", b"cpsp\2\0\0\0\0\0"])
 def test_half_a_pair_is_refused_and_a_whole_one_may_follow(small_plan: Plan, broken: bytes) -> None:
-    session: PipelinedSession[str] = PipelinedSession(Terms(plan=small_plan), 1, NODES, run=RUN)
+    session = begin_round(Terms(plan=small_plan), 1, NODES, run=RUN, prepares=True)
     clients = {node: Client(VECTORS[i]) for i, node in enumerate(NODES)}
     while session.stage is not None:
         for node, request in session.requests().items():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan, Protocol
+from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.plausibility import largest_norm
-from cpsgd.federation.server import ServerSession
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 
 from .local import RUN, Client, carry, honest
@@ -21,8 +22,8 @@ def large_plan(small_plan: Plan) -> Plan:
     return replace(small_plan, protocol=replace(small_plan.protocol, dim=LARGE, promise=None))
 
 
-def run_round(plan: Plan, clients: dict[str, Client]) -> tuple[np.ndarray | None, ServerSession[str]]:
-    session = ServerSession(Terms(plan=plan), 1, list(clients), run=RUN)
+def run_round(plan: Plan, clients: dict[str, Client]) -> tuple[np.ndarray | None, RoundSession[str]]:
+    session = begin_round(Terms(plan=plan), 1, list(clients), run=RUN)
     return carry(session, clients, honest), session
 
 

@@ -20,10 +20,10 @@ import pytest
 
 from cpsgd import Plan, Protocol, plan
 from cpsgd.errors import CpsgdError
-from cpsgd.federation.client import ClientSession, SessionState
+from cpsgd.federation.answering import ClientSession, SessionState
+from cpsgd.federation.client_files import Memory
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import AHEAD, Pair, Request
-from cpsgd.federation.settings import Memory
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
 
 CLIENTS, VICTIM = 3, 0
@@ -39,7 +39,7 @@ def tiny() -> Plan:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories need not survive a crash here, and thousands are written."""
-    monkeypatch.setattr("cpsgd.federation.settings.os.fsync", lambda file: None)
+    monkeypatch.setattr("os.fsync", lambda file: None)
 
 
 @dataclass

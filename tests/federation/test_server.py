@@ -21,13 +21,14 @@ from cpsgd.errors import (
     StageError,
     WireError,
 )
+from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.messages import Request
-from cpsgd.federation.server import ServerSession
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Invitation, Stage, graph
 from cpsgd.secagg.cohort import Cohort
-from cpsgd.secagg.wire import Kind
+from cpsgd.secagg.frames import Kind
 
 from .local import DIM, RUN, Client, carry, honest
 from .silos import CLIENTS, VECTORS, Silos
@@ -52,8 +53,8 @@ class Federation:
             f"node-{i}": silos.client(i) if signed else Client(VECTORS[i], secure=secure) for i in range(CLIENTS)
         }
 
-    def open(self, round: int = 1) -> ServerSession[str]:
-        return ServerSession(self.terms, round, list(self.clients), run=RUN)
+    def open(self, round: int = 1) -> RoundSession[str]:
+        return begin_round(self.terms, round, list(self.clients), run=RUN)
 
 
 def close_to(found: np.ndarray | None, expected: np.ndarray, plan: Plan) -> bool:
@@ -216,7 +217,7 @@ def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -
     with Ledger(tmp_path / "budget") as ledger:
         ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5))
         terms = Terms(plan=small_plan, ledger=ledger, population="people")
-        session = ServerSession(terms, 1, ["a", "b"], run=RUN)
+        session = begin_round(terms, 1, ["a", "b"], run=RUN)
         assert (session.stage, session.requests(), session.release()) == (None, {}, None)
         assert "2 nodes" in session.report.reason
         assert not ledger.events("people")
@@ -229,7 +230,7 @@ def test_who_has_too_few_neighbours_left_is_noted() -> None:
     terms = Terms(plan=large)
     parameters = terms.parameters(1, 300)
     clients = {str(i): Client() for i in range(300)}
-    session = ServerSession(terms, 1, list(clients), run=RUN)
+    session = begin_round(terms, 1, list(clients), run=RUN)
     requests = session.requests()
     session_of_all = Invitation.read(Request.from_bytes(requests["0"]).payload).session
     for node, request in requests.items():
@@ -258,7 +259,7 @@ def test_who_has_too_few_neighbours_left_is_noted() -> None:
 # ---------------------------------------------------------------------- hostile answers
 
 
-def answers_to(session: ServerSession[str], federation: Federation) -> dict[str, bytes]:
+def answers_to(session: RoundSession[str], federation: Federation) -> dict[str, bytes]:
     return {node: federation.clients[node].ask(request) for node, request in session.requests().items()}
 
 
@@ -448,7 +449,7 @@ def test_a_round_stays_charged_once_data_was_asked_for(small_plan: Plan, tmp_pat
     # Their uploads may be anywhere.
     assert carry(federation.open(), federation.clients, silent_at(Stage.MASK)) is None
     # Nobody was sent the request of the second round, but somebody may have it.
-    session = ServerSession(Terms(plan=small_plan, secure=False, ledger=people, population="people"), 2, NODES, run=RUN)
+    session = begin_round(Terms(plan=small_plan, secure=False, ledger=people, population="people"), 2, NODES, run=RUN)
     assert session.requests().keys() == set(NODES)
     session.close()
     assert [entry.abandoned for entry in people.events("people")] == [False, False]
@@ -459,7 +460,7 @@ def test_a_charge_of_an_earlier_run_is_not_given_up(small_plan: Plan, tmp_path: 
     federation = Federation(small_plan, tmp_path, "secure", ledger=people, population="people")
     federation.open()  # and the server stops, nobody knows where
     for ahead in (False, True):
-        session = ServerSession(federation.terms, 1, NODES, run="other", charged_to=None if ahead else RUN, ahead=ahead)
+        session = begin_round(federation.terms, 1, NODES, run="other", charged_to=None if ahead else RUN, ahead=ahead)
         if ahead:
             exchange_keys(session, unaware())
             session.charge((), charged_to=RUN)
@@ -475,7 +476,7 @@ def test_a_prepared_round_that_everybody_has_left_costs_nothing(
     small_plan: Plan, tmp_path: Path, people: Ledger
 ) -> None:
     federation = Federation(small_plan, tmp_path, "secure", ledger=people, population="people")
-    session = ServerSession(federation.terms, 1, NODES, run=RUN, ahead=True)
+    session = begin_round(federation.terms, 1, NODES, run=RUN, ahead=True)
     exchange_keys(session, federation.clients)
     session.charge(())
     assert people.total("people").rounds == 1
@@ -503,7 +504,7 @@ def unaware() -> dict[str, Client]:
     return {node: Client(vector, secure=True) for node, vector in zip(NODES, VECTORS, strict=False)}
 
 
-def exchange_keys(session: ServerSession[str], clients: Mapping[str, Client]) -> None:
+def exchange_keys(session: RoundSession[str], clients: Mapping[str, Client]) -> None:
     """Brings a prepared round to where it is charged."""
     while session.stage is not Stage.MASK:
         for node, request in session.requests().items():
@@ -553,7 +554,7 @@ def test_bad_terms(small_plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize("nodes", [["a"] * 4, list("abcde")])
 def test_bad_nodes(small_plan: Plan, nodes: list[str]) -> None:
     with pytest.raises(ParameterError, match="at most 4 different nodes"):
-        ServerSession(Terms(plan=small_plan), 1, nodes, run=RUN)
+        begin_round(Terms(plan=small_plan), 1, nodes, run=RUN)
 
 
 def test_an_upload_of_another_size_is_refused(small_plan: Plan, tmp_path: Path) -> None:

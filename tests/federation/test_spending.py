@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import RoundRefusedError
-from cpsgd.federation.limits import Limits
-from cpsgd.federation.spending import RoundKind, check_affordable
-from cpsgd.mechanisms import CorrelatedGaussian
+from cpsgd.federation.limits import Limits, RoundKind, check_affordable
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.protocol import Protocol
 

@@ -8,18 +8,17 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import RoundError, SecureAggregationError, SignatureError, StageError, ThresholdError
-from cpsgd.federation.client import SessionState
+from cpsgd.federation.answering import SessionState
+from cpsgd.federation.choreography import MaskedSum, begin_round
+from cpsgd.federation.client_files import Signing
 from cpsgd.federation.messages import Pair, Request
-from cpsgd.federation.pipeline import PipelinedSession
-from cpsgd.federation.server import ServerSession
-from cpsgd.federation.settings import Signing
-from cpsgd.federation.sums import MaskedSum
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureClient, Stage
 from cpsgd.secagg.cohort import Statement
-from cpsgd.secagg.identity import SIGNATURE_BYTES
-from cpsgd.secagg.server import SecureServer
-from cpsgd.secagg.wire import Kind, write_entries, write_set
+from cpsgd.secagg.coordinator import SecureServer
+from cpsgd.secagg.frames import Kind, write_entries, write_set
+from cpsgd.secagg.keys import SIGNATURE_BYTES
 
 from .local import RUN
 from .silos import Silos
@@ -34,18 +33,18 @@ class Split:
         self.plan, self.silos = plan, silos
         self.clients = {node: silos.client(i) for i, node in enumerate(NODES)}
         terms = Terms(plan=plan, roster=silos.roster)
-        first: PipelinedSession[str] = PipelinedSession(terms, 1, NODES, run=RUN)
+        first = begin_round(terms, 1, NODES, run=RUN, prepares=True)
         while first.stage is not None:
             self.exchange(first)
         prepared = first.prepared
         assert prepared is not None
         prepared.charge(NODES)
         self.prepared, self.states = prepared, {node: client.state for node, client in self.clients.items()}
-        self.full: ServerSession[str] = ServerSession(terms, 2, NODES, run=RUN)
+        self.full: RoundSession[str] = begin_round(terms, 2, NODES, run=RUN)
         while self.full.stage is not Stage.MASK:
             self.exchange(self.full)
 
-    def exchange(self, session: ServerSession[str], nodes: str = "abcd") -> dict[str, bytes]:
+    def exchange(self, session: RoundSession[str], nodes: str = "abcd") -> dict[str, bytes]:
         requests = session.requests()
         answers = {node: self.clients[node].ask(requests[node]) for node in nodes}
         for node, answer in answers.items():
@@ -71,9 +70,10 @@ class Split:
     @property
     def server(self) -> SecureServer:
         """What the server knows of the prepared round."""
-        found = self.prepared._sum
-        assert isinstance(found, MaskedSum)
-        return found._server
+        settlement = self.prepared._settlement
+        assert settlement is not None
+        assert isinstance(settlement.total, MaskedSum)
+        return settlement.total.server
 
     def ask(self, node: str, stage: Stage, kind: Kind, body: bytes) -> bytes:
         payload = self.server._session.write(kind, NODES.index(node), body)

@@ -11,10 +11,11 @@ import numpy as np
 
 from cpsgd import plan
 from cpsgd.errors import CpsgdError, MagicError
-from cpsgd.federation.client import ClientSession
+from cpsgd.federation.answering import ClientSession
+from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Pair
-from cpsgd.federation.pipeline import PipelinedSession
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 
 from . import requests, secure
@@ -27,7 +28,7 @@ _HEAD = struct.Struct("<4sBBI")
 class Moment:
     """A stage of a round in which the next one is prepared, before the client has answered."""
 
-    server: PipelinedSession[str]
+    server: RoundSession[str]
     state: bytes
     request: bytes
     answer: bytes
@@ -38,7 +39,7 @@ def moments() -> tuple[Terms, list[Moment]]:
     """Both such stages of a round."""
     best = plan(len(NODES), 3, 8.0, 1e-5, rounds=2, secure=True, colluding=1, bits=14, mechanism="binomial")
     terms = Terms(plan=best)
-    server = PipelinedSession(terms, 1, NODES, run=RUN)
+    server = begin_round(terms, 1, NODES, run=RUN, prepares=True)
     states = dict.fromkeys(NODES, b"")
     found: list[Moment] = []
     while server.stage is not None:
@@ -60,7 +61,7 @@ def client(state: bytes) -> ClientSession:
     return ClientSession(Limits(), RUN, state)
 
 
-def copied(terms: Terms, server: PipelinedSession[str]) -> PipelinedSession[str]:
+def copied(terms: Terms, server: RoundSession[str]) -> RoundSession[str]:
     """A server to be fed; the terms are never changed."""
     return copy.deepcopy(server, {id(terms): terms, id(terms.plan): terms.plan})
 

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from cpsgd.codec.wire import checksum
-from cpsgd.federation.client import ClientSession, SessionState
+from cpsgd.federation.answering import ClientSession, SessionState
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import HEADER_BYTES, Request
 from cpsgd.protocol import Protocol

@@ -34,7 +34,7 @@ from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
 from cpsgd.ledger import chain
 from cpsgd.mechanisms import SampledCoins
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import public_line, read_identity, read_roster
 

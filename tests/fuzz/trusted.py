@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from cpsgd.correlated import batons
+from cpsgd.correlated.seeds import Journal, SeedFile
 from cpsgd.errors import CpsgdError
-from cpsgd.federation import batons
-from cpsgd.federation.lineages import Journal, SeedFile
-from cpsgd.ledger import Ledger, reports
+from cpsgd.ledger import Ledger, signed_reports
 from cpsgd.ledger.chain import Head
 from cpsgd.ledger.witness import Line, Witness
 
@@ -72,7 +72,7 @@ def check_report(data: bytes) -> object:
         values = json.loads(data)
     except (ValueError, RecursionError):
         raise CpsgdError("not JSON") from None
-    return reports.check_report(values)
+    return signed_reports.check_report(values)
 
 
 def report_seeds(book: Ledger) -> list[bytes]:
@@ -85,7 +85,7 @@ def seal_report(data: bytes) -> bytes:
     try:
         body = json.loads(data)
         body.pop("signature", None)
-        signature = secure.IDENTITIES[0].sign(reports._signed(body))
+        signature = secure.IDENTITIES[0].sign(signed_reports._signed(body))
         return json.dumps({**body, "signature": base64.b64encode(signature).decode()}).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         return data

@@ -13,10 +13,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from cpsgd.errors import ParameterError
-from cpsgd.learning.architecture import check_model, rehearse, trainable
+from cpsgd.learning.architecture import rehearse
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.learning.options import ClientOptions
+from cpsgd.learning.models import check_model, trainable
+from cpsgd.learning.option_groups import ClientOptions
 from tests.learning.nets import Recurrent, Transformer, cnn, low_rank
 
 LOSS = nn.functional.cross_entropy

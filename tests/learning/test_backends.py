@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,38 +18,19 @@ from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.backends import GpuBackend
 from cpsgd.learning.datasets import from_arrays, infinite_digits
-from cpsgd.learning.options import (
-    AccountOptions,
-    ClientOptions,
-    CohortOptions,
-    FolderOptions,
-    RunOptions,
-    ServerOptions,
-)
 from cpsgd.mechanisms import Coins, Mechanism, RoundedGaussian, SampledCoins
 from cpsgd.planner import plan
 from tests.learning.nets import Transformer
-
-LOSS = torch.nn.functional.cross_entropy
-
+from tests.learning.training import make_trainer, spent, weights
 
 data_set = cache(infinite_digits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
-    """All groups at once."""
-
-
-def groups(**values: Any) -> dict[str, Any]:
-    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
 
 
 def trainer(mechanism: Any, **options: Any) -> Trainer:
     data = data_set()
     model = mlp(data.feature_dim, data.classes, (), seed=0)
     settings: dict[str, Any] = {"cohort": 200, "rounds": 4, "lr": 2.0, "seed": 3, "evaluate_every": 2}
-    return Trainer(model, LOSS, data, mechanism, **groups(**{**settings, **options}))
+    return make_trainer(data, mechanism, model, **{**settings, **options})
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +60,8 @@ def test_without_privacy_the_engine_trains_the_same_model(monkeypatch: pytest.Mo
         monkeypatch.setattr(devices, "is_gpu", lambda device, on=on: on)
         found = trainer(NoPrivacy(1.0))
         assert len(list(found.run())) == 4
-        models.append(torch.cat([p.detach().flatten() for p in found.model.parameters()]))
-    torch.testing.assert_close(models[0], models[1], rtol=1e-4, atol=1e-5)
+        models.append(weights(found))
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-4, atol=1e-5)
 
 
 def test_an_adaptive_norm_and_models_of_other_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +70,13 @@ def test_an_adaptive_norm_and_models_of_other_kinds(monkeypatch: pytest.MonkeyPa
     norms, models = [], []
     for on in (False, True):
         monkeypatch.setattr(devices, "is_gpu", lambda device, on=on: on)
-        options = {"cohort": 160, "rounds": 3, "participation": "every", "clip_quantile": 0.5, "seed": 1, "lr": 0.5}
-        found = Trainer(Transformer(), LOSS, data, NoPrivacy(1.0), **groups(**options))
+        options = {"cohort": 160, "participation": "every", "clip_quantile": 0.5, "lr": 0.5}
+        found = make_trainer(data, NoPrivacy(1.0), Transformer(), **options)
         norms.append([metrics.clip_norm for metrics in found.run()])
-        models.append(torch.cat([p.detach().flatten() for p in found.model.parameters()]))
+        models.append(weights(found))
     assert len(set(norms[0])) == 3
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    torch.testing.assert_close(models[0], models[1], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-3, atol=1e-4)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -118,13 +99,12 @@ def test_the_same_model_whatever_clients_do(kind: str, on: str, monkeypatch: pyt
     models = []
     for where in ("cpu", on):
         monkeypatch.setattr(devices, "is_gpu", lambda device, where=where: where != "cpu")
-        options = {"rounds": 3, "seed": 1, "lr": 0.5, "device": "cuda" if where == "gpu" else "cpu"}
-        found = Trainer(mlp(64, 10, (20,), seed=0), LOSS, data, NoPrivacy(1.0), **groups(**{**options, **KINDS[kind]}))
+        options = {"lr": 0.5, "device": "cuda" if where == "gpu" else "cpu", **KINDS[kind]}
+        found = make_trainer(data, NoPrivacy(1.0), mlp(64, 10, (20,), seed=0), **options)
         assert len(list(found.run())) == 3
-        models.append(torch.cat([p.detach().cpu().flatten() for p in found.model.parameters()]))
-    start = torch.cat([p.detach().flatten() for p in mlp(64, 10, (20,), seed=0).parameters()])
-    assert float((models[0] - start).norm()) > 0.1
-    torch.testing.assert_close(models[0], models[1], rtol=1e-3, atol=1e-5)
+        models.append(weights(found))
+    assert np.linalg.norm(models[0] - weights(mlp(64, 10, (20,), seed=0))) > 0.1
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -135,9 +115,7 @@ def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) ->
         history = list(found.run())
         assert [metrics.accuracy is None for metrics in history] == [True, False, True, False]
         assert [metrics.noise_to_signal is None for metrics in history] == [True, False, True, False]
-        guarantee = found.guarantee()
-        assert guarantee is not None
-        assert guarantee.epsilon <= 20.0
+        assert spent(found).epsilon <= 20.0
         accuracies.append(history[-1].accuracy)
     assert accuracies[0] == accuracies[1]
 
@@ -180,9 +158,7 @@ def test_private_examples_are_charged(on: str, monkeypatch: pytest.MonkeyPatch) 
     history = list(found.run())
     assert len(history) == 2
     assert all(metrics.released for metrics in history)
-    guarantee = found.guarantee()
-    assert guarantee is not None
-    assert 0.0 < guarantee.epsilon < 100.0
+    assert 0.0 < spent(found).epsilon < 100.0
 
 
 # How a full GPU is told of: by PyTorch, by CUDA before PyTorch has begun, and by its library for matrices.
@@ -214,7 +190,7 @@ def test_a_gpu_that_is_too_full_for_a_rounds_clients(gpu: None, monkeypatch: pyt
     [
         ("torch.nn.Module.to", "too little memory for the model. Free it, use device cpu, or use a smaller one."),
         ("cpsgd.learning.backends.on_device", "too little memory for the data set. Free it"),
-        ("cpsgd.learning.server.make_optimizer", "too little memory for the optimizer. Free it"),
+        ("cpsgd.learning.optimization.make_optimizer", "too little memory for the optimizer. Free it"),
     ],
 )
 def test_a_full_gpu_is_told_of_before_the_first_round(
@@ -318,9 +294,7 @@ def test_coins_learn_and_are_charged(kind: str, on: str, monkeypatch: pytest.Mon
     *_, last = found.run()
     assert last.accuracy is not None
     assert last.accuracy > 0.5  # a tenth by chance
-    guarantee = found.guarantee()
-    assert guarantee is not None
-    assert 0.0 < guarantee.epsilon < 4.0
+    assert 0.0 < spent(found).epsilon < 4.0
     assert last.bytes_per_client == coins(kind).message_bytes < (500 if kind == "noise before rounding" else 150)
 
 
@@ -328,7 +302,7 @@ def test_unsupported_numbers_are_refused() -> None:
     data = data_set()
     model = mlp(data.feature_dim, data.classes, (), seed=0).double()
     with pytest.raises(ParameterError, match="float32"):
-        Trainer(model, LOSS, data, NoPrivacy(1.0), cohorts=CohortOptions(cohort=10, rounds=1))
+        make_trainer(data, NoPrivacy(1.0), model)
 
 
 def test_cohorts_are_drawn_ahead(gpu: None) -> None:

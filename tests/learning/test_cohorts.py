@@ -6,8 +6,8 @@ from scipy.stats import binom, chisquare
 
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.cohorts import OVERFLOW_SHARE, Cohorts, permuted
-from cpsgd.learning.options import CohortOptions
-from cpsgd.participation import Scheme
+from cpsgd.learning.option_groups import CohortOptions
+from cpsgd.neighbours import Scheme
 
 
 def make(

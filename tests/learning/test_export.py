@@ -14,38 +14,18 @@ import torch
 from safetensors.torch import load_file
 
 from cpsgd.errors import CheckpointError, ParameterError, UserFunctionError
-from cpsgd.learning import (
-    AccountOptions,
-    ClientOptions,
-    CohortOptions,
-    NoPrivacy,
-    RoundMetrics,
-    RunOptions,
-    Trainer,
-    export,
-    mlp,
-    tensorboard,
-)
+from cpsgd.learning import NoPrivacy, RoundMetrics, Trainer, export, tensorboard
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.mechanisms import Gaussian
 from cpsgd.protocol import Protocol
 from tests.learning.nets import low_rank
+from tests.learning.training import linear, make_trainer, spent
 
 GAUSSIAN = Protocol(clients=100, dim=15, clip_norm=1.0, mechanism=Gaussian(sigma=1.0), rotate=False)
 
 
 def trainer(data: ArrayDataset, mechanism: Any = GAUSSIAN, seed: int | None = None, **options: Any) -> Trainer:
-    return Trainer(
-        mlp(4, 3, (), seed=0),
-        torch.nn.functional.cross_entropy,
-        data,
-        mechanism,
-        cohorts=CohortOptions(cohort=100, rounds=3),
-        clients=ClientOptions(),
-        account=AccountOptions(delta=1e-5),
-        run=RunOptions(seed=seed),
-        **options,
-    )
+    return make_trainer(data, mechanism, seed=seed, delta=1e-5, **options)
 
 
 def test_model_and_card_say_the_same(triangle: ArrayDataset, tmp_path: Path) -> None:
@@ -53,12 +33,11 @@ def test_model_and_card_say_the_same(triangle: ArrayDataset, tmp_path: Path) -> 
     *_, last = found.run()
     model, card_file = found.export(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model-card.json", "model.safetensors"]
-    fresh = mlp(4, 3, (), seed=9)
+    fresh = linear(seed=9)
     fresh.load_state_dict(load_file(model))
     assert all(map(torch.equal, fresh.state_dict().values(), found.model.state_dict().values()))
     card = json.loads(card_file.read_text())
-    proved = found.guarantee()
-    assert proved is not None
+    proved = spent(found)
     assert card["model"]["sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
     privacy = card["privacy"]
     assert privacy["epsilon"] == proved.epsilon == last.epsilon

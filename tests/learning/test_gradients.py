@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from cpsgd.errors import ParameterError
-from cpsgd.learning.architecture import check_model
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.learning.models import mlp
-from cpsgd.learning.options import ClientOptions
+from cpsgd.learning.models import check_model, mlp
+from cpsgd.learning.option_groups import ClientOptions
 
 LOSS = torch.nn.functional.cross_entropy
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpsgd.learning import gradients
+from cpsgd.learning import dense
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import Scaled, mlp
 
@@ -18,25 +18,25 @@ def test_gradients_equal_those_of_torch_func(hidden: tuple[int, ...]) -> None:
     x, y = torch.randn(40, 12, generator=generator), torch.randint(0, 5, (40,), generator=generator)
     updates = ClientUpdates(model, LOSS)
     general = torch.cat([rows.clone() for rows in updates.tensors(x, y, np.ones(40, dtype=np.int64))])
-    layers = gradients.dense_layers(model, LOSS)
+    layers = dense.dense_layers(model, LOSS)
     assert layers is not None
     rows = torch.full((40, updates.dim + 3), float("nan"))[:, : updates.dim]  # every coordinate must be written
-    gradients.write_dense_gradients(layers, x, y, rows)
+    dense.write_dense_gradients(layers, x, y, rows)
     torch.testing.assert_close(rows, general, rtol=1e-5, atol=1e-6)
 
 
 def test_scaled_features_come_before_the_layers() -> None:
     model, plain = mlp(12, 5, (7,), scaled=True, seed=1), mlp(12, 5, (7,), seed=1)
-    layers, first = gradients.dense_layers(model, LOSS), gradients.scaling(model)
+    layers, first = dense.dense_layers(model, LOSS), dense.scaling(model)
     assert layers is not None
     assert first is not None
-    assert gradients.scaling(plain) is None
+    assert dense.scaling(plain) is None
     generator = torch.Generator().manual_seed(2)
     x, y = torch.randn(40, 12, generator=generator), torch.randint(0, 5, (40,), generator=generator)
     updates = ClientUpdates(model, LOSS)
     general = torch.cat([rows.clone() for rows in updates.tensors(x, y, np.ones(40, dtype=np.int64))])
     rows = torch.empty(40, updates.dim)
-    gradients.write_dense_gradients(layers, (x - 0.1307) / 0.3081, y, rows)
+    dense.write_dense_gradients(layers, (x - 0.1307) / 0.3081, y, rows)
     torch.testing.assert_close(rows, general, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model(x), plain((x - 0.1307) / 0.3081))
 
@@ -81,9 +81,9 @@ def hooked_as_a_whole() -> torch.nn.Module:
     ],
 )
 def test_other_models_take_the_general_way(model: torch.nn.Module) -> None:
-    assert gradients.dense_layers(model, LOSS) is None
+    assert dense.dense_layers(model, LOSS) is None
 
 
 def test_other_losses_take_the_general_way() -> None:
-    assert gradients.dense_layers(mlp(4, 2), torch.nn.functional.mse_loss) is None
-    assert gradients.dense_layers(mlp(4, 2), LOSS) is not None
+    assert dense.dense_layers(mlp(4, 2), torch.nn.functional.mse_loss) is None
+    assert dense.dense_layers(mlp(4, 2), LOSS) is not None

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import InfeasibleError, ParameterError
@@ -18,21 +15,13 @@ from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
-from cpsgd.learning.options import (
-    AccountOptions,
-    ClientOptions,
-    CohortOptions,
-    FolderOptions,
-    RunOptions,
-    ServerOptions,
-)
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.privacy.examples import example_norm, example_protocol
 from cpsgd.protocol import Protocol
-
-LOSS = torch.nn.functional.cross_entropy
+from tests.learning.training import LOSS, finish, gradient, linear, make_trainer, spent, weights
 
 
 def grid_point(protocol: Protocol, vector: np.ndarray) -> np.ndarray:
@@ -128,28 +117,14 @@ def test_sums_of_clipped_gradients() -> None:
         assert np.linalg.norm(found, axis=1).max() <= 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
-    """All groups at once."""
-
-
-def groups(**values: Any) -> dict[str, Any]:
-    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
-
-
 def run(data: ArrayDataset, mechanism: Any, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {"cohort": 200, "rounds": 3, "lr": 1.0, "seed": 1, "examples": 5, **options}
-    trainer = Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, **groups(**settings))
-    for _ in trainer.run():
-        pass
-    return trainer
+    return finish(make_trainer(data, mechanism, **{"cohort": 200, "lr": 1.0, "examples": 5, **options}))
 
 
 def test_training_with_the_privacy_of_examples(families: ArrayDataset) -> None:
     protocol = plan_examples(200, 15, 3.0, 1e-5, examples=5, clip_norm=1.0, bits=10, mechanism="binomial").protocol
     trainer = run(families, protocol, epsilon=3.0, delta=1e-5)
-    found = trainer.guarantee()
-    assert found is not None
+    found = spent(trainer)
     assert 2.5 < found.epsilon <= 3.0
     # Protecting whole clients with the same noise costs about five times as much.
     assert guarantee_over_rounds(protocol, 1e-5, participation="once").epsilon > 4 * found.epsilon
@@ -169,12 +144,8 @@ def test_a_requirement_that_would_be_too_coarse_with_the_noise_of_whole_clients(
 
 def test_without_privacy_it_is_sgd_on_the_examples(families: ArrayDataset) -> None:
     trainer = run(families, NoPrivacy(1e6), rounds=1)
-    batch = families.batch(trainer._cohorts.clients(0))
-    start = mlp(4, 3, (), seed=0)
-    loss = LOSS(start(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels))
-    slopes = torch.autograd.grad(loss, list(start.parameters()))
-    for before, after, slope in zip(start.parameters(), trainer.model.parameters(), slopes, strict=True):
-        np.testing.assert_allclose((before - after).detach().numpy(), slope.numpy(), atol=1e-5)
+    expected = weights(linear()) - gradient(linear(), families, trainer._cohorts.clients(0))
+    np.testing.assert_allclose(weights(trainer), expected, atol=1e-5)
 
 
 @pytest.mark.slow

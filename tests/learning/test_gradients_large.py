@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from cpsgd.learning import NoPrivacy, Trainer, mlp
+from cpsgd.learning import NoPrivacy, mlp
 from cpsgd.learning.datasets import ArrayDataset, from_arrays
 from cpsgd.learning.datasets.base import Batch, PartedDataset
 from cpsgd.learning.datasets.examples import from_torch
-from cpsgd.learning.options import ClientOptions, CohortOptions, RunOptions, ServerOptions
+from tests.learning.training import finish, make_trainer, weights
 
-LOSS = torch.nn.functional.cross_entropy
 LARGE, FEATURES = 30_000, 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(CohortOptions, ClientOptions, ServerOptions, RunOptions):
-    """All groups at once."""
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +32,8 @@ def data() -> ArrayDataset:
 
 def mean(data: Any, memory_limit: int, **options: Any) -> np.ndarray:
     """A step without noise, by which the model's parameters tell what the clients' mean was."""
-    groups = Options(cohort=7, rounds=1, participation="every", lr=1.0, seed=1, memory_limit=memory_limit, **options)
-    model = mlp(FEATURES, 3, (4,), seed=0)
-    Trainer(model, LOSS, data, NoPrivacy(100.0), cohorts=groups, clients=groups, server=groups, run=groups).step()
-    return np.concatenate([p.detach().numpy().reshape(-1) for p in model.parameters()])
+    settings = {"cohort": 7, "rounds": 1, "participation": "every", "lr": 1.0, "memory_limit": memory_limit, **options}
+    return weights(finish(make_trainer(data, NoPrivacy(100.0), mlp(FEATURES, 3, (4,), seed=0), **settings)))
 
 
 @pytest.mark.parametrize("options", [{}, {"local_steps": 3, "local_lr": 0.1}, {"examples": 20_000}])

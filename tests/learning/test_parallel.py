@@ -16,10 +16,10 @@ from torch.distributed.run import get_args_parser
 from cpsgd.errors import ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, devices, mlp
 from cpsgd.learning.datasets import from_arrays
-from cpsgd.learning.options import AccountOptions, CohortOptions, FolderOptions, RunOptions, ServerOptions
 from cpsgd.learning.parallel import Processes, own_device
 from cpsgd.mechanisms import Binomial, Coins, Mechanism
 from cpsgd.protocol import Protocol
+from tests.learning.training import make_trainer
 
 PROCESSES = 2
 MECHANISMS: dict[str, Mechanism] = {
@@ -32,14 +32,10 @@ def trainer(mechanism: Any, run_dir: Path | None = None, **options: Any) -> Trai
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(400, 6)), rng.integers(0, 3, 400)
     data = from_arrays(x, y, test_features=x[:20], test_labels=y[:20])
-    scheme = {"cohort": 101, "rounds": 3, "participation": options.pop("participation", "once")}
-    folder = FolderOptions(run_dir=run_dir, resume=options.pop("resume", False))
-    account = AccountOptions(delta=None if isinstance(mechanism, NoPrivacy) else 1e-5)
+    settings = {"cohort": 101, "lr": 1.0, "optimizer": "momentum", "seed": 5, "run_dir": run_dir}
+    settings |= {"delta": None if isinstance(mechanism, NoPrivacy) else 1e-5}
     model = mlp(6, 3, (), seed=options.pop("weights", 0))
-    server, run = ServerOptions(lr=1.0, optimizer="momentum"), RunOptions(**{"seed": 5, **options})
-    loss = torch.nn.functional.cross_entropy
-    parts = {"server": server, "account": account, "run": run, "folder": folder}
-    return Trainer(model, loss, data, mechanism, cohorts=CohortOptions(**scheme), **parts)
+    return make_trainer(data, mechanism, model, **{**settings, **options})
 
 
 def protocol(kind: str) -> Protocol:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.learning import AccountOptions, CohortOptions, RunOptions, ServerOptions, Trainer, mlp
 from cpsgd.learning.backends import GpuBackend
 from cpsgd.learning.datasets import ImageDataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
 from cpsgd.learning.recorded import RecordedRound
-from cpsgd.mechanisms import Binomial, Coins, CorrelatedGaussian, Mechanism, RoundedGaussian
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
 from cpsgd.protocol import Protocol
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from cpsgd.learning.architecture import rehearse
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.learning.options import ClientOptions
+from cpsgd.learning.option_groups import ClientOptions
 from tests.learning.nets import Transformer, cnn, low_rank
 
 LOSS = nn.functional.cross_entropy

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -24,54 +23,22 @@ import pytest
 import torch
 
 from cpsgd.errors import CheckpointError, InfeasibleError, UserFunctionError
-from cpsgd.learning import NoPrivacy, Trainer, checkpoints, mlp
+from cpsgd.learning import NoPrivacy, Trainer, checkpoints
 from cpsgd.learning.datasets import ArrayDataset, Dataset
-from cpsgd.learning.history import History
-from cpsgd.learning.options import (
-    AccountOptions,
-    ClientOptions,
-    CohortOptions,
-    FolderOptions,
-    RunOptions,
-    ServerOptions,
-)
-from cpsgd.learning.server import Server
+from cpsgd.learning.metrics import MetricsFile
+from cpsgd.learning.optimization import Server
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
+from tests.learning.training import LOSS, Crash, finish, interrupt, make_trainer, weights
 
 from .conftest import blobs
 
-LOSS = torch.nn.functional.cross_entropy
 PROTOCOL = Protocol.rotated_binomial(clients=100, dim=15, clip_norm=1.0, levels=8, trials=250)
 
 
-class Crash(BaseException):
-    """Stands in for the end of the process: nothing catches it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
-    """All groups at once."""
-
-
-def groups(**values: Any) -> dict[str, Any]:
-    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
-
-
 def trainer(data: Dataset, folder: Path | None = None, **options: Any) -> Trainer:
-    options = {"cohort": 100, "rounds": 6, "optimizer": "adam", "seed": 3, "delta": 1e-5, "dropout": 0.05, **options}
-    mechanism = options.pop("mechanism", PROTOCOL)
-    return Trainer(mlp(4, 3, (), seed=0), LOSS, data, mechanism, **groups(run_dir=folder, **options))
-
-
-def finish(run: Trainer) -> Trainer:
-    for _ in run.run():
-        pass
-    return run
-
-
-def weights(run: Trainer) -> np.ndarray:
-    return np.concatenate([p.detach().numpy().reshape(-1) for p in run.model.parameters()])
+    options = {"rounds": 6, "optimizer": "adam", "seed": 3, "delta": 1e-5, "dropout": 0.05, **options}
+    return make_trainer(data, options.pop("mechanism", PROTOCOL), run_dir=folder, **options)
 
 
 def charges(folder: Path) -> list[int]:
@@ -111,56 +78,34 @@ def test_a_run_can_be_taken_up_and_prolonged(triangle: ArrayDataset, tmp_path: P
 
 
 # Where in a round the process ends: the function that is interrupted, and whether it has done its work by then.
-POINTS = [
-    ("cpsgd.learning.checkpoints.ChargeLog.append", False),
-    ("cpsgd.learning.checkpoints.ChargeLog.append", True),
-    ("cpsgd.simulation.cpu.RoundSimulator.mean", True),
-    ("cpsgd.learning.server.Server.step", True),
-    ("cpsgd.learning.checkpoints.save", False),
-    ("cpsgd.learning.checkpoints.save", True),
-    ("cpsgd.learning.history.History.append", False),
-    ("cpsgd.learning.history.History.append", True),
+POINTS: list[tuple[Any, str, bool]] = [
+    (checkpoints.ChargeLog, "append", False),
+    (checkpoints.ChargeLog, "append", True),
+    (RoundSimulator, "mean", True),
+    (Server, "step", True),
+    (checkpoints, "save", False),
+    (checkpoints, "save", True),
+    (MetricsFile, "append", False),
+    (MetricsFile, "append", True),
 ]
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool, call: int) -> None:
-    """Makes the `call`-th call of a function the last thing that happens."""
-    owner, name = point.rsplit(".", 1)
-    calls = itertools.count()
-    functions: dict[str, Callable[..., Any]] = {
-        "ChargeLog.append": checkpoints.ChargeLog.append,
-        "RoundSimulator.mean": RoundSimulator.mean,
-        "Server.step": Server.step,
-        "checkpoints.save": checkpoints.save,
-        "History.append": History.append,
-    }
-    real = functions[".".join(point.split(".")[-2:])]
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(calls) < call:
-            return real(*arguments)
-        if afterwards:
-            real(*arguments)
-        raise Crash
-
-    monkeypatch.setattr(f"{owner}.{name}", interrupted)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "afterwards"), POINTS)
+@pytest.mark.parametrize(("owner", "name", "afterwards"), POINTS)
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     triangle: ArrayDataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    point: str,
+    owner: Any,
+    name: str,
     afterwards: bool,
     checkpoint_every: int,
 ) -> None:
     expected = finish(trainer(triangle))
     for call in (1, 2):
         with monkeypatch.context() as patched:
-            interrupt(patched, point, afterwards, call)
+            interrupt(patched, owner, name, afterwards, call)
             # Where fewer calls are left than it takes, the run ends by itself.
             with contextlib.suppress(Crash):
                 finish(trainer(triangle, tmp_path, checkpoint_every=checkpoint_every, resume=True))
@@ -169,12 +114,12 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "afterwards"), POINTS)
+@pytest.mark.parametrize(("owner", "name", "afterwards"), POINTS)
 def test_without_a_seed_a_charged_round_is_spent_and_not_repeated(
-    triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, afterwards: bool
+    triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, afterwards: bool
 ) -> None:
     with monkeypatch.context() as patched:
-        interrupt(patched, point, afterwards, 2)
+        interrupt(patched, owner, name, afterwards, 2)
         with pytest.raises(Crash):
             finish(trainer(triangle, tmp_path, seed=None))
     charged = charges(tmp_path)
@@ -197,7 +142,7 @@ def test_an_interrupted_trainer_does_not_go_on_by_itself(
     run = trainer(triangle, tmp_path, seed=None)
     run.step()
     with monkeypatch.context() as patched:
-        interrupt(patched, "cpsgd.learning.server.Server.step", False, 0)
+        interrupt(patched, Server, "step", False, 0)
         with pytest.raises(Crash):
             run.step()
     with pytest.raises(CheckpointError, match="Round 1 was interrupted after its charge"):
@@ -213,7 +158,7 @@ def test_without_privacy_a_run_is_resumed_as_well(
 ) -> None:
     options = {"mechanism": NoPrivacy(1.0), "delta": None}
     with monkeypatch.context() as patched:
-        interrupt(patched, "cpsgd.learning.checkpoints.save", False, 3)
+        interrupt(patched, checkpoints, "save", False, 3)
         with pytest.raises(Crash):
             finish(trainer(triangle, tmp_path, **options))
     same(finish(trainer(triangle, tmp_path, resume=True, **options)), finish(trainer(triangle, **options)))
@@ -314,11 +259,12 @@ def test_a_checkpoint_of_something_else(triangle: ArrayDataset, tmp_path: Path, 
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, name: str, calls: int) -> None:
-    """After so many of them, waiting for a file of this name to be on the disk fails as on a full one."""
+    """Makes fsync of a file of this name, or of its draft, fail as on a full disk after `calls` of them."""
     real, counter = os.fsync, itertools.count()
 
     def fail(descriptor: int) -> None:
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.startswith(name) and next(counter) >= calls:
+        name_of_file = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.lstrip(".")
+        if name_of_file.startswith(name) and next(counter) >= calls:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
@@ -363,17 +309,16 @@ def test_an_evaluation_that_fails_later_is_told_of_with_the_round(triangle: Arra
         if len(labels) == 200:  # the test set
             seen.append(len(seen))
             if len(seen) == 4:
-                raise IndexError("Target 12 is out of bounds.")
+                raise IndexError("Target 98765 is out of bounds.")
         return LOSS(outputs, labels)
 
-    options = {"cohort": 100, "rounds": 6, "seed": 3, "delta": 1e-5, "run_dir": tmp_path}
-    run = Trainer(mlp(4, 3, (), seed=0), loss, triangle, PROTOCOL, **groups(**options))
+    run = make_trainer(triangle, PROTOCOL, loss=loss, rounds=6, delta=1e-5, run_dir=tmp_path)
     assert seen == [0]  # before anything is charged
     with pytest.raises(
         UserFunctionError, match=r"given the test examples, failed with IndexError.*was charged"
     ) as found:
         finish(run)
-    assert "12" not in str(found.value)
+    assert "98765" not in str(found.value)
     with pytest.raises(CheckpointError, match="Round 2 was interrupted after its charge"):
         run.step()
     assert charges(tmp_path) == [0, 1, 2]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cpsgd.errors import ParameterError
-from cpsgd.learning.options import FolderOptions
+from cpsgd.learning.option_groups import FolderOptions
 from cpsgd.learning.settings import Settings, read_file, without_privacy
 
 

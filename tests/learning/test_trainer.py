@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,53 +14,16 @@ import torch
 from cpsgd.errors import DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, RoundMetrics, Trainer, baselines, mlp
 from cpsgd.learning.datasets import ArrayDataset, Dataset, from_arrays, infinite_digits
-from cpsgd.learning.mechanisms import Mechanism
-from cpsgd.learning.options import (
-    AccountOptions,
-    ClientOptions,
-    CohortOptions,
-    FolderOptions,
-    RunOptions,
-    ServerOptions,
-)
-from cpsgd.participation import Scheme
+from cpsgd.learning.estimators import Estimator
+from cpsgd.neighbours import Scheme
 from cpsgd.planner import Plan, plan
-from cpsgd.privacy import Adjacency, RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy import Adjacency, guarantee_over_rounds
 from cpsgd.protocol import Protocol
-
-LOSS = torch.nn.functional.cross_entropy
-DIM = 15  # 4 features and a bias, for 3 classes
+from tests.learning.training import DIM, finish, gradient, linear, make_trainer, spent, weights
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(CohortOptions, ClientOptions, ServerOptions, AccountOptions, RunOptions, FolderOptions):
-    """All groups at once."""
-
-
-def groups(**values: Any) -> dict[str, Any]:
-    return dict.fromkeys(("cohorts", "clients", "server", "account", "run", "folder"), Options(**values))
-
-
-def model(seed: int = 0) -> torch.nn.Module:
-    return mlp(4, 3, (), seed=seed)
-
-
-def weights(of: torch.nn.Module) -> np.ndarray:
-    return np.concatenate([p.detach().numpy().reshape(-1) for p in of.parameters()])
-
-
-def run(data: Dataset, mechanism: Mechanism, start: torch.nn.Module | None = None, **options: Any) -> Trainer:
-    options = {"cohort": 100, "rounds": 3, "lr": 0.5, "seed": 1, **options}
-    trainer = Trainer(start or model(), LOSS, data, mechanism, **groups(**options))
-    for _ in trainer.run():
-        pass
-    return trainer
-
-
-def spent(trainer: Trainer) -> RoundsGuarantee:
-    found = trainer.guarantee()
-    assert found is not None
-    return found
+def run(data: Dataset, mechanism: Estimator, start: torch.nn.Module | None = None, **options: Any) -> Trainer:
+    return finish(make_trainer(data, mechanism, start, **{"lr": 0.5, **options}))
 
 
 @pytest.fixture(scope="module")
@@ -68,40 +31,14 @@ def private() -> Plan:
     return plan(clients=100, dim=DIM, epsilon=6.0, delta=1e-5, bits=10)
 
 
-def test_a_linear_schedule_shrinks_the_steps(triangle: ArrayDataset) -> None:
-    trainer = Trainer(
-        model(),
-        LOSS,
-        triangle,
-        NoPrivacy(1e6),
-        cohorts=CohortOptions(cohort=100, rounds=2),
-        server=ServerOptions(lr=0.5, schedule="linear"),
-        run=RunOptions(seed=1),
-    )
-    expected = model()
-    for number, rate in enumerate((0.5, 0.25)):
+@pytest.mark.parametrize(("schedule", "rates"), [("constant", (0.5, 0.5)), ("linear", (0.5, 0.25))])
+def test_without_privacy_it_is_plain_sgd(triangle: ArrayDataset, schedule: str, rates: tuple[float, ...]) -> None:
+    trainer = make_trainer(triangle, NoPrivacy(clip_norm=1e6), rounds=2, lr=0.5, schedule=schedule)
+    for number, rate in enumerate(rates):
+        before = weights(trainer)
+        expected = before - rate * gradient(trainer.model, triangle, trainer._cohorts.clients(number))
         trainer.step()
-        batch = triangle.batch(trainer._cohorts.clients(number))
-        loss = LOSS(expected(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels))
-        slopes = torch.autograd.grad(loss, list(expected.parameters()))
-        with torch.no_grad():
-            for p, slope in zip(expected.parameters(), slopes, strict=True):
-                p.sub_(rate * slope)
-    np.testing.assert_allclose(weights(trainer.model), weights(expected), atol=1e-5)
-
-
-def test_without_privacy_it_is_plain_sgd(triangle: ArrayDataset) -> None:
-    trainer = run(triangle, NoPrivacy(clip_norm=1e6), rounds=2)
-    expected = model()
-    optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
-    for number in range(2):
-        batch = triangle.batch(trainer._cohorts.clients(number))
-        loss = LOSS(expected(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels))
-        slopes = torch.autograd.grad(loss, list(expected.parameters()))
-        for p, slope in zip(expected.parameters(), slopes, strict=True):
-            p.grad = slope
-        optimizer.step()
-    np.testing.assert_allclose(weights(trainer.model), weights(expected), atol=1e-6)
+        np.testing.assert_allclose(weights(trainer), expected, atol=1e-6)
     last = trainer.history[-1]
     assert (last.epsilon, last.delta, last.method, last.noise_to_signal) == (None, None, None, 0.0)
     assert (last.bytes_per_client, last.bytes_total) == (60, 2 * 100 * 60)
@@ -110,14 +47,14 @@ def test_without_privacy_it_is_plain_sgd(triangle: ArrayDataset) -> None:
 
 def test_updates_are_clipped(triangle: ArrayDataset) -> None:
     trainer = run(triangle, NoPrivacy(clip_norm=1e-3), rounds=1)
-    assert np.linalg.norm(weights(trainer.model) - weights(model())) <= 0.5 * 1e-3
+    assert np.linalg.norm(weights(trainer) - weights(linear())) <= 0.5 * 1e-3
 
 
 def test_fine_rounding_is_nearly_plain_sgd(triangle: ArrayDataset) -> None:
     fine = Protocol.rotated_binomial(clients=100, dim=DIM, clip_norm=3.0, levels=2**16, trials=0, coordinate_range=3.0)
     noisy = run(triangle, fine)
     plain = run(triangle, NoPrivacy(clip_norm=3.0))
-    np.testing.assert_allclose(weights(noisy.model), weights(plain.model), atol=1e-3)
+    np.testing.assert_allclose(weights(noisy), weights(plain), atol=1e-3)
 
 
 @pytest.mark.slow
@@ -153,13 +90,13 @@ def test_dropouts_are_accounted_by_the_noise_that_arrived(triangle: ArrayDataset
 def test_a_round_that_would_break_the_budget_is_abandoned(
     triangle: ArrayDataset, private: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(model(), LOSS, triangle, private, **groups(cohort=100, rounds=2, seed=1))
+    trainer = make_trainer(triangle, private, rounds=2)
     trainer._dropout = 0.5
-    before = weights(trainer.model)
+    before = weights(trainer)
     metrics = trainer.step()
     assert not metrics.released
     assert (metrics.epsilon, metrics.noise_to_signal) == (0.0, None)
-    np.testing.assert_array_equal(weights(trainer.model), before)
+    np.testing.assert_array_equal(weights(trainer), before)
     trainer._dropout = 0.0
     assert trainer.step().released
     assert spent(trainer).rounds == 1
@@ -169,16 +106,8 @@ def test_a_round_that_would_break_the_budget_is_abandoned(
 @pytest.mark.slow
 def test_sampled_cohorts_learn_and_are_accounted(triangle: ArrayDataset, scheme: Scheme) -> None:
     adjacency = Adjacency.ZERO_OUT if scheme == "poisson" else Adjacency.REPLACE_ONE
-    sampled = plan(
-        clients=200,
-        dim=DIM,
-        epsilon=8.0,
-        delta=1e-4,
-        bits=10,
-        rounds=8,
-        participation=f"{scheme}:{200 / 600}",
-        adjacency=adjacency,
-    )
+    participation = f"{scheme}:{200 / 600}"
+    sampled = plan(200, DIM, 8.0, 1e-4, bits=10, rounds=8, participation=participation, adjacency=adjacency)
     trainer = run(triangle, sampled, cohort=200, rounds=8, participation=scheme, evaluate_every=4, lr=1.0)
     found = spent(trainer)
     assert found.epsilon <= 8.0
@@ -194,12 +123,8 @@ def test_the_poisson_mean_is_over_the_expected_cohort(triangle: ArrayDataset) ->
         clients=200, dim=DIM, clip_norm=30.0, levels=2**16, trials=0, coordinate_range=30.0
     )
     trainer = run(triangle, fine, cohort=200, rounds=1, participation="poisson", lr=1.0)
-    batch = triangle.batch(trainer._cohorts.clients(0))
-    start = model()
-    loss = LOSS(start(torch.from_numpy(batch.features)), torch.from_numpy(batch.labels), reduction="sum")
-    slopes = torch.autograd.grad(loss, list(start.parameters()))
-    expected = np.concatenate([slope.numpy().reshape(-1) for slope in slopes]) / 200
-    np.testing.assert_allclose(weights(model()) - weights(trainer.model), expected, atol=1e-3)
+    expected = gradient(linear(), triangle, trainer._cohorts.clients(0), reduction="sum") / 200
+    np.testing.assert_allclose(weights(linear()) - weights(trainer), expected, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -209,20 +134,10 @@ def test_private_training_on_digits_learns_with_every_baseline() -> None:
     private = plan(clients=2000, dim=dim, epsilon=4.0, delta=1e-6, bits=6)
     accuracy: dict[str, float] = {}
     start = mlp(64, 10, (), seed=0)
-    mechanisms: dict[str, Mechanism] = {"private": private, **baselines(private)}
+    mechanisms: dict[str, Estimator] = {"private": private, **baselines(private)}
     for name, mechanism in mechanisms.items():
-        trainer = run(
-            data,
-            mechanism,
-            copy.deepcopy(start),
-            cohort=2000,
-            rounds=8,
-            optimizer="adagrad",
-            lr=0.1,
-            delta=1e-6,
-            epsilon=4.001,
-            evaluate_every=8,
-        )
+        options = {"cohort": 2000, "rounds": 8, "optimizer": "adagrad", "lr": 0.1, "delta": 1e-6, "epsilon": 4.001}
+        trainer = run(data, mechanism, copy.deepcopy(start), **options, evaluate_every=8)
         accuracy[name] = trainer.history[-1].accuracy or 0.0
         if name in ("private", "gaussian"):
             assert 3.5 < spent(trainer).epsilon <= 4.0 * (1 + 1e-6)
@@ -236,25 +151,17 @@ def test_private_training_on_digits_learns_with_every_baseline() -> None:
 def test_there_is_no_round_beyond_those_the_budget_was_checked_for(triangle: ArrayDataset, scheme: Scheme) -> None:
     few = plan(clients=600, dim=DIM, epsilon=6.0, delta=1e-5, bits=10)
     trainer = run(triangle, few, cohort=600, rounds=1, participation=scheme)
-    before, epsilon = weights(trainer.model), spent(trainer).epsilon
+    before, epsilon = weights(trainer), spent(trainer).epsilon
     with pytest.raises(InfeasibleError, match="All 1 rounds were run"):
         trainer.step()
-    assert np.array_equal(weights(trainer.model), before)
+    assert np.array_equal(weights(trainer), before)
     assert (trainer.round, len(trainer.history), spent(trainer).epsilon) == (1, 1, epsilon)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_federated_averaging_with_other_optimizers(triangle: ArrayDataset, optimizer: str) -> None:
-    trainer = run(
-        triangle,
-        NoPrivacy(1.0),
-        cohort=60,
-        rounds=10,
-        local_steps=5,
-        local_lr=0.2,
-        optimizer=optimizer,
-        lr=0.2,
-    )
+    options = {"cohort": 60, "rounds": 10, "local_steps": 5, "local_lr": 0.2, "optimizer": optimizer, "lr": 0.2}
+    trainer = run(triangle, NoPrivacy(1.0), **options)
     assert (trainer.history[-1].accuracy or 0.0) > 0.9
 
 
@@ -262,16 +169,16 @@ def test_dropout_layers_train_and_rest_while_evaluated(triangle: ArrayDataset) -
     net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 3))
     first = run(triangle, NoPrivacy(1.0), copy.deepcopy(net))
     second = run(triangle, NoPrivacy(1.0), copy.deepcopy(net))
-    np.testing.assert_array_equal(weights(first.model), weights(second.model))
+    np.testing.assert_array_equal(weights(first), weights(second))
     assert first.evaluate() == first.evaluate()
 
 
 def test_a_seed_repeats_everything_and_its_absence_nothing(triangle: ArrayDataset, private: Plan) -> None:
     first, second = run(triangle, private), run(triangle, private)
-    np.testing.assert_array_equal(weights(first.model), weights(second.model))
+    np.testing.assert_array_equal(weights(first), weights(second))
     assert first.history == second.history
     others = [run(triangle, private, seed=seed) for seed in (2, None, None)]
-    assert len({weights(t.model).tobytes() for t in [first, *others]}) == 4
+    assert len({weights(t).tobytes() for t in [first, *others]}) == 4
 
 
 def test_metrics_are_plain_data(triangle: ArrayDataset, private: Plan) -> None:
@@ -284,8 +191,8 @@ def test_metrics_are_plain_data(triangle: ArrayDataset, private: Plan) -> None:
 
 @pytest.mark.slow
 def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
-    def start(mechanism: Mechanism = private, net: torch.nn.Module | None = None, **options: Any) -> None:
-        Trainer(net or model(), LOSS, triangle, mechanism, **groups(**{"cohort": 100, "rounds": 3, **options}))
+    def start(mechanism: Estimator = private, net: torch.nn.Module | None = None, **options: Any) -> None:
+        make_trainer(triangle, mechanism, net, **options)
 
     unpromised = replace(private.protocol, promise=None)
     with pytest.raises(ParameterError, match="Known are sgd, momentum, adagrad, adam"):
@@ -311,7 +218,7 @@ def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
 
 
 def test_a_diverged_model_ends_the_run_and_costs_nothing_more(triangle: ArrayDataset, private: Plan) -> None:
-    trainer = Trainer(model(), LOSS, triangle, private, **groups(cohort=100, rounds=2, seed=1))
+    trainer = make_trainer(triangle, private, rounds=2)
     trainer.step()
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("nan"))
@@ -325,10 +232,9 @@ def test_a_model_that_diverges_in_a_round_leaves_no_figures_of_it(
     triangle: ArrayDataset, private: Plan, rounds: int
 ) -> None:
     factory = partial(torch.optim.SGD, lr=1e38, weight_decay=1e9)
-    trainer = Trainer(model(), LOSS, triangle, private, **groups(cohort=100, rounds=rounds, optimizer=factory, seed=1))
+    trainer = make_trainer(triangle, private, rounds=rounds, optimizer=factory)
     with pytest.raises(DivergedError, match="After 1 rounds"):
-        for _ in trainer.run():
-            pass
+        finish(trainer)
     (row,) = trainer.history
     assert (row.released, row.loss, row.accuracy) == (True, None, None)
     assert spent(trainer).rounds == 1
@@ -357,16 +263,13 @@ def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
             classes=9,
         )
         wide = Protocol.rotated_binomial(clients=600, dim=15, clip_norm=1.0, levels=4096, trials=10**6)
-        chosen: Mechanism = wide if mechanism == "protocol" else NoPrivacy(1.0)
-        trainer = Trainer(
-            model(), loss, data, chosen, **groups(cohort=600, rounds=1, examples=examples, seed=1, delta=1e-5)
-        )
-        runs.append((trainer.step(), [p.detach().numpy().copy() for p in trainer.model.parameters()]))
-    (first, weights), (second, others) = runs
+        chosen: Estimator = wide if mechanism == "protocol" else NoPrivacy(1.0)
+        trainer = make_trainer(data, chosen, loss=loss, cohort=600, rounds=1, examples=examples, delta=1e-5)
+        runs.append((trainer.step(), weights(trainer)))
+    (first, one), (second, other) = runs
     assert replace(first, seconds=0.0) == replace(second, seconds=0.0)
-    for one, other in zip(weights, others, strict=True):
-        assert np.isfinite(one).all()
-        np.testing.assert_array_equal(one, other)
+    assert np.isfinite(one).all()
+    np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

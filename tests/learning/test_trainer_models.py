@@ -13,24 +13,15 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch import nn
 
 from cpsgd.errors import CpsgdError, ParameterError, UserFunctionError
-from cpsgd.learning import (
-    AccountOptions,
-    ClientOptions,
-    CohortOptions,
-    FolderOptions,
-    RunOptions,
-    ServerOptions,
-    Trainer,
-    squared_error,
-)
+from cpsgd.learning import Trainer, squared_error
 from cpsgd.learning.datasets import Dataset, dirichlet, from_arrays, from_frame, load_mnist
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.mechanisms import Gaussian
 from cpsgd.protocol import Protocol
 from tests.learning.datasets.conftest import folder_with
 from tests.learning.nets import Recurrent, Transformer, cnn, low_rank
+from tests.learning.training import LOSS, finish, make_trainer
 
-LOSS = nn.functional.cross_entropy
 SHADES, CLASSES = load_digits().images[:600], load_digits().target[:600]
 IMAGES = SHADES[:, None] / 16.0
 
@@ -43,21 +34,9 @@ def train(model: nn.Module, data: Dataset, loss: Any = LOSS, rounds: int = 12, *
     """All clients in every round, and as little noise as anything is proved about: models are tested here."""
     mechanism = Gaussian(sigma=0.16 * (rounds / data.size) ** 0.5)
     protocol = Protocol(clients=data.size, dim=dim(model), clip_norm=2.0, mechanism=mechanism, rotate=False)
-    trainer = Trainer(
-        model,
-        loss,
-        data,
-        protocol,
-        cohorts=CohortOptions(cohort=data.size, rounds=rounds, participation="every"),
-        server=ServerOptions(optimizer="adam", lr=options.pop("lr", 0.03)),
-        account=options.pop("account", AccountOptions(delta=1e-5)),
-        clients=ClientOptions(),
-        run=RunOptions(seed=1, evaluate_every=rounds),
-        **options,
-    )
-    for _ in trainer.run():
-        pass
-    return trainer
+    settings = {"cohort": data.size, "rounds": rounds, "participation": "every", "evaluate_every": rounds}
+    settings |= {"optimizer": "adam", "lr": 0.03, "delta": 1e-5, **options}
+    return finish(make_trainer(data, protocol, model, loss, **settings))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +156,8 @@ def test_what_cannot_be_trained_is_refused_before_it_costs_anything(
 ) -> None:
     ledger = Ledger(tmp_path / "book")
     ledger.create(Budget(population="people", epsilon=400, delta=1e-4))
-    account = AccountOptions(delta=1e-5, ledger=ledger, population="people")
     with pytest.raises(error, match=message) as refused:
-        train(model, data, loss, account=account, folder=FolderOptions(run_dir=tmp_path / "run"))
+        train(model, data, loss, ledger=ledger, population="people", run_dir=tmp_path / "run")
     assert "private" not in str(refused.value) or message.endswith("KeyError")
     assert not (tmp_path / "run").exists()
     assert list(ledger.events("people")) == []
@@ -189,16 +167,8 @@ def test_a_model_that_fails_in_a_round_costs_nothing(tmp_path: Path) -> None:
     model = Fails(64, 10)
     model.fatal = 10**9
     protocol = Protocol(clients=480, dim=650, clip_norm=1.0, mechanism=Gaussian(sigma=0.1), rotate=False)
-    trainer = Trainer(
-        model,
-        LOSS,
-        FLAT,
-        protocol,
-        cohorts=CohortOptions(cohort=480, rounds=2, participation="every"),
-        clients=ClientOptions(),
-        account=AccountOptions(delta=1e-5),
-        folder=FolderOptions(run_dir=tmp_path),
-    )
+    options = {"cohort": 480, "rounds": 2, "participation": "every", "delta": 1e-5, "seed": None, "run_dir": tmp_path}
+    trainer = make_trainer(FLAT, protocol, model, **options)
     trainer.step()
     model.fatal = model.calls + 1
     with pytest.raises(UserFunctionError, match=r"data set failed with KeyError .*Nothing was charged") as refused:

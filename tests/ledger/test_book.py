@@ -16,8 +16,7 @@ from cpsgd.errors import (
     PopulationError,
 )
 from cpsgd.ledger import Budget, Ledger, RoundEvent
-from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=1)

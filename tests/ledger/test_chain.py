@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpsgd._plain import canonical
 from cpsgd.errors import LedgerChainError, LedgerError, LedgerFormatError
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.chain import Head, Remembered, State, canonical, link
+from cpsgd.ledger.chain import Head, Remembered, link
+from cpsgd.ledger.state import State
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=8)

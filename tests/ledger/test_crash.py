@@ -15,7 +15,7 @@ import pytest
 
 from cpsgd.errors import BudgetExceededError
 from cpsgd.ledger import Budget, Ledger, RoundEvent
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 SIGMA = 1_000.0
@@ -97,8 +97,8 @@ def test_kill_minus_9_under_two_writers(kills: int, tmp_path: Path) -> None:
         assert server.stdout.read() == ""  # no writer failed by itself
     ledger = Ledger(path)
     found = ledger.verify()
-    assert ledger._state.snapshot > found.records - 10  # it was opened from the last snapshot
-    assert ledger._memory is None
+    assert ledger._replica.state.snapshot > found.records - 10  # it was opened from the last snapshot
+    assert ledger._replica._memory is None
     entries = {entry.number: entry for entry in ledger.events("people")}
     results = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines(keepends=True)]
     assert len(results) > 20  # they really worked, also on a busy machine

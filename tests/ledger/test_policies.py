@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cpsgd._plain import canonical
 from cpsgd.errors import (
     BudgetExceededError,
     BudgetExpiredError,
@@ -16,10 +17,11 @@ from cpsgd.errors import (
     LedgerFormatError,
     ParameterError,
 )
-from cpsgd.ledger import Budget, Ledger, RoundEvent, replica, snapshots, totals
-from cpsgd.ledger.chain import State, canonical, link
+from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, replica, snapshots
+from cpsgd.ledger.chain import link
 from cpsgd.ledger.kinds import Account, octave_of
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.ledger.state import State
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 GAUSSIAN = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)
@@ -34,7 +36,7 @@ def event(protocol: Protocol = GAUSSIAN, survivors: int = 1_000, **options: obje
 def spend(budget: Budget, one: RoundEvent, most: int = 10_000) -> Account:
     """As many such rounds as it allows."""
     account = Account()
-    while account.rounds < most and totals.affordable(budget, [account], one) is not None:
+    while account.rounds < most and charging.affordable(budget, [account], one) is not None:
         account.reserve(one, octave=None if budget.filter is None else octave_of(account.reserved))
     return account
 
@@ -68,7 +70,7 @@ def test_an_adaptive_budget_allows_what_a_planned_one_does() -> None:
 def test_rounds_with_tails_are_paid_for_one_by_one() -> None:
     budget = Budget(population="people", epsilon=1.0, delta=1e-6, accounting="adaptive")
     account = spend(budget, event(BINOMIAL), most=12)
-    found = totals.spent(budget, [account])
+    found = charging.spent(budget, [account])
     assert account.rounds >= 4
     assert found.method == "gaussian-filter"
     assert 0.0 < found.tail < 0.011 * budget.delta
@@ -125,9 +127,9 @@ def test_a_release_never_costs_more_than_was_reserved() -> None:
     for survivors in range(30, 60):
         account = Account()
         account.reserve(event(little, 30), octave=0)
-        before = totals.spent(budget, [account])
+        before = charging.spent(budget, [account])
         account.release(event(little, 30), survivors, 0)
-        after = totals.spent(budget, [account])
+        after = charging.spent(budget, [account])
         assert after.epsilon <= before.epsilon
         assert after.tail <= before.tail
 
@@ -143,7 +145,7 @@ def test_a_quote_is_for_the_octaves_that_the_rounds_will_have(tmp_path: Path) ->
 
 def test_a_forged_octave_is_refused(tmp_path: Path) -> None:
     ledger = opened(tmp_path, ADAPTIVE)
-    state = ledger._state
+    state = ledger._replica.state
     for octave in ({}, {"octave": 1}, {"octave": -1}):
         record = {"kind": "reserve", "population": "people", "event": event().to_dict(), "spent": 0.5, "method": "m"}
         text = canonical({**record, **octave, "number": 2, "time": state.time})
@@ -153,7 +155,7 @@ def test_a_forged_octave_is_refused(tmp_path: Path) -> None:
 
 def test_a_forged_proof_about_more_rounds_is_refused(tmp_path: Path) -> None:
     ledger = opened(tmp_path, PEOPLE)
-    state = ledger._state
+    state = ledger._replica.state
     record = {"kind": "reserve", "population": "people", "event": event().to_dict(), "spent": 0.1, "method": "m"}
     text = canonical({**record, "covers": 1_000_000, "number": 2, "time": state.time})
     with pytest.raises(LedgerFormatError, match="covers"):
@@ -361,11 +363,11 @@ def test_a_round_that_is_given_up_costs_nothing(tmp_path: Path, accounting: str)
     assert fresh.events("people") == ledger.events("people")
     assert [entry.abandoned for entry in fresh.events("people")] == [False, True, False]
     assert fresh.verify().totals == (ledger.total("people"),)
-    with ledger._store.reading() as connection:
+    with ledger._replica.store.reading() as connection:
         whole, entries = snapshots.read(connection, whole=True)
     assert entries is not None
     assert tuple(entries.all("people")) == fresh.events("people")
-    assert State.from_text(whole.to_text(), whole.head).to_text() == fresh._state.to_text()
+    assert State.from_text(whole.to_text(), whole.head).to_text() == fresh._replica.state.to_text()
 
 
 def test_giving_up_frees_the_budget(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from cpsgd._plain import canonical
 from cpsgd.errors import BudgetExceededError, LedgerChainError, LedgerError, LedgerFormatError
-from cpsgd.ledger import Budget, Ledger, RoundEvent, snapshots, storage, totals
-from cpsgd.ledger.chain import Head, State, canonical, digest_of, link
+from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, snapshots, sqlite_store
+from cpsgd.ledger.chain import Head, link
 from cpsgd.ledger.kinds import Account, Room, kind_of
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.ledger.state import State, digest_of
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=100.0)
@@ -111,21 +113,21 @@ def test_opening_reads_the_records_since_the_last_snapshot(long: Ledger, reads: 
 
 
 def test_a_snapshot_says_what_reading_all_records_says(long: Ledger) -> None:
-    from_snapshot = Ledger(long.path)._state
-    with long._store.reading() as connection:
+    from_snapshot = Ledger(long.path)._replica.state
+    with long._replica.store.reading() as connection:
         whole, entries = snapshots.read(connection, whole=True)
     assert entries is not None
     assert from_snapshot.to_text() == whole.to_text()
     assert from_snapshot.head == whole.head
     budget = whole.budgets["people"]
-    expected = totals.total(budget, entries.all("people"))
-    assert totals.spent(budget, [from_snapshot.accounts["people", 0]]) == expected
+    expected = charging.total(budget, entries.all("people"))
+    assert charging.spent(budget, [from_snapshot.accounts["people", 0]]) == expected
     assert tuple(entries.all("people")) == Ledger(long.path).events("people")
     assert Ledger(long.path).events("people", last=3) == tuple(entries.all("people", 3))
 
 
 def test_the_text_of_a_snapshot_survives_reading_it(long: Ledger) -> None:
-    text = long._state.to_text()
+    text = long._replica.state.to_text()
     again = State.from_text(text, Head(5, "0" * 64))
     assert again.to_text() == text
     assert (again.head.number, again.snapshot) == (5, 5)
@@ -202,7 +204,7 @@ def test_an_end_that_vanished_is_missed(long: Ledger) -> None:
 
 def _unread(path: Path) -> Ledger:
     ledger = Ledger(path.with_suffix(".none"))
-    ledger.path = ledger._store.path = path
+    ledger.path = ledger._replica.path = ledger._replica.store.path = path
     return ledger
 
 
@@ -228,8 +230,8 @@ def test_damage_after_the_snapshot_is_found_on_opening(long: Ledger) -> None:
 
 def test_totals_cannot_be_lowered_through_the_snapshot_without_writing_the_chain_anew(long: Ledger) -> None:
     """A forged text needs a forged record, and every later hash; then a head from before tells."""
-    kept, number = long.head, long._state.snapshot
-    state = long._state
+    kept, number = long.head, long._replica.state.snapshot
+    state = long._replica.state
     forged = replace(state, accounts={("people", 0): Account()})
     text = forged.to_text()
     execute(long.path, "DELETE FROM snapshot", f"INSERT INTO snapshot VALUES (0, '{text}')")
@@ -260,7 +262,7 @@ def test_snapshots_of_another_release_are_not_used(
     long: Ledger, reads: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = everything(long)
-    monkeypatch.setattr("cpsgd.ledger.chain.STATE_VERSION", 2)
+    monkeypatch.setattr("cpsgd.ledger.state.STATE_VERSION", 2)
     monkeypatch.setattr(snapshots, "STATE_VERSION", 2)
     reads.clear()
     fresh = Ledger(long.path)
@@ -303,7 +305,7 @@ def test_files_of_the_first_schema_are_read_and_go_on(tmp_path: Path) -> None:
     again = Ledger(path)
     assert again.events("people")[:-1] == expected
     assert again.verify(kept).totals == (ledger.total("people"),)
-    assert again._memory is None
+    assert again._replica._memory is None
 
 
 # ------------------------------------------------------------------ what charges cost
@@ -311,54 +313,54 @@ def test_files_of_the_first_schema_are_read_and_go_on(tmp_path: Path) -> None:
 
 def count_prices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
-    real = totals._composed.__wrapped__
+    real = charging._composed.__wrapped__
 
     def composed(*arguments: object) -> object:
         found.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(totals, "_composed", composed)
+    monkeypatch.setattr(charging, "_composed", composed)
     return found
 
 
 def test_many_rounds_are_priced_together(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = Budget(population="people", epsilon=1.0, delta=1e-6)
     account = Account()
-    monkeypatch.setattr(totals, "_PLENTY", 32)
+    monkeypatch.setattr(charging, "_PLENTY", 32)
     prices = count_prices(monkeypatch)
     for charges in range(400):
-        price = totals.affordable(budget, [account], event(0))
+        price = charging.affordable(budget, [account], event(0))
         assert price is not None
         if charges < 31:
-            assert price.covers == 0
+            assert price.rounds == 0
         if charges % 100 == 99:
             exact = guarantee_over_rounds(PROTOCOL, 1e-6, surviving={950: charges, 900: 1}).epsilon
             assert exact * (1 - 1e-9) <= price.epsilon <= 1.04 * exact
-        room = Room(kind_of(event(0), 900), price.covers, price.epsilon, price.method) if price.covers else None
+        room = Room(kind_of(event(0), 900), price.rounds, price.epsilon, price.method) if price.rounds else None
         account.reserve(event(0), room)
         account.release(event(0), 950)
     assert len(prices) < 31 + 110
-    assert totals.spent(budget, [account]).epsilon <= budget.epsilon
+    assert charging.spent(budget, [account]).epsilon <= budget.epsilon
 
 
 def test_the_last_rounds_of_a_budget_are_all_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting a few more rounds than there are costs nobody a round."""
-    monkeypatch.setattr(totals, "_PLENTY", 4)
+    monkeypatch.setattr(charging, "_PLENTY", 4)
     protocol = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)
     one = RoundEvent(protocol, survivors=1_000)
     limit = guarantee_over_rounds(protocol, 1e-6, rounds=203).epsilon
     budget = Budget(population="people", epsilon=limit, delta=1e-6)
     account = Account()
-    while (price := totals.affordable(budget, [account], one)) is not None:
-        account.reserve(one, Room(kind_of(one, 1_000), price.covers, price.epsilon, price.method))
+    while (price := charging.affordable(budget, [account], one)) is not None:
+        account.reserve(one, Room(kind_of(one, 1_000), price.rounds, price.epsilon, price.method))
     assert account.rounds == 203
-    assert totals.spent(budget, [account]).epsilon <= limit
+    assert charging.spent(budget, [account]).epsilon <= limit
 
 
 def test_another_process_need_not_prove_again_what_a_record_covers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(totals, "_PLENTY", 1)
+    monkeypatch.setattr(charging, "_PLENTY", 1)
     path = tmp_path / "budgets.ledger"
     ledger = Ledger(path)
     ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
@@ -388,9 +390,9 @@ def killed_at(path: Path, statement: int, work: Callable[[Ledger], object]) -> b
     child = os.fork()
     if child == 0:
         seen = 0
-        connect = storage.Store._connect
+        connect = sqlite_store.Store._connect
 
-        def traced(self: storage.Store, mode: str) -> sqlite3.Connection:
+        def traced(self: sqlite_store.Store, mode: str) -> sqlite3.Connection:
             connection = connect(self, mode)
 
             def count(sql: str) -> None:
@@ -403,7 +405,7 @@ def killed_at(path: Path, statement: int, work: Callable[[Ledger], object]) -> b
             connection.set_trace_callback(count)
             return connection
 
-        storage.Store._connect = traced  # type: ignore[method-assign]
+        sqlite_store.Store._connect = traced  # type: ignore[method-assign]
         try:
             work(ledger)
         finally:
@@ -420,7 +422,7 @@ def test_killed_at_every_statement_of_a_charge(filled: Path, tmp_path: Path, old
     else:
         shutil.copy(filled, start)
         ledger = Ledger(start)
-        while ledger.head.number - ledger._state.snapshot < EVERY:
+        while ledger.head.number - ledger._replica.state.snapshot < EVERY:
             ledger.reserve("people", event(1_000 + ledger.head.number))
     before = everything(Ledger(start))
     path = tmp_path / "budgets.ledger"

@@ -131,5 +131,5 @@ def test_the_largest_table() -> None:
 
 def test_the_mean_is_that_of_the_draws() -> None:
     values = draw(14, 0.25).astype(np.float64)
-    mean = Binomial(levels=2, trials=14, p=0.25, coordinate_range=1.0).noise_mean
+    mean = Binomial(levels=2, trials=14, p=0.25, coordinate_range=1.0).noise.mean
     assert abs(float(values.mean()) - mean) < 5.4 * (14 * 0.1875 / DRAWS) ** 0.5

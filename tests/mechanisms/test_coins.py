@@ -41,7 +41,7 @@ def search(fits: Callable[[Mechanism], bool] = lambda _: True, **changes: Any) -
     given = {**shared, "rotate": True, **changes}
 
     def rough_scale(mechanism: Mechanism) -> float:
-        return 2.0 * float(given["clip_norm"]) / 0.5 / math.sqrt(given["honest"] * mechanism.noise_variance)
+        return 2.0 * float(given["clip_norm"]) / 0.5 / math.sqrt(given["honest"] * mechanism.noise.variance)
 
     return Search(**given, rough_scale=rough_scale, fits=fits)
 
@@ -84,8 +84,8 @@ def test_what_it_is_in_numbers() -> None:
     assert (mechanism.values, mechanism.centre, mechanism.keystream_bytes) == (4, 1.5, 6)
     assert mechanism.scale == 0.2 / (0.125 * 3)
     assert mechanism.grid.limit == 2**13
-    assert mechanism.law(10) == Steps(low=(0.625, 0.375), high=(0.375, 0.625), clients=10, copies=3)
-    assert mechanism.noise_variance == 3 * (0.25 - 0.125**2)
+    assert mechanism.noise.law(10) == Steps(low=(0.625, 0.375), high=(0.375, 0.625), clients=10, copies=3)
+    assert mechanism.noise.variance == 3 * (0.25 - 0.125**2)
     assert mechanism.without_noise() == Binomial(levels=4, trials=0, coordinate_range=0.2)
     assert mechanism.describe() == "3 coins of bias up to 0.125 in ±0.2"
     assert protocol_of(mechanism).bits_per_coordinate == 2.0

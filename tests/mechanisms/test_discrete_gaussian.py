@@ -13,9 +13,10 @@ import pytest
 
 from cpsgd import Protocol, guarantee, plan
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import MECHANISMS, DiscreteGaussian, discrete_gaussian
+from cpsgd.mechanisms import DiscreteGaussian, discrete_gaussian
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw, closeness, convolved, integer_variance, table
 from cpsgd.privacy import certified_epsilon, renyi_certificate
+from cpsgd.registry import MECHANISMS
 
 _DIGITS = 400
 
@@ -129,7 +130,7 @@ def test_the_table_is_within_its_stated_distance(variance: float, limit: int) ->
         masses = [exact[abs(j - limit)] / total for j in range(2 * limit + 1)]
         moved = sum(abs(mpmath.mpf(thresholds[j + 1] - thresholds[j]) / 2**128 - m) for j, m in enumerate(masses))
         distance = (moved + 1 - sum(masses)) / 2
-    stated = DiscreteGaussian(levels=2, sigma_squared=variance, noise_limit=limit, coordinate_range=1.0).variation
+    stated = DiscreteGaussian(levels=2, sigma_squared=variance, noise_limit=limit, coordinate_range=1.0).noise.variation
     assert distance <= stated < 30 * max(1.0, math.sqrt(variance)) * distance + 1e-34 * limit
 
 
@@ -185,4 +186,4 @@ def test_no_noise_is_no_privacy() -> None:
     assert MECHANISMS["discrete-gaussian"] is DiscreteGaussian
     silent = DiscreteGaussian(levels=2, sigma_squared=1.0, coordinate_range=1.0).without_noise()
     with pytest.raises(ConditionError, match="sigma_squared=0"):
-        silent.law(3)
+        silent.noise.law(3)

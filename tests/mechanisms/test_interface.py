@@ -13,14 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pipeline
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import (
-    MECHANISMS,
     Binomial,
     Coins,
-    CorrelatedGaussian,
     DiscreteGaussian,
     Gaussian,
     LazyCoins,
@@ -29,10 +27,12 @@ from cpsgd.mechanisms import (
     SampledCoins,
     Skellam,
 )
-from cpsgd.mechanisms.base import FairCoins, SumRounding
 from cpsgd.mechanisms.law import Law, Normal, Steps
+from cpsgd.mechanisms.noise import FairCoins, SumRounding
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
+from cpsgd.registry import MECHANISMS
 
 EXAMPLES: dict[str, list[Mechanism]] = {
     "binomial": [
@@ -68,8 +68,8 @@ ALL = [mechanism for examples in EXAMPLES.values() for mechanism in examples]
 INTEGER = [mechanism for mechanism in ALL if mechanism.grid is not None]
 FLOAT = [mechanism for mechanism in ALL if mechanism.grid is None]
 # Those whose noise is drawn apart from the rounding, and those whose rounding is the noise.
-ADDED = [mechanism for mechanism in INTEGER if mechanism.rounding_part() is not mechanism]
-TILTED = [mechanism for mechanism in INTEGER if isinstance(mechanism.law(1), Steps)]
+ADDED = [mechanism for mechanism in INTEGER if mechanism.noise.separate]
+TILTED = [mechanism for mechanism in INTEGER if isinstance(mechanism.noise.law(1), Steps)]
 every = pytest.mark.parametrize("mechanism", ALL, ids=str)
 every_integer = pytest.mark.parametrize("mechanism", INTEGER, ids=str)
 every_added = pytest.mark.parametrize("mechanism", ADDED, ids=str)
@@ -249,11 +249,11 @@ def test_the_ends_of_the_range_become_the_outer_levels(mechanism: Mechanism) -> 
 @every
 def test_zero_coordinates_become_the_centre(mechanism: Mechanism) -> None:
     draws = encoded_zeros(mechanism, 3)
-    largest = mechanism.noise_variance + mechanism.largest_rounding_variance
+    largest = mechanism.noise.variance + mechanism.largest_rounding_variance
     assert abs(draws.mean() - mechanism.centre) <= ERRORS * math.sqrt(largest / DRAWS)
     # The variance lies between that of the noise and that with the largest rounding; its error is for a kurtosis <= 4.
     slack = ERRORS * math.sqrt(3 / DRAWS)
-    assert mechanism.noise_variance * (1 - slack) <= draws.var() <= largest * (1 + slack)
+    assert mechanism.noise.variance * (1 - slack) <= draws.var() <= largest * (1 + slack)
 
 
 @every_tilted
@@ -265,9 +265,9 @@ def test_coordinates_tilt_the_mean_and_the_variance_as_is_said(mechanism: Mechan
         keystream = stream(10 + number).take(DRAWS * mechanism.keystream_bytes)
         points = np.full(DRAWS, point, dtype=np.float32)
         draws = single_draws(mechanism, points, keystream).astype(np.float64)
-        variance = mechanism.noise_variance + mechanism.rounding_variance(points[:1])
-        assert mechanism.noise_variance <= variance * (1 + 1e-12)
-        assert variance <= (mechanism.noise_variance + mechanism.largest_rounding_variance) * (1 + 1e-12)
+        variance = mechanism.noise.variance + mechanism.rounding_variance(points[:1])
+        assert mechanism.noise.variance <= variance * (1 + 1e-12)
+        assert variance <= (mechanism.noise.variance + mechanism.largest_rounding_variance) * (1 + 1e-12)
         expected = mechanism.centre + point / grid.unit / mechanism.scale
         assert abs(draws.mean() - expected) <= ERRORS * math.sqrt(variance / DRAWS)
         # The variance of a squared deviation is at most its mean times its largest value.
@@ -305,10 +305,10 @@ def test_the_scale_is_what_a_unit_is_worth(mechanism: Mechanism) -> None:
             mechanism.centre,
         )
         if mechanism in ADDED:
-            assert changed.noise_variance == mechanism.noise_variance
+            assert changed.noise.variance == mechanism.noise.variance
         # Where the coordinate tilts the odds more there is less noise for every coordinate, and more for zero alone.
-        zero = mechanism.noise_variance + mechanism.largest_rounding_variance
-        assert changed.noise_variance + changed.largest_rounding_variance == pytest.approx(zero, rel=1e-12)
+        zero = mechanism.noise.variance + mechanism.largest_rounding_variance
+        assert changed.noise.variance + changed.largest_rounding_variance == pytest.approx(zero, rel=1e-12)
     assert mechanism.with_scale(mechanism.scale).scale == mechanism.scale
 
 
@@ -324,16 +324,15 @@ def test_without_noise(mechanism: Mechanism) -> None:
         return
     silent = mechanism.without_noise()
     assert not silent.is_noisy
-    assert (silent.noise_variance, silent.variation) == (0.0, 0.0)
+    assert (silent.noise.variance, silent.noise.variation) == (0.0, 0.0)
     assert silent.grid is not None
     assert silent.grid.limit / silent.grid.unit == pytest.approx(mechanism.grid.limit / mechanism.grid.unit, rel=1e-12)
     if mechanism in ADDED:
         assert (silent.levels, silent.scale, silent.grid) == (mechanism.levels, mechanism.scale, mechanism.grid)
-        assert mechanism.rounding_part() == silent
     assert silent.values == silent.levels
-    assert np.all(silent.sum_noise(5, 9, stream(20)) == 0)
+    assert np.all(silent.noise.of_sum(5, 9, stream(20)) == 0)
     with pytest.raises(ConditionError, match="no noise"):
-        silent.law(10)
+        silent.noise.law(10)
 
 
 def noise_mean(mechanism: Mechanism) -> float:
@@ -356,9 +355,9 @@ def chi_square(draws: NDArray[np.int64], first: int, mass: NDArray[np.float64]) 
 
 @every_tilted
 def test_where_rounding_is_the_noise_nothing_is_added(mechanism: Mechanism) -> None:
-    assert np.all(mechanism.sum_noise(5, 9, stream(20)) == 0)
+    assert np.all(mechanism.noise.of_sum(5, 9, stream(20)) == 0)
     # No coins: with None a device would have zeros drawn for it elsewhere, and wait for them in every round.
-    assert mechanism.device_noise(5) == FairCoins(0)
+    assert mechanism.noise.on_device(5) == FairCoins(0)
 
 
 @every_with_noise
@@ -367,9 +366,9 @@ def test_where_rounding_is_the_noise_nothing_is_added(mechanism: Mechanism) -> N
 def test_the_noise_of_many_clients_at_once_has_the_law_of_as_many_draws(
     mechanism: Mechanism, count: int, at_once: bool
 ) -> None:
-    draw = mechanism.sum_noise if at_once else mechanism.clients_noise
+    draw = mechanism.noise.of_sum if at_once else mechanism.noise.of_clients
     draws = draw(count, DRAWS, stream(30 + count))
-    law = mechanism.law(count)
+    law = mechanism.noise.law(count)
     assert draws.shape == (DRAWS,)
     if isinstance(law, Normal):
         assert stats.kstest(draws / law.deviation, "norm").pvalue > FALSE_ALARM
@@ -387,7 +386,7 @@ def test_the_noise_of_many_clients_at_once_has_the_law_of_as_many_draws(
 @every_tilted
 @pytest.mark.parametrize("share", [-1.0, -0.3, 1.0])
 def test_one_client_draws_its_steps_from_the_law(mechanism: Mechanism, share: float) -> None:
-    law, grid = mechanism.law(1), mechanism.grid
+    law, grid = mechanism.noise.law(1), mechanism.grid
     assert isinstance(law, Steps)
     assert grid is not None
     point = round(share * grid.limit)
@@ -406,7 +405,7 @@ def test_one_client_draws_its_steps_from_the_law(mechanism: Mechanism, share: fl
 
 @every_with_noise
 def test_one_client_draws_its_noise_from_the_law(mechanism: Mechanism) -> None:
-    law = mechanism.law(1)
+    law = mechanism.noise.law(1)
     if isinstance(law, Normal):
         draws = encoded_zeros(mechanism, 4)
         assert stats.kstest(draws / law.deviation, "norm").pvalue > FALSE_ALARM
@@ -424,18 +423,18 @@ def test_one_client_draws_its_noise_from_the_law(mechanism: Mechanism) -> None:
 
 @every
 def test_what_a_device_draws_by_itself_is_the_same_noise(mechanism: Mechanism) -> None:
-    found = mechanism.device_noise(7)
+    found = mechanism.noise.on_device(7)
     if isinstance(found, Normal):
-        assert found.deviation**2 == pytest.approx(7 * mechanism.noise_variance, rel=1e-12)
+        assert found.deviation**2 == pytest.approx(7 * mechanism.noise.variance, rel=1e-12)
     elif isinstance(found, SumRounding):
         levels = found.deviation / 2**found.fraction_bits
-        assert levels**2 == pytest.approx(7 * mechanism.noise_variance, rel=1e-12)
+        assert levels**2 == pytest.approx(7 * mechanism.noise.variance, rel=1e-12)
         assert (found.clients, found.centre) == (7, mechanism.centre)
     elif found is not None:
-        if mechanism.rounding_part() is mechanism:  # its rounding is the noise
+        if not mechanism.noise.separate:  # its rounding is the noise
             assert found.trials == 0
             return
-        assert found.trials / 4 == pytest.approx(7 * mechanism.noise_variance, rel=1e-12)
+        assert found.trials / 4 == pytest.approx(7 * mechanism.noise.variance, rel=1e-12)
         assert found.trials / 2 == pytest.approx(7 * noise_mean(mechanism), rel=1e-12)
 
 
@@ -445,7 +444,7 @@ def test_what_a_device_draws_by_itself_is_the_same_noise(mechanism: Mechanism) -
 @every_tilted
 @pytest.mark.parametrize("honest", [1, 3, 1000])
 def test_the_steps_have_the_mean_and_variance_of_so_many_clients(mechanism: Mechanism, honest: int) -> None:
-    law, grid = mechanism.law(honest), mechanism.grid
+    law, grid = mechanism.noise.law(honest), mechanism.grid
     assert isinstance(law, Steps)
     assert grid is not None
     assert law.clients == honest
@@ -456,7 +455,7 @@ def test_the_steps_have_the_mean_and_variance_of_so_many_clients(mechanism: Mech
         assert masses.sum() == pytest.approx(1.0, rel=1e-15)
         assert law.copies * mean == pytest.approx(mechanism.centre + end, rel=1e-12)
         variance = law.copies * float((points - mean) ** 2 @ masses)
-        assert variance == pytest.approx(mechanism.noise_variance, rel=1e-12)
+        assert variance == pytest.approx(mechanism.noise.variance, rel=1e-12)
         assert np.all(masses[1:-1] ** 2 >= masses[2:] * masses[:-2])  # log-concave
     # A larger coordinate makes larger integers likelier, in the order of likelihood ratios.
     ratios = np.array(law.high) / np.array(law.low)
@@ -466,16 +465,16 @@ def test_the_steps_have_the_mean_and_variance_of_so_many_clients(mechanism: Mech
 @every_tilted
 def test_no_clients_no_law(mechanism: Mechanism) -> None:
     with pytest.raises(ConditionError, match="No noise arrived"):
-        mechanism.law(0)
+        mechanism.noise.law(0)
 
 
 @every_with_noise
 @pytest.mark.parametrize("honest", [1, 3, 1000])
 def test_the_law_has_the_variance_of_so_many_clients(mechanism: Mechanism, honest: int) -> None:
-    law = mechanism.law(honest)
+    law = mechanism.noise.law(honest)
     if isinstance(law, Normal):
-        assert law.deviation**2 <= honest * mechanism.noise_variance
-        assert law.deviation**2 == pytest.approx(honest * mechanism.noise_variance, rel=1e-12)
+        assert law.deviation**2 <= honest * mechanism.noise.variance
+        assert law.deviation**2 == pytest.approx(honest * mechanism.noise.variance, rel=1e-12)
         return
     assert isinstance(law, Law)
     window = law.window(80.0)
@@ -483,7 +482,7 @@ def test_the_law_has_the_variance_of_so_many_clients(mechanism: Mechanism, hones
     mean = float(points @ window.mass)
     assert float(window.mass.sum()) == pytest.approx(1.0, rel=1e-12)
     assert window.outside_below + window.outside_above < 1e-30
-    assert law.variance == pytest.approx(honest * mechanism.noise_variance, rel=1e-9)
+    assert law.variance == pytest.approx(honest * mechanism.noise.variance, rel=1e-9)
     assert float((points - mean) ** 2 @ window.mass) == pytest.approx(law.variance, rel=1e-9)
     assert law.lowest <= window.first
     assert window.last <= law.highest
@@ -491,7 +490,7 @@ def test_the_law_has_the_variance_of_so_many_clients(mechanism: Mechanism, hones
 
 @every_added
 def test_the_law_of_a_sum_is_a_convolution(mechanism: Mechanism) -> None:
-    one, three = mechanism.law(1), mechanism.law(3)
+    one, three = mechanism.noise.law(1), mechanism.noise.law(3)
     assert isinstance(one, Law)
     assert isinstance(three, Law)
     single, triple = one.window(80.0), three.window(60.0)
@@ -504,7 +503,7 @@ def test_the_law_of_a_sum_is_a_convolution(mechanism: Mechanism) -> None:
 
 @every_added
 def test_the_law_is_log_concave_and_knows_its_steps(mechanism: Mechanism) -> None:
-    law = mechanism.law(10)
+    law = mechanism.noise.law(10)
     assert isinstance(law, Law)
     window = law.window(60.0)
     ratios = window.mass[1:] / window.mass[:-1]
@@ -526,7 +525,7 @@ def test_the_law_is_log_concave_and_knows_its_steps(mechanism: Mechanism) -> Non
 def worth(mechanism: Mechanism) -> float:
     """What a unit of the sensitivity is worth: a level, or the range where steps are affine in the coordinate."""
     assert mechanism.grid is not None
-    if mechanism.rounding_part() is not mechanism:
+    if mechanism.noise.separate:
         return mechanism.scale
     return mechanism.grid.limit / mechanism.grid.unit
 
@@ -552,7 +551,7 @@ def test_sensitivity_grows_with_what_neighbours_may_change(mechanism: Mechanism)
             assert scales == sorted(scales, reverse=True)
         # Never below the distance in units of the scale, unless the range of coordinates is the limit.
         assert of(dim=10**6) >= 2.0 / worth(mechanism)
-        side = mechanism.levels - 1 if mechanism in ADDED else mechanism.reach(Adjacency.REPLACE_ONE)
+        side = mechanism.levels - 1 if mechanism in ADDED else mechanism.extent.reach(Adjacency.REPLACE_ONE)
         assert mechanism not in TILTED or side == 2.0
         assert of(dim=1, clip_norm=1e6) == pytest.approx(side, rel=1e-12)
 
@@ -578,8 +577,8 @@ def test_prepared_neighbours_are_within_the_sensitivity(mechanism: Mechanism) ->
 @every
 def test_the_samplers_variation_is_next_to_nothing(mechanism: Mechanism) -> None:
     # That of correlated noise is for the draws of all rounds of a run, of up to ten per message and coordinate.
-    draws = 1 if mechanism.correlation is None else 10 * mechanism.correlation.rounds
-    assert 0.0 <= mechanism.variation < 1e-30 * draws
+    draws = 10 * mechanism.memory.rounds if mechanism.memory.one_event else 1
+    assert 0.0 <= mechanism.noise.variation < 1e-30 * draws
 
 
 @every
@@ -606,8 +605,8 @@ def test_quieter_has_less_noise(mechanism: Mechanism) -> None:
             quiet = before.quieter(factor)
             if quiet is None:
                 break
-            assert 0.0 < quiet.noise_variance < before.noise_variance
-            assert quiet.noise_variance <= factor * before.noise_variance + mechanism.noise_variance / 10
+            assert 0.0 < quiet.noise.variance < before.noise.variance
+            assert quiet.noise.variance <= factor * before.noise.variance + mechanism.noise.variance / 10
             assert quiet.levels == mechanism.levels
             # A range that was changed to keep the scale keeps it within roundings.
             assert quiet.scale == (
@@ -634,7 +633,7 @@ def test_useful_scales_are_in_order(mechanism: Mechanism) -> None:
 @every
 def test_the_predicted_error_is_the_noise_and_more(mechanism: Mechanism) -> None:
     error = mechanism.predicted_error(clients=40, dim=64, clip_norm=1.5, rotate=mechanism.grid is not None)
-    assert error.noise == pytest.approx(64 * mechanism.noise_variance * mechanism.scale**2 / 40)
+    assert error.noise == pytest.approx(64 * mechanism.noise.variance * mechanism.scale**2 / 40)
     worst = 64 * mechanism.largest_rounding_variance * mechanism.scale**2 / 40
     assert 0.0 <= error.rounding <= worst * (1 + 1e-12)
     assert error.total == error.noise + error.rounding + error.clipping
@@ -648,7 +647,7 @@ def test_the_predicted_error_is_the_noise_and_more(mechanism: Mechanism) -> None
 @every_tilted
 @pytest.mark.parametrize("rotate", [True, False])
 def test_deviations_cover_the_moments_of_the_steps(mechanism: Mechanism, rotate: bool) -> None:
-    law = mechanism.law(1)
+    law = mechanism.noise.law(1)
     assert isinstance(law, Steps)
     found = mechanism.deviations(clients=1, dim=64, clip_norm=1.5, rotate=rotate)
     assert len(found) == 1 + rotate
@@ -672,7 +671,7 @@ def test_deviations_cover_the_moments_of_the_steps(mechanism: Mechanism, rotate:
 @pytest.mark.parametrize("rotate", [True, False])
 @pytest.mark.parametrize("clients", [1, 30])
 def test_deviations_cover_the_moments_of_the_noise(mechanism: Mechanism, clients: int, rotate: bool) -> None:
-    law = mechanism.law(clients)
+    law = mechanism.noise.law(clients)
     assert isinstance(law, Law)
     window = law.window(600.0)
     points = np.arange(window.first, window.last + 1) - window.first

@@ -10,7 +10,7 @@ import pytest
 from scipy import integrate
 
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.lattice import gaussian_clipping, gaussian_rounding, worst_rounding
+from cpsgd.mechanisms.clipping import gaussian_clipping, gaussian_rounding, worst_rounding
 
 
 def rounding_by_quadrature(step: float, levels: int) -> float:

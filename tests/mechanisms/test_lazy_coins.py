@@ -37,7 +37,7 @@ def test_integers_have_the_law_of_the_steps(share: float) -> None:
 def test_the_law_is_that_of_sampled_coins() -> None:
     sampled = SampledCoins(rate=0.3, theta=0.4, coordinate_range=0.5)
     assert sampled.steps(17) == MECHANISM.steps(17)
-    assert (sampled.scale, sampled.noise_variance) == (MECHANISM.scale, MECHANISM.noise_variance)
+    assert (sampled.scale, sampled.noise.variance) == (MECHANISM.scale, MECHANISM.noise.variance)
 
 
 def test_messages_are_the_integers_and_their_mean_is_unbiased() -> None:
@@ -68,8 +68,8 @@ def test_a_small_rate_needs_a_small_modulus() -> None:
     lazy = LazyCoins(rate=0.02, theta=0.1, coordinate_range=reach)
     coin = Coins(coins=1, theta=lazy.theta * math.sqrt(lazy.rate), coordinate_range=reach)
     # Both have about the same privacy: the tilt over the deviation.
-    assert lazy.gain * lazy.theta / math.sqrt(lazy.noise_variance) == pytest.approx(
-        coin.gain * coin.theta / math.sqrt(coin.noise_variance), rel=0.01
+    assert lazy.gain * lazy.theta / math.sqrt(lazy.noise.variance) == pytest.approx(
+        coin.gain * coin.theta / math.sqrt(coin.noise.variance), rel=0.01
     )
     assert smallest_modulus(lazy, **shape) <= 2**6.5 < 2**8 < smallest_modulus(coin, **shape)
 
@@ -98,7 +98,7 @@ def test_candidates_fill_the_modulus(values: int) -> None:
         dim=2**20,
         clip_norm=1.0,
         rotate=True,
-        rough_scale=lambda mechanism: 4.6 / math.sqrt(1000 * mechanism.noise_variance),
+        rough_scale=lambda mechanism: 4.6 / math.sqrt(1000 * mechanism.noise.variance),
         fits=lambda mechanism: smallest_modulus(mechanism, **shape) <= values,
     )
     found = list(LazyCoins.candidates(search))

@@ -12,13 +12,13 @@ from scipy.special import ive, logsumexp
 from scipy.stats import binom
 
 from cpsgd import Protocol, guarantee
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import DiscreteGaussian, Skellam, published
 from cpsgd.mechanisms.discrete_gaussian import convolved
 from cpsgd.mechanisms.published import ORDERS
-from cpsgd.privacy.guarantees import CITATIONS, COMPARISONS
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.renyi import rdp_epsilon
+from cpsgd.privacy.single import CITATIONS, COMPARISONS
 
 Array = NDArray[np.float64]
 REPLACE = Adjacency.REPLACE_ONE

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from cpsgd import Aggregator, Protocol, guarantee
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.pipeline import to_grid
 from cpsgd.codec.rounding import CELL_BITS, UNIFORMS
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import RoundedGaussian, fine_gaussian
 from cpsgd.mechanisms.rounded_gaussian import uniformity
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.gaussian import gdp_delta
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.randomness import Keystream
 
 Array = NDArray[np.float64]
@@ -47,7 +46,7 @@ def uniform_law() -> Array:
 
 def client_law(sent: RoundedGaussian, point: int) -> Array:
     """The masses of a client's integers at a grid point, from the kernel's own table."""
-    table = fine_gaussian.table(sent._ratio, sent._cells)
+    table = fine_gaussian.table(sent._ratio, sent.cells)
     # Differences of integers: those of floats next to 1 would lose the upper tail.
     below = [0, *(int(h) << 64 | int(w) for h, w in zip(table.high, table.low, strict=True)), 1 << 128]
     cells = [(end - start) / 2.0**128 for start, end in itertools.pairwise(below)]
@@ -55,8 +54,8 @@ def client_law(sent: RoundedGaussian, point: int) -> Array:
     noise = np.zeros((len(cells) - 1 << CELL_BITS) + len(uniforms))
     for start, mass in enumerate(cells):
         noise[start << CELL_BITS : (start << CELL_BITS) + len(uniforms)] += mass * uniforms
-    places = point + np.arange(len(noise)) - len(noise) // 2 + (sent.window << (sent._fraction_bits - 1))
-    integers = np.clip(places >> sent._fraction_bits, 0, sent.window - 1)
+    places = point + np.arange(len(noise)) - len(noise) // 2 + (sent.window << (sent.fraction_bits - 1))
+    integers = np.clip(places >> sent.fraction_bits, 0, sent.window - 1)
     found: Array = np.bincount(integers, weights=noise, minlength=sent.window).astype(np.float64)
     return found
 
@@ -67,10 +66,10 @@ def ideal_sum(claimed: RoundedGaussian, points: list[int]) -> Array:
     By the inverse Fourier transform: a Gaussian, and n numbers uniform on the grid points of a level.
     """
     clients = len(points)
-    mean = sum(points) / 2**claimed._fraction_bits + clients * claimed.centre
+    mean = sum(points) / 2**claimed.fraction_bits + clients * claimed.centre
     variance = clients * claimed.noise_deviation**2
     frequencies = np.arange(-4096, 4097) / 2048
-    uniform = np.sinc(frequencies) / np.sinc(frequencies / 2**claimed._fraction_bits)
+    uniform = np.sinc(frequencies) / np.sinc(frequencies / 2**claimed.fraction_bits)
     spectrum = np.exp(-2.0 * (math.pi * frequencies) ** 2 * variance) * uniform**clients
     sums = np.arange(clients * (claimed.window - 1) + 1)
     found: Array = np.cos(2.0 * math.pi * np.outer(sums - mean, frequencies)) @ spectrum / 2048
@@ -89,7 +88,7 @@ def distance(sent: RoundedGaussian, claimed: RoundedGaussian, points: list[int])
 
 def claimed_distance(claimed: RoundedGaussian, clients: int) -> float:
     """The sampler's and the window's, and half of what densities are off by."""
-    return clients * claimed.variation + 0.5 * math.expm1(claimed.likelihood_slack(clients))
+    return clients * claimed.noise.variation + 0.5 * math.expm1(claimed.noise.slack(clients))
 
 
 def holds(sent: RoundedGaussian, claimed: RoundedGaussian, points: list[int]) -> bool:
@@ -132,8 +131,8 @@ class _Coarse(RoundedGaussian):
     """Takes a level for twice as many grid points as it has."""
 
     @property
-    def _fraction_bits(self) -> int:  # type: ignore[override]
-        return super()._fraction_bits + 1
+    def fraction_bits(self) -> int:  # type: ignore[override]
+        return super().fraction_bits + 1
 
     @property
     def _ratio(self) -> float:
@@ -271,7 +270,7 @@ def test_rounds_and_sampling_cost_what_the_gaussian_mechanism_costs() -> None:
 
 def test_one_client_alone_is_the_gaussian_mechanism() -> None:
     assert uniformity(1.0, 1) == 0.0
-    assert mechanism().likelihood_slack(1) == 0.0
+    assert mechanism().noise.slack(1) == 0.0
 
 
 def test_fractional_parts_are_charged_for() -> None:
@@ -298,7 +297,7 @@ def test_likelihoods_are_off_by_no_more_than_the_slack(points: list[int]) -> Non
     ideal = ideal_sum(LITTLE, points)
     seen = ideal > 1e-8
     worst = float(np.abs(np.log(real[seen] / ideal[seen])).max())
-    slack = LITTLE.likelihood_slack(len(points))
+    slack = LITTLE.noise.slack(len(points))
     assert 0.01 * slack < worst <= slack + 1e-7
 
 
@@ -309,12 +308,12 @@ def test_noise_on_the_grid_counts_as_less_than_it_is(sigma: float) -> None:
     points = sigma * 2.0**given.grid.fraction_bits
     assert 2048 <= points < 4096
     for honest in (1, 7):
-        assert given.law(honest).deviation ** 2 <= honest * sigma**2 * (1.0 - 5.0 / points**2)
+        assert given.noise.law(honest).deviation ** 2 <= honest * sigma**2 * (1.0 - 5.0 / points**2)
 
 
 def test_nobodys_noise_is_no_privacy() -> None:
     with pytest.raises(ConditionError, match="No noise arrived"):
-        mechanism().law(0)
+        mechanism().noise.law(0)
 
 
 def test_sensitivity_is_the_norms_or_the_ranges() -> None:
@@ -327,7 +326,7 @@ def test_sensitivity_is_the_norms_or_the_ranges() -> None:
         dim=100, clip_norm=1.0, adjacency=Adjacency.REPLACE_ONE, replace_one_distance=math.sqrt(2.0)
     )
     assert math.sqrt(2.0) / 0.5 < stated < 1.01 * math.sqrt(2.0) / 0.5
-    assert example.reach(Adjacency.REPLACE_ONE) == pytest.approx(4.0)
+    assert example.extent.reach(Adjacency.REPLACE_ONE) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("reach", [1e-6, 0.4 / 2048, 0.9 / 2048, 1.9 / 2048, 0.3], ids=str)
@@ -407,7 +406,7 @@ def test_every_sigma_has_a_table_and_a_grid() -> None:
         example = mechanism(noise_deviation=sigma, window=40_000)
         assert 8.0 * (1.0 - 1e-12) <= example._ratio < 16.0
         assert example._ratio * 256 == sigma * 2**example.grid.fraction_bits
-        assert len(fine_gaussian.table(example._ratio, example._cells).high) < 500
+        assert len(fine_gaussian.table(example._ratio, example.cells).high) < 500
         example.kernel()
 
 

@@ -66,8 +66,8 @@ def test_what_it_is_in_numbers() -> None:
     assert (MECHANISM.values, MECHANISM.centre) == (3, 1.0)
     assert MECHANISM.scale == pytest.approx(0.1 / (2 * 0.375 * 0.25), rel=1e-15)
     law = Steps(low=(0.21875, 0.75, 0.03125), high=(0.03125, 0.75, 0.21875), clients=10)
-    assert MECHANISM.law(10) == law
-    assert MECHANISM.noise_variance == pytest.approx(0.25 - (2 * 0.25 * 0.375) ** 2, rel=1e-15)
+    assert MECHANISM.noise.law(10) == law
+    assert MECHANISM.noise.variance == pytest.approx(0.25 - (2 * 0.25 * 0.375) ** 2, rel=1e-15)
     assert MECHANISM.without_noise() == Binomial(levels=2, trials=0, coordinate_range=0.1)
     assert MECHANISM.describe() == "1 coin of bias up to 0.375 for 0.25 of the coordinates in ±0.1"
     assert PROTOCOL.bits_per_coordinate == 0.25
@@ -378,7 +378,7 @@ def search(**changes: Any) -> Search:
     shared: dict[str, Any] = {"values": 1, "honest": 10_000, "variation": 0.0, "dim": 65_536, "clip_norm": 1.0}
 
     def rough_scale(mechanism: Mechanism) -> float:
-        return 2.0 / 0.34 / math.sqrt(10_000 * mechanism.noise_variance)
+        return 2.0 / 0.34 / math.sqrt(10_000 * mechanism.noise.variance)
 
     return Search(**{**shared, "rotate": True, **changes}, rough_scale=rough_scale, fits=lambda _: True)
 

@@ -21,11 +21,12 @@ from cpsgd.codec import pack, pipeline, wire
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
 from cpsgd.ledger import Budget, Ledger, RoundEvent
-from cpsgd.mechanisms import MECHANISMS, Skellam
+from cpsgd.mechanisms import Skellam
 from cpsgd.mechanisms.skellam import SkellamLaw, table, truncation
 from cpsgd.planner import Plan, modulus
 from cpsgd.privacy import certified_epsilon, guarantee_over_rounds, renyi_certificate
 from cpsgd.randomness import Keystream
+from cpsgd.registry import MECHANISMS
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
 from cpsgd.simulation.cpu import RoundSimulator
 
@@ -110,7 +111,7 @@ def test_the_table_is_within_its_stated_distance(variance: float, limit: int) ->
             inside += exact
             distance += abs(mpmath.mpf(thresholds[j + 1] - thresholds[j]) / 2**128 - exact)
         distance = (distance + (1 - inside)) / 2
-    stated = Skellam(levels=2, variance=variance, noise_limit=limit, coordinate_range=1.0).variation
+    stated = Skellam(levels=2, variance=variance, noise_limit=limit, coordinate_range=1.0).noise.variation
     assert distance <= stated
     # The bound is not vacuous: it is what the truncation costs, or near the resolution of the table.
     assert stated < 30 * max(1.0, math.sqrt(variance)) * distance + 1e-34 * limit
@@ -129,7 +130,7 @@ def drawn(mechanism: Skellam, count: int, name: int = 1) -> np.ndarray:
     values = np.empty(count, np.uint32)
     words = Keystream(bytes([name] * 16)).take(count * mechanism.keystream_bytes)
     mechanism.kernel().values(grid, words, values)
-    return values.astype(np.int64) - round(mechanism.noise_mean)
+    return values.astype(np.int64) - round(mechanism.noise.mean)
 
 
 def p_value(sample: np.ndarray, variance: float) -> float:
@@ -158,7 +159,7 @@ def test_draws_have_the_law(variance: float) -> None:
 @pytest.mark.parametrize("count", [1, 3, 50])
 def test_the_noise_of_a_sum_is_that_of_its_clients(count: int) -> None:
     mechanism = Skellam(levels=3, variance=2.0, coordinate_range=1.0)
-    noise = mechanism.sum_noise(count, 200_000, Keystream(bytes(16))) - count * round(mechanism.noise_mean)
+    noise = mechanism.noise.of_sum(count, 200_000, Keystream(bytes(16))) - count * round(mechanism.noise.mean)
     assert p_value(noise, 2.0 * count) > FALSE_ALARM
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.correlation import Correlation
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.workloads import Workload
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 
@@ -41,7 +41,7 @@ def test_the_papers_run_is_planned_quickly_and_near_the_best_there_is(epsilon: f
 def test_the_promise_is_about_the_whole_run() -> None:
     found = paper()
     assert found.protocol.promise is not None
-    assert (found.protocol.promise.rounds, found.protocol.promise.epsilon) == (2500, 2.0)
+    assert (found.protocol.promise.conditions.rounds, found.protocol.promise.claim.epsilon) == (2500, 2.0)
     assert found.protocol.release(10_000) is not None
 
 
@@ -106,7 +106,7 @@ def test_in_every_round_it_does_not_pay_and_says_so() -> None:
     assert found.guarantee.epsilon <= 8.0
     chosen = plan(100, 50, 8.0, 1e-6, bits=12, rounds=20, participation="every", correlated="auto")
     assert chosen.prefix is None
-    assert chosen.protocol.mechanism.correlation is None
+    assert not chosen.protocol.mechanism.memory.one_event
     assert f"{1 / found.prefix.gain:.3g} × more, so that correlated noise does not pay" in str(found.prefix)
     assert chosen.considered[-1].mechanism == "correlated-gaussian"
     assert "no less noise in the model" in str(chosen.considered[-1].reason)
@@ -114,7 +114,7 @@ def test_in_every_round_it_does_not_pay_and_says_so() -> None:
 
 def test_bands_are_chosen_for_the_workload_and_the_bits() -> None:
     few, many = paper(bits=8, correlated="auto"), paper(bits=14, correlated="auto")
-    chosen = [p.protocol.mechanism.correlation.bands for p in (few, many)]  # type: ignore[union-attr]
+    chosen = [p.protocol.mechanism.memory.bands for p in (few, many)]
     assert chosen[0] < chosen[1]
     assert few.prefix is not None
     # With few bits a client's own noise is most of it, and more bands gain nothing.

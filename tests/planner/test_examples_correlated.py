@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian
 from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee
@@ -29,8 +29,8 @@ def test_silos_keep_their_seeds_and_one_of_their_examples_is_protected() -> None
 
 def test_examples_in_every_round_are_planned_as_such() -> None:
     found = plan_examples(10, 100, 4.0, 1e-6, participation="every", correlated=2, **WISHES)
-    assert found.protocol.mechanism.correlation is not None
-    assert found.protocol.mechanism.correlation.separation == 1
+    assert found.protocol.mechanism.memory.one_event
+    assert found.protocol.mechanism.memory.separation == 1
     assert found.guarantee.epsilon <= 4.0
 
 

@@ -19,15 +19,14 @@ from cpsgd.codec import pack
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms import Binomial, Mechanism
 from cpsgd.mechanisms.binomial import MAX_COINS
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.planner import Plan, problem
 from cpsgd.planner.examples import plan_examples
 from cpsgd.planner.modulus import overflow_probability, smallest_modulus
 from cpsgd.planner.search import Contest, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.gaussian import analytic_sigma
-from cpsgd.privacy.guarantees import guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 
 REFERENCE: dict[str, Any] = {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9}
 SMALL: dict[str, Any] = {"clients": 500, "dim": 2_000, "epsilon": 3.0, "delta": 1e-6}

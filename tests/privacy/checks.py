@@ -15,10 +15,10 @@ import mpmath
 import numpy as np
 from scipy.stats import norm
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
 from cpsgd.privacy import certificate, fixed_size, gaussian, moments, renyi
 from cpsgd.privacy import guarantee as ask

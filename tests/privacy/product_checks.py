@@ -117,9 +117,10 @@ def few_products() -> list[Product]:
     ]
 
 
-def wrong_products() -> list[str]:
-    """Enumerates all outcomes of a few products."""
-    return [sentence for product in few_products() for sentence in violations(product)]
+def wrong_products(products: Sequence[Product] | None = None) -> list[str]:
+    """Enumerates all outcomes of some products, a few if none are given."""
+    chosen = few_products() if products is None else products
+    return [sentence for product in chosen for sentence in violations(product)]
 
 
 def wrong_repetitions() -> list[str]:

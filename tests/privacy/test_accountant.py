@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 

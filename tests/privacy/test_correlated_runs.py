@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from cpsgd.correlation import Correlation
+from cpsgd.correlated.weights import Correlation
 from cpsgd.privacy.gaussian import gdp_delta
 
 Array = NDArray[np.float64]

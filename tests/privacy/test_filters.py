@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds, most_rounds
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.filters import LEVELS, Cost, Filter, best_order, largest, summed

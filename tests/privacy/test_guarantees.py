@@ -21,8 +21,9 @@ from cpsgd.privacy import (
     renyi_certificate,
 )
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.guarantees import _attempt, _Moved
 from cpsgd.privacy.products import smoothed_epsilon
+from cpsgd.privacy.single import _attempt, _Moved
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 
 from . import checks
@@ -176,7 +177,7 @@ def test_no_noise_no_privacy() -> None:
         guarantee(rotated(2, 0), 1e-9)
     with pytest.raises(ConditionError, match="surviving=5, colluding=5"):
         guarantee(rotated(2, 16), 1e-9, surviving=5, colluding=5)
-    with pytest.raises(ConditionError, match="surviving=0"):
+    with pytest.raises(ParameterError, match="surviving=0"):
         guarantee(rotated(2, 16), 1e-9, surviving=0)
 
 
@@ -192,8 +193,10 @@ def test_bad_parameters() -> None:
         guarantee(rotated(2, 16), 1e-9, adjacency="add-remove")  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="delta"):
         guarantee(rotated(2, 16), 0.0)
-    with pytest.raises(ParameterError, match="colluding"):
+    with pytest.raises(ConditionError, match="colluding=6"):
         guarantee(rotated(2, 16), 1e-9, surviving=5, colluding=6)
+    with pytest.raises(ParameterError, match="colluding"):
+        guarantee(rotated(2, 16), 1e-9, colluding=-1)
 
 
 def test_prints_and_serialises() -> None:
@@ -212,7 +215,7 @@ def test_prints_and_serialises() -> None:
 
 
 def test_printed_epsilon_is_never_too_small() -> None:
-    found = dataclasses.replace(guarantee(rotated(2, 16), 1e-9), epsilon=1.00000000001)
+    found = dataclasses.replace(guarantee(rotated(2, 16), 1e-9), claim=Claim(1.00000000001, 1e-9))
     assert str(found).startswith("ε = 1.001 ")
 
 
@@ -257,5 +260,5 @@ def test_coins_that_never_fall_prove_nothing_and_take_no_time(p: float) -> None:
     protocol = Protocol(clients=100, dim=10, clip_norm=1.0, mechanism=mechanism, rotate=True)
     with pytest.raises(ConditionError, match="No method proves anything"):
         guarantee(protocol, 1e-6)
-    assert protocol.mechanism.noise_variance < 1e-10
+    assert protocol.mechanism.noise.variance < 1e-10
     protocol.encode(np.zeros(10), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpsgd.errors import ParameterError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 
 
 @pytest.mark.parametrize("text", ["once", "every", "poisson:0.25", "fixed-size:0.5"])

@@ -200,7 +200,13 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spoil", "check"), MUTATIONS, ids=[spoil.__name__ for spoil, _ in MUTATIONS])
+@pytest.mark.parametrize(
+    ("spoil", "check"),
+    [
+        pytest.param(spoil, check, id=spoil.__name__, marks=pytest.mark.thorough if index else ())
+        for index, (spoil, check) in enumerate(MUTATIONS)
+    ],
+)
 def test_a_wrong_step_is_caught(
     spoil: Callable[[pytest.MonkeyPatch], None], check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:

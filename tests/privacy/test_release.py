@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol, guarantee, plan
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, StageError, ThresholdError
 from cpsgd.mechanisms import Binomial
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.examples import plan_examples
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.privacy.release import check_release
-from cpsgd.privacy.rounds import guarantee_over_rounds
-from cpsgd.promise import Promise
+from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer
 
 # The planner has less to try.
@@ -30,7 +29,7 @@ PLANNED = Protocol(
     dim=100,
     clip_norm=1.0,
     mechanism=Binomial(levels=17, coordinate_range=0.5060303026954595, trials=15),
-    promise=Promise(epsilon=1.0, delta=1e-6, surviving=5000),
+    promise=Promise(Claim(1.0, 1e-6), Conditions.of(5000)),
 )
 SMALL = Protocol(
     clients=10,
@@ -38,7 +37,7 @@ SMALL = Protocol(
     clip_norm=1.0,
     mechanism=Binomial(levels=23, coordinate_range=0.5663972470841172, trials=4073),
     modulus=4096,
-    promise=Promise(epsilon=4.0, delta=1e-5, surviving=9, rounds=5),
+    promise=Promise(Claim(4.0, 1e-5), Conditions.of(9, rounds=5)),
 )
 
 
@@ -51,10 +50,10 @@ def aggregated(protocol: Protocol, messages: int) -> Aggregator:
 
 def test_a_plan_promises_what_was_asked_of_it() -> None:
     found = plan(clients=1000, dim=100, epsilon=1.0, delta=1e-6, dropout=0.1, colluding=3, **CHEAP)
-    assert found.protocol.promise == Promise(epsilon=1.0, delta=1e-6, surviving=900, colluding=3)
+    assert found.protocol.promise == Promise(Claim(1.0, 1e-6), Conditions.of(900, colluding=3))
     assert found.protocol.release(900) == found.guarantee
     silo = plan_examples(10, 50, 4.0, 1e-6, examples=100, rounds=3, participation="every", colluding=2, **CHEAP)
-    expected = Promise(epsilon=4.0, delta=1e-6, surviving=10, colluding=2, rounds=3, examples=100)
+    expected = Promise(Claim(4.0, 1e-6), Conditions.of(10, colluding=2, rounds=3, examples=100))
     assert (silo.protocol.promise, silo.examples, found.examples) == (expected, 100, None)
     proved = silo.protocol.release(10)
     assert proved is not None
@@ -62,12 +61,13 @@ def test_a_plan_promises_what_was_asked_of_it() -> None:
     assert not any(name.startswith("paper-theorem") for name, _ in proved.alternatives)
     sampled = plan(1000, 20, 2.0, 1e-6, participation="fixed-size:0.05", rounds=2, **CHEAP)
     expected = Promise(
-        epsilon=2.0,
-        delta=1e-6,
-        surviving=1000,
-        adjacency=Adjacency.REPLACE_ONE,
-        rounds=2,
-        participation=Participation.fixed_size(cohort=5, population=100),
+        Claim(2.0, 1e-6),
+        Conditions.of(
+            1000,
+            adjacency=Adjacency.REPLACE_ONE,
+            rounds=2,
+            participation=Participation.fixed_size(cohort=5, population=100),
+        ),
     )
     assert sampled.protocol.promise == expected
 
@@ -167,15 +167,15 @@ def test_messages_are_a_number() -> None:
 def test_an_edited_promise_proves_nothing(edited: dict[str, Any]) -> None:
     promise = PLANNED.promise
     assert promise is not None
-    lying = replace(PLANNED, promise=replace(promise, **edited))
+    lying = replace(PLANNED, promise=Promise.from_dict({**promise.to_dict(), **edited}))
     with pytest.raises(GuaranteeError):
-        lying.release(lying.promise.surviving if lying.promise else 0)
+        lying.release(lying.promise.conditions.surviving if lying.promise else 0)
 
 
 def test_an_epsilon_edited_upwards_is_not_what_is_claimed() -> None:
     promise = PLANNED.promise
     assert promise is not None
-    generous = replace(PLANNED, promise=replace(promise, epsilon=100.0, surviving=50))
+    generous = replace(PLANNED, promise=Promise(Claim(100.0, 1e-6), Conditions.of(50)))
     found = generous.release(50)
     assert found is not None
     # The file says 100 and 50 messages; what is shown is the accountant's figure for 50 messages.

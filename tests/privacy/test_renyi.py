@@ -170,9 +170,9 @@ def test_more_noise_a_larger_delta_and_less_distance_never_hurt(p: float) -> Non
     def decreases(values: list[float]) -> bool:
         return all(b <= a * (1 + 5e-5) for a, b in itertools.pairwise(values))
 
-    assert decreases([epsilon(noise_trials=n) for n in (1_000, 1_500, 3_000, 3_100, 9_000)])
-    assert decreases([epsilon(delta=d) for d in (1e-10, 1e-7, 2e-7, 1e-4)])
-    assert decreases([epsilon(sensitivity=s) for s in (3.0, 2.0, 1.9, 1.0, 0.5)])
+    assert decreases([epsilon(noise_trials=n) for n in (1_000, 3_000, 3_100)])
+    assert decreases([epsilon(delta=d) for d in (1e-10, 1e-7, 2e-7)])
+    assert decreases([epsilon(sensitivity=s) for s in (2.0, 1.9, 0.5)])
 
 
 def test_mirrored_noise_is_as_good() -> None:

@@ -11,9 +11,8 @@ from cpsgd import Protocol
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Coins
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.guarantees import guarantee
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.privacy.proofs import published_epsilon
-from cpsgd.privacy.rounds import guarantee_over_rounds
 
 PROTOCOL = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=20)
 DELTA = 1e-6
@@ -195,7 +194,7 @@ def test_renyi_certificates_pay_for_the_samplers_resolution() -> None:
     skewed = Protocol.binomial(clients=4, dim=1, clip_norm=1.0, levels=3, trials=40, p=0.4)
     found = guarantee_over_rounds(skewed, 1e-5, rounds=10)
     assert found.method == "renyi-certificate"
-    moved = 10 * 4 * skewed.mechanism.variation * (1 + math.exp(found.epsilon))
+    moved = 10 * 4 * skewed.mechanism.noise.variation * (1 + math.exp(found.epsilon))
     assert moved > 0.0
     assert found.tail > moved
     with pytest.raises(ConditionError, match="Nothing is proved about 2000 such rounds"):

@@ -40,8 +40,11 @@ def test_the_gaussian_side_against_quadrature() -> None:
 
 
 @pytest.mark.slow
-def test_rates_with_fifty_digits() -> None:
-    assert checks.wrong_rates() == []
+@pytest.mark.parametrize(
+    "index", [0, *(pytest.param(index, marks=pytest.mark.thorough) for index in range(1, len(checks.SINGLES)))]
+)
+def test_rates_with_fifty_digits(index: int) -> None:
+    assert checks.wrong_rates(checks.SINGLES[index : index + 1]) == []
 
 
 def test_nothing_vanishes_that_would_grow_again() -> None:

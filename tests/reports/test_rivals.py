@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpsgd.mechanisms import MECHANISMS
+from cpsgd.registry import MECHANISMS
 from cpsgd.reports import rivals
 from cpsgd.reports.rivals import OURS, PUBLISHED, RivalPoint, Scene
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.ledger import Budget, Entry, RoundEvent
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.reports import pictures, plotting
 

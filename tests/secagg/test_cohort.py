@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
-from cpsgd.secagg.cohort import Cohort, Statement
-from cpsgd.secagg.wire import Advert, Session
+from cpsgd.secagg.cohort import Advert, Cohort, Statement
+from cpsgd.secagg.frames import Session
 
 from .rounds import IDENTITIES, ROSTER, parameters
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cpsgd.errors import CpsgdError, IdentityFileError, ParameterError
 from cpsgd.secagg import create_identity, public_line, read_identity, read_roster
-from cpsgd.secagg.identity import public_bytes
+from cpsgd.secagg.keys import public_bytes
 
 from .rounds import IDENTITIES, ROSTER
 
@@ -56,7 +56,7 @@ def test_a_group_may_read_an_identity_that_was_lent(tmp_path: Path, monkeypatch:
     create_identity(path)
     path.chmod(0o440)
     owner = os.geteuid()
-    monkeypatch.setattr("cpsgd.secagg.identity.os.geteuid", lambda: owner + 1)
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
     read_identity(path)
     path.chmod(0o444)
     with pytest.raises(IdentityFileError, match="others"):

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cpsgd.secagg import SecureParameters, client, graph
+from cpsgd.secagg import SecureParameters, graph, participant
 
 from .explorer import Explorer, Path
 from .rounds import parameters
@@ -80,7 +80,7 @@ def test_with_a_threshold_of_half_the_neighbours_the_search_finds_two_sums() -> 
 
 def test_if_clients_uploaded_without_masks_the_search_finds_one_that_signed_nothing() -> None:
     """The others sign that it has survived, and reveal its seed; nothing else covers its message."""
-    with mock.patch.object(client, "_check_left"):
+    with mock.patch.object(participant, "_check_left"):
         explorer = Explorer(agreed(3))
     with pytest.raises(AssertionError, match=r"the sum of clients \[\d\] is open"):
         explorer.rounds()

@@ -67,7 +67,7 @@ def integers(of: Protocol, mean: np.ndarray, count: int) -> np.ndarray:
 
 def exact_law(of: Protocol) -> np.ndarray:
     """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p) where that is not the noise."""
-    if isinstance(steps := of.mechanism.law(1) if of.mechanism.is_noisy else None, Steps):
+    if isinstance(steps := of.mechanism.noise.law(1) if of.mechanism.is_noisy else None, Steps):
         return _law_of_steps(of, steps)
     if isinstance(of.mechanism, RoundedGaussian):
         return _law_of_rounded(of.mechanism)

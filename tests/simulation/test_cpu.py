@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 from cpsgd import Aggregator, Protocol, plan
 from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, VectorError
 from cpsgd.mechanisms import Binomial, Coins, DiscreteGaussian, Mechanism, Skellam, binomial
+from cpsgd.mechanisms.noise import Noise
 from cpsgd.randomness import Keystream
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, noise_norm
 
@@ -67,35 +68,36 @@ def test_noise_that_protects_is_as_exact_as_the_accounting_says(
 ) -> None:
     tested = Protocol(clients=30, dim=5, clip_norm=1.0, mechanism=mechanism, rotate=True)
     called = []
-    for name in ("sum_noise", "clients_noise"):
-        real = getattr(type(mechanism), name)
+    noise = type(mechanism.noise)
+    for name in ("of_sum", "of_clients"):
+        real = getattr(noise, name)
 
-        def draw(self: Mechanism, *arguments: Any, name: str = name, real: Any = real) -> Any:
+        def draw(self: Noise, *arguments: Any, name: str = name, real: Any = real) -> Any:
             called.append(name)
             return real(self, *arguments)
 
-        monkeypatch.setattr(type(mechanism), name, draw)
+        monkeypatch.setattr(noise, name, draw)
     for seed in (None, 7):
         simulator = RoundSimulator(tested, round=0, seed=seed)
         simulator.add_zeros(30)
         simulator.mean()
-    assert called == ["sum_noise" if at_once else "clients_noise", "sum_noise"]
+    assert called == ["of_sum" if at_once else "of_clients", "of_sum"]
     # What `guarantee` takes off δ for each coordinate of each round covers the sampler that was used.
-    assert (mechanism.sum_variation(30) <= 30 * mechanism.variation) == at_once
+    assert (mechanism.noise.sum_variation(30) <= 30 * mechanism.noise.variation) == at_once
 
 
 def test_a_large_epsilon_of_coins_would_not_survive_a_table() -> None:
     # At ε = 64 a table of 128-bit numbers costs more than δ, and nothing is taken off δ for coins.
     coins_of = Binomial(levels=4, trials=27, coordinate_range=1.0)
-    assert coins_of.variation == 0.0
-    assert 700 * coins_of.sum_variation(1_797) * np.exp(64.0) > 1e-6
+    assert coins_of.noise.variation == 0.0
+    assert 700 * coins_of.noise.sum_variation(1_797) * np.exp(64.0) > 1e-6
 
 
 def test_coins_leave_no_noise_to_draw() -> None:
     tested = coins(3)
-    drawn = tested.mechanism.sum_noise(5, 7, Keystream(bytes(16)))
+    drawn = tested.mechanism.noise.of_sum(5, 7, Keystream(bytes(16)))
     assert drawn.tolist() == [0] * 7
-    assert tested.mechanism.rounding_part() is tested.mechanism
+    assert not tested.mechanism.noise.separate
     simulator = RoundSimulator(tested, round=0, seed=1)
     simulator.add_zeros(37)
     # Zeros are tossed, too: their coins are fair, and their variance is what `noise_norm` says.

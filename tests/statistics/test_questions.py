@@ -12,11 +12,9 @@ import pytest
 from cpsgd.errors import ColumnError, CpsgdError, GuaranteeError, ParameterError, TableError, VectorError
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
-from cpsgd.statistics.bounds import Ranges
-from cpsgd.statistics.contributions import People, combined
-from cpsgd.statistics.questions import RowQuestion
-from cpsgd.statistics.ranks import root
-from cpsgd.statistics.tables import open_table
+from cpsgd.statistics.ranks import Ranges, root
+from cpsgd.statistics.rows import People, RowQuestion, combined
+from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"bits": 8, "mechanism": "binomial"}
 BOX = {"x": (-1.0, 3.0), "y": (2.0, 5.0)}

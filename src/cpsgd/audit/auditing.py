@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks
 from cpsgd.audit.bound import Attacker, Prospect, Rehearsal
 from cpsgd.audit.checks import Check, Played
-from cpsgd.audit.law import Array, LikelihoodRatio
 from cpsgd.audit.playing import Canary, Encode, Player, Start, canaries_of, peculiar, resting, rounded
+from cpsgd.audit.sum_law import Array, LikelihoodRatio
 from cpsgd.codec import wire
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.protocol import Protocol
 
@@ -342,7 +342,7 @@ def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
         )
     if rounds * protocol.dim > _MAX_NUMBERS:
         raise ParameterError(f"Expected rounds times dim <= {_MAX_NUMBERS}, got {rounds} times {protocol.dim}.")
-    variance = mechanism.noise_variance + mechanism.largest_rounding_variance
+    variance = mechanism.noise.variance + mechanism.largest_rounding_variance
     reach = count * grid.limit / grid.unit / mechanism.scale + 8.0 * math.sqrt(count * variance)
     if reach > _MAX_SUM:
         raise ParameterError(

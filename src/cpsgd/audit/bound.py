@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta, binom
 
-from cpsgd.audit.law import Array
+from cpsgd.audit.sum_law import Array
 
 # Shares of the rounds in which an attacker may answer.
 _SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)

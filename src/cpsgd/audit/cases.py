@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.mechanisms import (
-    MECHANISMS,
     Binomial,
     Coins,
-    CorrelatedGaussian,
     DiscreteGaussian,
     LazyCoins,
     Mechanism,
@@ -22,6 +21,7 @@ from cpsgd.mechanisms import (
     Skellam,
 )
 from cpsgd.protocol import Protocol
+from cpsgd.registry import MECHANISMS
 
 DELTA = 1e-3
 """δ of the claims: one that so few rounds can see."""
@@ -53,8 +53,7 @@ class Case:
     @property
     def rounds(self) -> tuple[int, ...]:
         """Round numbers to play, even and odd; those of a run, where there is one."""
-        correlation = self.protocol.mechanism.correlation
-        return tuple(number for number in _ROUNDS if correlation is None or number < correlation.rounds)
+        return tuple(number for number in _ROUNDS if number < self.protocol.mechanism.memory.rounds)
 
 
 def _planned(sampler: str, mechanism: Mechanism, modulus: int | None = None) -> Case:

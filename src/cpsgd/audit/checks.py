@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import lambertw
 from scipy.stats import binom, gamma
 
-from cpsgd.audit.law import Array, Integers, SumLaw
+from cpsgd.audit.sum_law import Array, Integers, SumLaw
 
 # A released mean is float32, so its sums are integers only up to rounding.
 _NEAR_INTEGER = 0.25

@@ -12,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 
-from cpsgd.audit.law import Array, SumLaw
+from cpsgd.audit.sum_law import Array, SumLaw
 
 # Points of the loss's grid over all coordinates together.
 _POINTS = 1 << 16

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import hadamard
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.audit.checks import Played
-from cpsgd.audit.law import Array, SumLaw
+from cpsgd.audit.sum_law import Array, SumLaw
 from cpsgd.codec.clip import Vector
 from cpsgd.codec.rounding import Grid
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
 # What float32 may do to a coordinate on its way through the codec, relative to the range of the levels.

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.audit.auditing import Claim
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.exact import pair_epsilon
-from cpsgd.audit.law import Array, Integers, SumLaw
 from cpsgd.audit.playing import RoundLattice, canaries_of, resting
+from cpsgd.audit.sum_law import Array, Integers, SumLaw
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
 # Slopes at which Chernoff's bound is looked at, relative to the one that is best for a Gaussian.

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks, levels, sharp
 from cpsgd.audit.auditing import FALSE_ALARM, AuditReport, audit
@@ -23,6 +22,7 @@ from cpsgd.audit.cases import Case
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.playing import Encode, Player, RoundLattice, Start, rounded, too_long
 from cpsgd.codec import pipeline
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 

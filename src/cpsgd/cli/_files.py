@@ -1,25 +1,25 @@
-"""Files: people's vectors that are read, results that appear whole or not at all, and the protocol file.
+"""Files of vectors, results that appear whole or not at all, and the protocol file.
 
-Tables are .npy, .npz or .csv, one row per client. Rows are handed out in blocks and never held twice: an .npy file is
-mapped into memory, a .csv file is read as it goes. No error quotes what stands in a file, only where.
+Tables of vectors are .npy, .npz or .csv, one row per client. They are read in blocks: an .npy file is mapped into
+memory, a .csv file is read by the standard library, so that neither needs an extra. Errors name a place in a file, and
+quote nothing of it. `cpsgd.tables` reads tables with named columns.
 """
 
 from __future__ import annotations
 
 import csv
-import os
-import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
-from typing import Protocol as Interface
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd._cells import filled_lines, is_number
+from cpsgd._durable import write_file
 from cpsgd.errors import ParameterError, VectorError
 
 if TYPE_CHECKING:
@@ -28,63 +28,29 @@ if TYPE_CHECKING:
 Array = NDArray[np.generic]
 
 _PICTURES = (".png", ".pdf", ".svg")
-# Rows looked at together.
+# Rows read together.
 _POINTS = 1 << 16
-# A protocol is a dozen short fields; whatever is longer is another file given by mistake.
+# A protocol is a dozen short fields; a longer file is another one, given by mistake.
 _LONGEST_PROTOCOL = 1 << 16
 
 
 # ------------------------------------------------------------------ writing
 
 
-def write(path: Path, body: Callable[[IO[bytes]], object]) -> None:
-    """Replaces a file by what `body` writes, at once: whoever opens it sees all of the old or all of the new."""
-    try:
-        _write(path.resolve(), body)
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        # A full disk is told of without the name of the file.
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _write(target: Path, body: Callable[[IO[bytes]], object]) -> None:
-    if target.exists() and not target.is_file():
-        # A pipe or a device is written to, not replaced.
-        with target.open("wb") as file:
-            body(file)
-        return
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with draft.open("xb") as file:
-            body(file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
 @contextmanager
 def paid(charged: bool) -> Iterator[None]:
-    """Where a result was charged to a ledger and cannot be written, the error says so."""
+    """Adds to errors of writing a result that was charged to a ledger that it was charged."""
     try:
         yield
     except OSError as error:
         if not charged:
             raise
-        told = f"{error.strerror or error}. It was charged to the ledger all the same, and has to be paid for again"
-        raise OSError(error.errno, told, error.filename) from None
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replaces a file by these bytes."""
-    write(path, lambda file: file.write(data))
+        reason = f"{error.strerror or error}. It was charged to the ledger all the same, and has to be paid for again"
+        raise OSError(error.errno, reason, error.filename) from None
 
 
 def check_output(path: Path, *inputs: Path) -> None:
-    """Refuses with `ParameterError`, before any work is done, a place that cannot be written or one of the inputs."""
+    """Raises `ParameterError`, before any work is done, if a file cannot be written or is one of the inputs."""
     if not path.resolve().parent.is_dir():
         raise ParameterError(f"Cannot write {path}: the folder does not exist.")
     if path.is_dir():
@@ -102,14 +68,14 @@ def check_output(path: Path, *inputs: Path) -> None:
 
 
 def check_vector_output(path: Path, *inputs: Path) -> None:
-    """`check_output` for a vector, whose suffix says the format."""
+    """Checks the output of a vector, whose suffix says the format; see `check_output`."""
     if path.suffix.lower() not in (".npy", ".csv"):
         raise ParameterError(f"Expected --out to end in .npy or .csv, got {path.name}.")
     check_output(path, *inputs)
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuses a picture, if one is asked for, whose suffix is of no known format, or that could not be drawn here."""
+    """Refuses a picture, if one is asked for, with an unknown suffix or without matplotlib."""
     if path is None:
         return
     if path.suffix.lower() not in _PICTURES:
@@ -120,16 +86,16 @@ def check_picture(path: Path | None) -> None:
 
 
 def write_vector(path: Path, vector: NDArray[np.float32]) -> None:
-    """Writes a vector as .npy, or as the single line of a .csv; a table as so many lines."""
+    """Writes a vector as .npy, or as the single line of a .csv; of a table one line per row."""
     if path.suffix.lower() == ".csv":
         # Nine digits tell all float32 numbers apart.
-        write(path, lambda file: np.savetxt(file, np.atleast_2d(vector), fmt="%.9g", delimiter=","))
+        write_file(path, lambda file: np.savetxt(file, np.atleast_2d(vector), fmt="%.9g", delimiter=","))
     else:
-        write(path, lambda file: np.save(file, vector))
+        write_file(path, lambda file: np.save(file, vector))
 
 
 def read_protocol(path: Path) -> Protocol:
-    """The protocol in a JSON file, or `ParameterError` where it holds none."""
+    """Returns the protocol in a JSON file, or raises `ParameterError`."""
     from cpsgd.protocol import Protocol
 
     with path.open("rb") as file:
@@ -142,34 +108,49 @@ def read_protocol(path: Path) -> Protocol:
         raise ParameterError(f"{path}: {error}") from None
 
 
-# ------------------------------------------------------------------ reading tables
+# ------------------------------------------------------------------ reading vectors
 
 
-class Rows(Interface):
-    """The vectors of all clients; `named` where a line above them names the coordinates."""
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The vectors of all clients in a file.
 
+    Attributes:
+        path: The file.
+        clients: Number of rows.
+        dim: Number of coordinates.
+        named: Whether a header names the coordinates.
+        blocks: Yields the vectors in order, at most the given number at a time, with the number of each first row.
+    """
+
+    path: Path
     clients: int
     dim: int
     named: bool
+    blocks: Callable[[int], Iterator[tuple[int, Array]]]
 
-    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
-        """The vectors in order, at most `rows` at a time, each block with the number of its first row."""
-        ...
-
-    def where(self, row: int) -> str:
-        """How a person finds this row in the file."""
-        ...
+    def not_finite(self, row: int, coordinate: int) -> VectorError:
+        """Returns the error that names this place."""
+        below = " below the header" if self.named else ""
+        return VectorError(
+            f"{self.path}, row {row}{below}: NaN or infinite at coordinate {coordinate} (rows and coordinates counted "
+            "from 0). Repair or drop the row."
+        )
 
 
 def open_rows(path: Path, key: str | None = None) -> Rows:
-    """The vectors in an .npy, .npz or .csv file, one row per client; `key` names one of several arrays in an .npz file.
+    """Opens the vectors in an .npy, .npz or .csv file, one row per client.
+
+    Args:
+        path: The file.
+        key: Name of one of several arrays in an .npz file.
 
     Raises:
-        VectorError: The file does not hold rows (or, for `read_vector`, one vector) of real numbers.
-        ParameterError: The file's suffix or `key` makes no sense.
+        VectorError: The file does not hold rows of real numbers.
+        ParameterError: The file's suffix is unknown, or the key is wrong.
     """
     if _suffix(path, key) == ".csv":
-        return _CsvRows(path)
+        return _csv_rows(path)
     array = _open_array(path, key)
     if array.ndim != 2:
         raise VectorError(
@@ -177,32 +158,30 @@ def open_rows(path: Path, key: str | None = None) -> Rows:
         )
     if 0 in array.shape:
         raise VectorError(f"{path}: the table is empty, its shape is {array.shape}.")
-    return _ArrayRows(path, array)
+
+    def blocks(rows: int) -> Iterator[tuple[int, Array]]:
+        for start in range(0, len(array), rows):
+            yield start, array[start : start + rows]
+
+    clients, dim = array.shape
+    return Rows(path, clients, dim, named=False, blocks=blocks)
 
 
 def read_points(rows: Rows) -> Array:
-    """All rows in memory, for algorithms that go over them several times; all finite, or `VectorError`."""
+    """Returns all rows in memory, for algorithms that read them several times; raises `VectorError` if not finite."""
     blocks = []
     for start, block in rows.blocks(_POINTS):
         if not (finite := np.isfinite(block)).all():
             row, coordinate = np.unravel_index(int(np.argmin(finite)), finite.shape)
-            raise not_finite(rows, start + int(row), int(coordinate))
+            raise rows.not_finite(start + int(row), int(coordinate))
         blocks.append(block)
     return np.concatenate(blocks)
 
 
-def not_finite(rows: Rows, row: int, coordinate: int) -> VectorError:
-    """The error that names this place."""
-    return VectorError(
-        f"{rows.where(row)}: NaN or infinite at coordinate {coordinate} (rows and coordinates counted from 0). Repair "
-        "or drop the row."
-    )
-
-
 def read_vector(path: Path, key: str | None = None) -> Array:
-    """The one vector in a file, a one-dimensional array or a table of one row; errors as of `open_rows`."""
+    """Returns the one vector in a file, an array of one dimension or of one row; errors as of `open_rows`."""
     if _suffix(path, key) == ".csv":
-        rows = _CsvRows(path)
+        rows = _csv_rows(path)
         if rows.clients != 1:
             raise VectorError(f"{path}: expected one vector, got {rows.clients} rows; `cpsgd mean` takes many.")
         return np.asarray(next(rows.blocks(1))[1][0])
@@ -219,7 +198,7 @@ def _suffix(path: Path, key: str | None) -> str:
     if suffix not in (".npy", ".npz", ".csv"):
         raise ParameterError(f"{path}: expected an .npy, .npz or .csv file.")
     if key is not None and suffix != ".npz":
-        raise ParameterError(f"--key names an array in an .npz file, and {path.name} is none.")
+        raise ParameterError(f"--key names an array in an .npz file, which {path.name} is not.")
     return suffix
 
 
@@ -232,7 +211,7 @@ def _open_array(path: Path, key: str | None) -> Array:
     except ParameterError:
         raise
     except Exception:
-        # NumPy lets all kinds of errors through from a damaged file; what they say may quote it.
+        # NumPy lets all kinds of errors through from a damaged file, and they may quote it.
         raise VectorError(
             f"{path}: not a readable {kind} file of numbers. It is damaged, cut short, of another format or holds "
             "Python objects."
@@ -243,7 +222,7 @@ def _open_array(path: Path, key: str | None) -> Array:
 
 
 def _from_npz(path: Path, key: str | None) -> Array:
-    # Opened here, as np.load leaves a file open that turns out to be no archive.
+    # Opened here, as np.load leaves a file open if it is not an archive.
     with path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -256,81 +235,67 @@ def _from_npz(path: Path, key: str | None) -> Array:
         return np.asarray(archive[key or names[0]])
 
 
-class _ArrayRows:
-    """Rows of an array, in memory or mapped from a file."""
-
-    def __init__(self, path: Path, array: Array) -> None:
-        self._path = path
-        self._array = array
-        self.named = False
-        self.clients, self.dim = array.shape
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
-        for start in range(0, self.clients, rows):
-            yield start, self._array[start : start + rows]
-
-    def where(self, row: int) -> str:
-        return f"{self._path}, row {row}"
-
-
-class _CsvRows:
-    """Rows of numbers separated by commas, behind a header line or none."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        if not path.is_file():
-            # Also a pipe is refused: the file is read twice.
-            raise FileNotFoundError(2, "No such file", str(path))
-        self.named = False
-        self.clients = self.dim = 0
-        for line, cells in self._lines():
-            if self.dim == 0:
-                self.dim = len(cells)
-                if not any(is_number(cell) for cell in cells):
-                    self.named = True
-                    continue
-                if self.dim > 2 and cells == [str(i) for i in range(self.dim)]:
-                    raise VectorError(
-                        f"{path}, line {line}: counts 0, 1, 2, …, as column names do that some programs write. Remove "
-                        "the line, or write 0.0 for 0 if it is a client's vector after all."
-                    )
-            if len(cells) != self.dim:
-                raise VectorError(f"{path}, line {line}: has {len(cells)} cells where the first line has {self.dim}.")
-            self.clients += 1
-        if self.clients == 0:
-            raise VectorError(f"{path}: holds no row of numbers.")
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, Array]]:
-        block: list[list[float]] = []
-        start = 0
-        lines = self._lines()
-        if self.named:
-            next(lines)
-        for line, cells in lines:
-            try:
-                block.append(list(map(float, cells)))
-            except ValueError:
-                column = next(i for i, cell in enumerate(cells, start=1) if not is_number(cell))
+def _csv_rows(path: Path) -> Rows:
+    """Opens rows of numbers separated by commas, with or without a header; reads the file once to count them."""
+    if not path.is_file():
+        # Also a pipe is refused: the file is read twice.
+        raise FileNotFoundError(2, "No such file", str(path))
+    named, clients, dim = False, 0, 0
+    for line, cells in _csv_lines(path):
+        if dim == 0:
+            dim = len(cells)
+            if not any(_is_number(cell) for cell in cells):
+                named = True
+                continue
+            if dim > 2 and cells == [str(i) for i in range(dim)]:
                 raise VectorError(
-                    f"{self._path}, line {line}, column {column}: not a number (cells are separated by commas)."
-                ) from None
-            if len(block) == rows:
-                yield start, np.array(block)
-                start += rows
-                block = []
-        if block:
+                    f"{path}, line {line}: counts 0, 1, 2, …, as column names do that some programs write. Remove the "
+                    "line, or write 0.0 for 0 if it is a client's vector after all."
+                )
+        if len(cells) != dim:
+            raise VectorError(f"{path}, line {line}: has {len(cells)} cells where the first line has {dim}.")
+        clients += 1
+    if clients == 0:
+        raise VectorError(f"{path}: holds no row of numbers.")
+
+    def blocks(rows: int) -> Iterator[tuple[int, Array]]:
+        lines, start = _csv_lines(path), 0
+        if named:
+            next(lines)
+        while block := [_numbers_in(path, line, cells) for line, cells in islice(lines, rows)]:
             yield start, np.array(block)
+            start += len(block)
 
-    def where(self, row: int) -> str:
-        return f"{self._path}, row {row}" + (" below the header" if self.named else "")
+    return Rows(path, clients, dim, named, blocks)
 
-    def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        """The lines that are not blank, with their numbers from 1."""
-        with self._path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            try:
-                yield from filled_lines(reader)
-            except UnicodeDecodeError:
-                raise VectorError(f"{self._path}: not a text file in UTF-8.") from None
-            except csv.Error:
-                raise VectorError(f"{self._path}, line {reader.line_num}: not cells separated by commas.") from None
+
+def _numbers_in(path: Path, line: int, cells: list[str]) -> list[float]:
+    try:
+        return list(map(float, cells))
+    except ValueError:
+        column = next(i for i, cell in enumerate(cells, start=1) if not _is_number(cell))
+        raise VectorError(
+            f"{path}, line {line}, column {column}: not a number (cells are separated by commas)."
+        ) from None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the lines that are not blank, with their numbers from 1."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        try:
+            for cells in reader:
+                if cells and cells != [""]:
+                    yield reader.line_num, cells
+        except UnicodeDecodeError:
+            raise VectorError(f"{path}: not a text file in UTF-8.") from None
+        except csv.Error:
+            raise VectorError(f"{path}, line {reader.line_num}: not cells separated by commas.") from None

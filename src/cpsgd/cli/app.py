@@ -17,22 +17,22 @@ COMMANDS = {
     ),
     "privacy": ("privacy:app", "What given parameters protect, and by which theorem."),
     "mean": ("mean:run", "Estimate the mean of a table's rows by a whole round on this machine."),
-    "sum": ("tables:sum", "Sum a table's columns, so that (ε, δ) protects each user."),
+    "sum": ("columns:sum", "Sum a table's columns, so that (ε, δ) protects each user."),
     "count": (
-        "tables:count",
+        "columns:count",
         "Count a table's rows, or the ones in columns of 0 and 1, so that (ε, δ) protects each user.",
     ),
     "histogram": (
-        "tables:histogram",
+        "columns:histogram",
         "Count the rows with a column's value in each bin or of each category, so that (ε, δ) protects each user.",
     ),
-    "quantiles": ("tables:quantiles", "Find quantiles of a table's columns, so that (ε, δ) protects each user."),
+    "quantiles": ("columns:quantiles", "Find quantiles of a table's columns, so that (ε, δ) protects each user."),
     "kmeans": (
-        "statistics:kmeans",
+        "unsupervised:kmeans",
         "Find the centres of clusters of a table's rows, so that (ε, δ) protects each row.",
     ),
     "pca": (
-        "statistics:pca",
+        "unsupervised:pca",
         "Find the directions of largest variance of a table's rows, so that (ε, δ) protects each row.",
     ),
     "protocol": (
@@ -45,7 +45,7 @@ COMMANDS = {
     "budget": ("budget:app", "Privacy budgets on a durable ledger."),
     "dashboard": ("dashboard:run", "Plan, watch runs, and read budgets and audits in the browser."),
     "identity": (
-        "identity:app",
+        "identities:app",
         "Keys by which clients of secure aggregation know each other, whatever the server says.",
     ),
     "data": ("data:app", "Bring data sets to this machine."),

@@ -13,8 +13,8 @@ from rich.markup import escape
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.options import parameters_of
 from cpsgd.planner.requirements import Requirements
+from cpsgd.registry import parameters_of
 from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:

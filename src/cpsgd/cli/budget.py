@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
+from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
 from cpsgd.cli.options import file_option
@@ -317,7 +318,7 @@ def _does_not_hold(what: str, file: Path, error: Exception, json: bool) -> Syste
 
 
 def _write(out: Path, data: dict[str, Any]) -> None:
-    _files.write_bytes(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_file(out, (json_module.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def _read_report(path: Path) -> object:
@@ -333,7 +334,7 @@ def _read_report(path: Path) -> object:
 
 def _keys(path: Path | None) -> frozenset[bytes] | None:
     """The public keys in a file, if one is given."""
-    from cpsgd.secagg.identity import read_roster
+    from cpsgd.secagg.identity_files import read_roster
 
     return None if path is None else read_roster(path)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cpsgd._durable import locked
+from cpsgd._durable import locked, write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import (
     ConditionError,
@@ -49,7 +49,7 @@ def protocol(
         chosen = _promising(chosen, options.given(required))
     if out is not None:
         _files.check_output(out)
-        _files.write_bytes(out, (chosen.to_json() + "\n").encode())
+        write_file(out, (chosen.to_json() + "\n").encode())
     privacy, privacy_facts = output.privacy(chosen, required.delta)
     promises = {**output.promises(chosen), **privacy}
     if json:
@@ -78,23 +78,23 @@ def protocol(
 
 def _promising(protocol: Protocol, asked: dict[str, Any]) -> Protocol:
     """The protocol with what is proved of it as its promise; as it is where nothing is, and nothing was asked for."""
-    from cpsgd.participation import Participation
     from cpsgd.planner.requirements import surviving
-    from cpsgd.privacy.rounds import guarantee_over_rounds
-    from cpsgd.promise import Promise
+    from cpsgd.privacy import guarantee
+    from cpsgd.promise import Claim, Promise
+    from cpsgd.run import Run
 
-    terms: dict[str, Any] = {name: asked[name] for name in ("rounds", "adjacency", "colluding") if name in asked}
-    terms["delta"] = asked.get("delta", output.DEFAULT_DELTA)
-    terms["participation"] = Participation.parse(asked.get("participation", "every"))
-    terms["surviving"] = surviving(protocol.clients, asked.get("dropout", 0.0))
+    names = ("rounds", "adjacency", "colluding", "participation")
+    terms: dict[str, Any] = {name: asked[name] for name in names if name in asked}
+    run = Run.of(protocol, surviving=surviving(protocol.clients, asked.get("dropout", 0.0)), **terms)
+    delta = asked.get("delta", output.DEFAULT_DELTA)
     try:
-        found = guarantee_over_rounds(protocol, **terms)
+        found = guarantee(run, delta)
     except ConditionError:
         if asked:
             raise
         return protocol
     # A few digits, so that another machine's last ones make no difference.
-    return replace(protocol, promise=Promise(epsilon=float(rounded_up(found.epsilon)), **terms))
+    return replace(protocol, promise=Promise(Claim(float(rounded_up(found.epsilon)), delta), run.conditions))
 
 
 def encode(
@@ -119,7 +119,7 @@ def encode(
     except VectorError as error:
         # Errors about the file name it already.
         raise error if str(error).startswith(str(vector)) else VectorError(f"{vector}: {error}") from None
-    _files.write_bytes(out, message)
+    write_file(out, message)
     if json:
         output.show_json({"vector": vector, "out": out, "round": round, **output.sent(chosen)})
         return
@@ -173,7 +173,7 @@ def aggregate(
                 output.complain(f"Refused {path}: {reason}")
         accepted = aggregator.count - before
         if state is not None and accepted:
-            _files.write_bytes(state, aggregator.save())
+            write_file(state, aggregator.save())
     privacy: dict[str, Any] = {}
     privacy_facts: list[tuple[str, str]] = []
     refusal: GuaranteeError | None = None

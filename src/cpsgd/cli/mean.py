@@ -1,6 +1,6 @@
 """`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean.
 
-Of a table with named columns it is one of the statistics in `cpsgd.cli.tables`.
+The mean of named columns is one of the statistics in `cpsgd.cli.columns`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from cpsgd.cli import _files, options, output, tables
+from cpsgd.cli import _files, options, output
+from cpsgd.cli import columns as table
+from cpsgd.cli.columns import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.cli.frame import whole
-from cpsgd.cli.tables import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 from cpsgd.planner.requirements import BEST
 from cpsgd.reports.numbers import rounded_down, rounded_up
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
     from cpsgd.cli._files import Array, Rows
     from cpsgd.expectation import Expectation
-    from cpsgd.ledger import Ledger, RoundEvent
     from cpsgd.protocol import Protocol
+    from cpsgd.statistics.planned import Charge
 
-# Coordinates a thread works on at a time: milliseconds of work, a megabyte or two of data.
+# Coordinates that a thread works on at a time: milliseconds of work, a megabyte or two of data.
 _BLOCK = 1 << 18
-# Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
+# Shorter vectors spend their time in the interpreter, where threads only wait for each other.
 _THREADED_DIM = 1 << 14
 
 
@@ -41,23 +42,20 @@ def run(
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,
     required: options.Required = options.NO_REQUIREMENTS,
-    columns: tables.Columns = NO_COLUMNS,
-    budget: tables.Budgets = NO_BUDGET,
+    columns: table.Columns = NO_COLUMNS,
+    budget: table.Budgets = NO_BUDGET,
     round: options.Round = 0,
     accept_epsilon: options.AcceptEpsilon = None,
     key: options.Key = None,
     out: Annotated[
         Path | None,
-        Parameter(
-            metavar="FILE",
-            help="Where the mean goes: .npy (mean.npy if not given) or .csv; of named columns .json or .csv.",
+        options.file_option(
+            "Where the mean goes: .npy (mean.npy if not given) or .csv; of named columns .json or .csv."
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, Parameter(group=tables.TABLE, metavar="FILE", help="Draw the means of named columns.")
-    ] = None,
+    plot: Annotated[Path | None, options.file_option("Draw the means of named columns.", group=table.TABLE)] = None,
     confidence: Annotated[
-        float, Parameter(group=tables.TABLE, help="Probability with which an interval holds the mean without noise.")
+        float, Parameter(group=table.TABLE, help="Probability with which an interval holds the mean without noise.")
     ] = 0.95,
     threads: Annotated[
         int | None,
@@ -86,24 +84,29 @@ def run(
     columns instead, each with its own bounds (docs/statistics.md): --epsilon and --delta are needed, and there is no
     simulation's error. Of a .csv file with a header say which: --columns, or --clip-norm if rows are vectors.
     """
-    if tables.is_table(file, columns):
-        said = {
+    if table.is_table(file, columns):
+        vectors_only = {
             "--round": round or None,
             "--key": key,
             "--threads": threads,
             "--accept-epsilon": accept_epsilon,
         }
-        if others := ", ".join(name for name, value in said.items() if value is not None):
+        if others := ", ".join(name for name, value in vectors_only.items() if value is not None):
             raise ParameterError(f"{others} is for tables of vectors, not for named columns; leave it out.")
-        _of_columns(
-            file,
-            parameters,
-            required,
-            columns,
-            budget,
-            tables.ResultOptions(confidence=confidence, out=out, plot=plot),
-            json,
+        if others := ", ".join(name for name in parameters.given if name != "--mechanism"):
+            raise ParameterError(f"Of named columns the planner chooses {others}; leave it out.")
+        cost = options.given(required)
+        if "epsilon" not in cost or "delta" not in cost:
+            raise ParameterError("Missing --epsilon and --delta: a mean of people's columns is released with both.")
+        chosen = table.StatisticChoice(
+            cost=table.CostOptions(**cost),
+            columns=columns,
+            mechanism=parameters.mechanism.mechanism or BEST,
+            budget=budget,
+            result=table.ResultOptions(confidence=confidence, out=out, plot=plot),
+            json=json,
         )
+        table.release("mean", file, chosen, **columns.about)
         return
     if plot is not None:
         raise ParameterError("--plot is for the means of named columns; name them with --columns.")
@@ -120,21 +123,22 @@ def run(
             f"{file} names its columns, and an id among them would be averaged, too. Say which you mean with --columns "
             "(and --bounds), or --clip-norm if its rows are vectors."
         )
-    chosen = parameters.protocol(required, clients=rows.clients, dim=rows.dim)
-    if chosen.dim != rows.dim:
-        raise ParameterError(f"The protocol is for {chosen.dim} coordinates, the rows of {file} have {rows.dim}.")
+    protocol = parameters.protocol(required, clients=rows.clients, dim=rows.dim)
+    if protocol.dim != rows.dim:
+        raise ParameterError(f"The protocol is for {protocol.dim} coordinates, the rows of {file} have {rows.dim}.")
 
-    privacy, privacy_facts = output.privacy(chosen, required.delta, rows.clients, accept_epsilon=accept_epsilon)
-    charge = _quote(budget, chosen, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
+    privacy, privacy_facts = output.privacy(protocol, required.delta, rows.clients, accept_epsilon=accept_epsilon)
+    charge = _quote(budget, protocol, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
 
-    aggregator = Aggregator(chosen, round, max_dim=chosen.dim)
-    expectation = Expectation(chosen, round)
+    aggregator = Aggregator(protocol, round, max_dim=protocol.dim)
+    expectation = Expectation(protocol, round)
     if threads is None:
-        threads = (os.cpu_count() or 1) if chosen.dim >= _THREADED_DIM else 1
+        threads = (os.cpu_count() or 1) if protocol.dim >= _THREADED_DIM else 1
     _simulate(rows, aggregator, expectation, threads)
     # Only now, since all rows are known to be good, and nothing has been seen yet but by this machine.
     if charge is not None:
-        paid, paid_facts = charge.pay()
+        charge.pay()
+        paid, paid_facts = _spent(charge)
         privacy, privacy_facts = privacy | paid, privacy_facts + paid_facts
     estimate = aggregator.mean(accept_epsilon=accept_epsilon)
     error: dict[str, float] | None = None
@@ -153,45 +157,26 @@ def run(
                 "file": file,
                 "out": out,
                 "clients": aggregator.count,
-                "dim": chosen.dim,
+                "dim": protocol.dim,
                 "round": round,
-                **output.sent(chosen),
+                **output.sent(protocol),
                 **privacy,
-                "total_bytes": aggregator.count * chosen.message_bytes,
+                "total_bytes": aggregator.count * protocol.message_bytes,
                 "squared_error": error,
             }
         )
         return
-    planned = "" if aggregator.count == chosen.clients else f" (the protocol was made for {chosen.clients:,})"
+    planned = "" if aggregator.count == protocol.clients else f" (the protocol was made for {protocol.clients:,})"
     output.show(
         [
-            ("clients", f"{aggregator.count:,} of {chosen.dim:,} coordinates each, round {round}{planned}"),
-            *output.sent_facts(chosen),
+            ("clients", f"{aggregator.count:,} of {protocol.dim:,} coordinates each, round {round}{planned}"),
+            *output.sent_facts(protocol),
             *privacy_facts,
-            ("sent in all", f"{aggregator.count * chosen.message_bytes:,} bytes"),
+            ("sent in all", f"{aggregator.count * protocol.message_bytes:,} bytes"),
             *_error_facts(error),
             ("mean", str(out)),
         ]
     )
-
-
-def _of_columns(
-    file: Path,
-    parameters: Any,
-    required: Any,
-    columns: tables.ColumnOptions,
-    budget: BudgetOptions,
-    result: tables.ResultOptions,
-    json: bool,
-) -> None:
-    """The means of named columns."""
-    if others := ", ".join(name for name in parameters.given if name != "--mechanism"):
-        raise ParameterError(f"Of named columns the planner chooses {others}; leave it out.")
-    asked = options.given(required)
-    if "epsilon" not in asked or "delta" not in asked:
-        raise ParameterError("Missing --epsilon and --delta: a mean of people's columns is released with both.")
-    cost = asked | {"mechanism": parameters.mechanism.mechanism or BEST}
-    tables.mean(file, cost, columns, budget, result, json)
 
 
 def _error_facts(error: dict[str, float] | None) -> list[tuple[str, str]]:
@@ -205,14 +190,14 @@ def _error_facts(error: dict[str, float] | None) -> list[tuple[str, str]]:
 
 
 def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, threads: int) -> None:
-    """Has every row encoded and added up, a few blocks at a time."""
+    """Encodes every row and adds it up, a few blocks at a time."""
 
     def work(start: int, block: Array) -> int:
         for i, vector in enumerate(block):
             try:
                 aggregator.add(aggregator.protocol.encode(vector, aggregator.round))
             except NonFiniteError as error:
-                raise _files.not_finite(rows, start + i, error.coordinate) from None
+                raise rows.not_finite(start + i, error.coordinate) from None
             expectation.add(vector)
         return len(block)
 
@@ -229,7 +214,7 @@ def _simulate(rows: Rows, aggregator: Aggregator, expectation: Expectation, thre
 def _in_order(
     rows: Rows, block_rows: int, work: Callable[[int, Array], int], threads: int, finished: Callable[[int], None]
 ) -> None:
-    """Runs `work` on all blocks in threads. Of several errors, that of the first row is raised."""
+    """Runs `work` on all blocks in threads. Of several errors, raises that of the first row."""
     pending: deque[Future[int]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
@@ -245,35 +230,22 @@ def _in_order(
                 future.cancel()
 
 
-@dataclass(frozen=True)
-class _Charge:
-    """A round that a population's budget is to pay for. Nothing is spent before `pay`."""
-
-    ledger: Ledger
-    population: str
-    event: RoundEvent
-
-    def pay(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        """Charges the round, whose result may then be computed; returns what is spent, as JSON and for people."""
-        entry = self.ledger.reserve(self.population, self.event)
-        self.ledger.release(entry, self.event.survivors)
-        total = self.ledger.total(self.population)
-        text = (
-            f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
-            f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
-        )
-        return {"budget": {"ledger": self.ledger.path, **total.to_dict()}}, [("budget", text)]
-
-
-def _quote(budget: BudgetOptions, protocol: Protocol, *, survivors: int, round: int, label: str) -> _Charge | None:
-    """A round that everybody in the table takes part in, if the budget allows it; None where no ledger is given."""
-    if (budget.ledger is None) != (budget.population is None):
-        raise ParameterError("Give both --ledger and --population: a ledger may hold several budgets.")
+def _quote(budget: BudgetOptions, protocol: Protocol, **event: Any) -> Charge | None:
+    """Returns the charge for a round of everybody in the table, if the budget allows it; None without a ledger."""
     ledger = budget.open()
-    if ledger is None or budget.population is None:
+    if ledger is None and budget.population is None:
         return None
-    from cpsgd.ledger import RoundEvent
+    from cpsgd.statistics.planned import Charge
 
-    event = RoundEvent(protocol, survivors=survivors, participation="every", round=round, label=label)
-    ledger.quote(budget.population, [event])
-    return _Charge(ledger, budget.population, event)
+    return Charge.of(ledger, budget.population, [protocol], **event)
+
+
+def _spent(charge: Charge) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Returns what is spent of a budget after a charge, as JSON and for people."""
+    assert charge.ledger is not None
+    total = charge.ledger.total(charge.population)
+    text = (
+        f"{total.population}: ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g} "
+        f"spent, {rounded_down(total.left)} left ({total.rounds:,} round{'' if total.rounds == 1 else 's'})"
+    )
+    return {"budget": {"ledger": charge.ledger.path, **total.to_dict()}}, [("budget", text)]

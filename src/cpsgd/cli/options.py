@@ -13,8 +13,8 @@ from cyclopts import Group, Parameter, validators
 
 from cpsgd.cli.frame import WHOLE, whole
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.options import MechanismOptions, field_texts, parameters_of, spelled_out
 from cpsgd.planner.requirements import BEST, Requirements
+from cpsgd.registry import MechanismOptions, field_texts, parameters_of, spelled_out
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol

@@ -21,7 +21,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
-    from cpsgd.participation import Participation
+    from cpsgd.neighbours import Participation
     from cpsgd.privacy import Guarantee
     from cpsgd.protocol import Protocol
 
@@ -148,7 +148,7 @@ def privacy(
 
     promise = protocol.promise
     found = protocol.release(messages or protocol.clients, accept_epsilon=accept_epsilon)
-    if promise is not None and found is not None and delta in (None, promise.delta):
+    if promise is not None and found is not None and delta in (None, promise.claim.delta):
         facts, told = guaranteed(found)
         return facts, [*told, ("promised", str(promise))]
     try:
@@ -165,11 +165,11 @@ def privacy(
 
 def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """A guarantee as JSON and for people."""
-    from cpsgd.privacy import RoundsGuarantee
+    from cpsgd.privacy import Guarantee
 
     text = f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
     told = []
-    if isinstance(found, RoundsGuarantee):
+    if isinstance(found, Guarantee):
         if found.rounds > 1:
             text += f", {found.rounds:,} rounds together (participation {found.participation})"
         told = secrecy(found.participation)
@@ -236,7 +236,7 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
 def _silent(protocol: Protocol) -> str | None:
     """Why a protocol adds no noise that could protect anybody, if so."""
     try:
-        protocol.mechanism.law(protocol.clients)
+        protocol.mechanism.noise.law(protocol.clients)
     except ConditionError as error:
         return str(error)
     return None

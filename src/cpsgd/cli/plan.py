@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
+from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.privacy import guarantee_rows
 from cpsgd.planner.requirements import Requirements
@@ -35,7 +36,7 @@ def run(
         _files.check_output(out)
     found = plan_for(Requirements(**vars(required)))
     if out is not None:
-        _files.write_bytes(out, (found.protocol.to_json() + "\n").encode())
+        write_file(out, (found.protocol.to_json() + "\n").encode())
     if plot is not None:
         from cpsgd.reports.pictures import draw_frontier
 

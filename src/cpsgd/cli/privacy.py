@@ -10,8 +10,8 @@ from rich.markup import escape
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import ParameterError
-from cpsgd.mechanisms.options import parameters_of, required
 from cpsgd.planner.requirements import Requirements
+from cpsgd.registry import parameters_of, required
 from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def epsilon(
     The protocol is a file's, or --clients, --dim, --clip-norm and all parameters of its mechanism are given: of the
     paper's --levels, --trials and --range.
     """
-    from cpsgd.privacy.rounds import guarantee_over_rounds
+    from cpsgd.privacy.guarantees import guarantee_over_rounds
 
     # Without defaults: an ε should be about parameters that somebody chose.
     if "--protocol" not in (said := parameters.given):

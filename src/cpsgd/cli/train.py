@@ -14,10 +14,11 @@ from cyclopts import Group, Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from cpsgd.cli import _files, options, output
+from cpsgd._durable import create_file, write_file
+from cpsgd.cli import options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
-from cpsgd.mechanisms.options import MechanismOptions
+from cpsgd.registry import MechanismOptions
 from cpsgd.reports.numbers import rounded_up, size
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _seed(text: str) -> int | str:
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
     try:
-        from cpsgd.dashboard import saved
+        from cpsgd.dashboard import run_view
         from cpsgd.learning import checkpoints, export
         from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
         from cpsgd.planner import Plan
@@ -173,8 +174,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         output.complain(f"Interrupted. Continue with: cpsgd train --resume --run {folder.name}", style="bold yellow")
         raise SystemExit(130) from None
     summary = _summary(experiment, folder, results)
-    _files.write_bytes(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
-    written = (run_report.draw(folder / run_report.CURVES, results), saved.write(folder))
+    write_file(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+    written = (run_report.draw(folder / run_report.CURVES, results), run_view.write(folder))
     summary["files"] = [str(path) for path in written]
     summary["files"] += [str(path) for path in trainers[PRIVATE].export(folder)]
     if json:
@@ -220,10 +221,7 @@ def _begin(folder: Path, settings: Settings) -> None:
     """Writes down what the run is. Of two processes that chose the same folder one comes too late."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with (folder / _CONFIG).open("xb") as file:
-            file.write((json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        create_file(folder / _CONFIG, (json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
     except FileExistsError:
         raise CheckpointError(
             f"Another run has just begun in {folder}. Give this one a name of its own with --run."

@@ -109,7 +109,7 @@ def _to_grid(
 ) -> NDArray[np.float32]:
     """The same, written to `points`."""
     grid = stages.grid
-    protocol.mechanism.rotation_round(round)  # refuses rounds that a run does not have, rotated or not
+    protocol.mechanism.memory.rotation_round(round)  # refuses rounds that a run does not have, rotated or not
     factor = clip.factor(vector, protocol.clip_norm) * (1.0 if grid is None else grid.unit)
     low, high = _FLOAT32_FACTORS
     if not low < factor < high:
@@ -134,7 +134,7 @@ def encode(
     """One client's message. `keystream` is for tests; without it, fresh noise from the operating system's generator."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     checked = as_vector(vector, protocol.dim)
-    inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
+    inherited = protocol.mechanism.memory.inherited(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     message_id = os.urandom(16)
@@ -191,7 +191,7 @@ def integers(
     """
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     checked = as_vector(vector, protocol.dim)
-    inherited = None if seeds is None else protocol.mechanism.continued(seeds, round, protocol.dim)
+    inherited = protocol.mechanism.memory.inherited(seeds, round, protocol.dim)
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     values = np.empty(protocol.dim, dtype=np.uint32)
@@ -213,7 +213,7 @@ def integers(
 
 def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np.float32]:
     """The mean of `count` clients' vectors from the sums of their messages (modulo the modulus, where there is one)."""
-    protocol.mechanism.check_messages(count, protocol.clients)
+    protocol.mechanism.memory.check_messages(count, protocol.clients)
     middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / count
     if protocol.modulus is not None:
         # The sum is the representative nearest to where it is expected.

@@ -2,5 +2,5 @@
 
 `folder` finds and reads what may be shown, `runs`, `budgets` and `audits` make sense of it, `planning` answers the
 planner's questions step by step in a `worker` process, `charts` draws, `pages` fills in the templates, and `app` serves
-all that behind `guard`. `saved` is a run's page as one file.
+all that behind `guard`.
 """

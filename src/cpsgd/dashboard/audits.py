@@ -6,19 +6,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpsgd.audit import Claim
 from cpsgd.dashboard import folder, values
+from cpsgd.dashboard.charts import Axis, Chart, Series, linear
 from cpsgd.errors import CpsgdError, DataError
 from cpsgd.protocol import Protocol
+from cpsgd.reports.numbers import power
 
 _MOST_ROWS = 500
 
 
-@dataclass(frozen=True)
-class CheckShown:
-    """One of the checks, and whether nothing speaks against the code by it."""
+class CheckShown(NamedTuple):
+    """One of the checks, and whether the code passed it."""
 
     name: str
     question: str
@@ -27,18 +28,18 @@ class CheckShown:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-        name: Its file.
-        passed: Whether nothing speaks against the claim.
-        claims: At several δ, the one that was asked about first.
+        name: The file's name.
+        passed: Whether every check passed.
+        claims: ε claimed and found at several δ; the δ that was asked about comes first.
         lower_bound: ε that the attack proves with `confidence` at that δ.
-        confidence: Of that.
-        rounds: Rounds that were attacked.
+        confidence: Probability that `lower_bound` holds.
+        rounds: Number of attacked rounds.
         adjacency: Which data sets are neighbours.
         citation: The theorem behind the claim.
-        mechanism: Whose code it was.
+        mechanism: Name and parameters of the mechanism.
         error_rates: The attacker's false alarms and misses.
         checks: All checks.
     """
@@ -65,6 +66,45 @@ class Audit:
             factor = math.exp(min(max(claim.claimed, 0.0), 700.0))
             found += [1.0 - claim.delta - factor * false_alarms, (1.0 - claim.delta - false_alarms) / factor]
         return max(found)
+
+    @property
+    def claims_chart(self) -> Chart:
+        """ε claimed and ε found at every δ."""
+        claims = sorted((claim for claim in self.claims if claim.delta > 0.0), key=lambda claim: claim.delta)
+        deltas = {float(index): claim.delta for index, claim in enumerate(claims)}
+        claimed, found = (
+            [*zip(deltas, ends, strict=True)] for ends in ([c.claimed for c in claims], [c.found for c in claims])
+        )
+        return Chart(
+            title="ε claimed and ε found at several δ",
+            series=[
+                Series("claimed, at most", claimed, 1, marks=True),
+                Series("found beyond doubt, at least", found, self._style, marks=True),
+            ],
+            x=Axis("δ", -0.3, len(claims) - 0.7, [*deltas], lambda index: power(deltas[index])),
+            y=linear("ε", 0.0, 1.08 * max([y for _, y in claimed + found], default=1.0) or 1.0, "{:.3g}".format),
+            heading=lambda index: f"δ = {power(deltas[index])}",
+        )
+
+    @property
+    def rates_chart(self) -> Chart:
+        """The attacker's errors over the region that the claims rule out."""
+        alarms = [index / 200.0 for index in range(201)]
+        return Chart(
+            title="The attacker's misses against its false alarms; the shaded region is ruled out by the claims",
+            series=[
+                Series("measured", self.error_rates, self._style),
+                Series("guessing", [(0.0, 1.0), (1.0, 0.0)], 1),
+            ],
+            x=linear("false alarms", 0.0, 1.0),
+            y=linear("misses", 0.0, 1.0, "{:.3g}".format),
+            region=[(alarm, self.claimed_misses(alarm)) for alarm in alarms],
+            heading=lambda x: f"false alarms {x:.3g}",
+        )
+
+    @property
+    def _style(self) -> int:
+        return 4 if self.passed else 6
 
 
 def read(path: Path, name: str) -> Audit | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpsgd.dashboard.charts import Chart, linear, spending_chart
 from cpsgd.errors import LedgerBusyError
 from cpsgd.ledger import Entry, Ledger, Total
 
@@ -17,26 +18,22 @@ _TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
-class Spent:
-    """One round on the record, as far as it is shown."""
-
-    number: int
-    reserved_at: str
-    run: str
-    round: int
-    survivors: int
-    participation: str
-    released: bool
-    epsilon: float
-
-
-@dataclass(frozen=True)
 class Population:
     """A budget, what is spent of it, ε after each of its rounds, and the latest of these."""
 
     total: Total
     spending: tuple[float, ...]
-    latest: tuple[Spent, ...]
+    latest: tuple[Entry, ...]
+
+    @property
+    def chart(self) -> Chart | None:
+        """ε after each round, with the limit."""
+        if not self.spending:
+            return None
+        points = [(float(index), spent) for index, spent in enumerate(self.spending, 1)]
+        rounds = linear("round on record", 0.0, float(len(points)), "{:,.0f}".format, whole=True)
+        title = f"ε spent by {self.total.population} after each round, with the limit"
+        return spending_chart(title, points, self.total.limit, rounds, "round {:,.0f} on record")
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,11 @@ def read(path: str) -> Iterator[Book]:
         records=verified.records,
         head=str(verified.head),
         overspent=verified.overspent,
-        populations=tuple(_population(total, ledger.events(total.population)) for total in verified.totals),
+        populations=tuple(
+            Population(total, tuple(entry.spent for entry in entries), tuple(reversed(entries[-_LISTED:])))
+            for total in verified.totals
+            for entries in [ledger.events(total.population)]
+        ),
     )
 
 
@@ -81,20 +82,3 @@ def _wait(path: Path) -> None:
                 "repairs it."
             )
         time.sleep(0.02)
-
-
-def _population(total: Total, entries: tuple[Entry, ...]) -> Population:
-    latest = [
-        Spent(
-            number=entry.number,
-            reserved_at=entry.reserved_at[:19].replace("T", " "),
-            run=entry.event.run,
-            round=entry.event.round,
-            survivors=entry.survivors,
-            participation=str(entry.event.taking_part),
-            released=entry.released,
-            epsilon=entry.spent,
-        )
-        for entry in reversed(entries[-_LISTED:])
-    ]
-    return Population(total, tuple(entry.spent for entry in entries), tuple(latest))

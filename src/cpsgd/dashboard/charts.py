@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+from cpsgd.reports.numbers import rounded_up
+
 _Any = TypeVar("_Any")
 Point = tuple[float, float]
 
@@ -101,6 +103,18 @@ def linear(
         low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
     ticks = [round(i * step, 12) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
     return Axis(label, low, high, ticks, show, mark=mark)
+
+
+def spending_chart(title: str, points: Sequence[Point], limit: float, rounds: Axis, heading: str) -> Chart:
+    """ε after each round as steps, with the limit drawn across; `heading` names a round by its number."""
+    return Chart(
+        title=title,
+        series=[Series("ε spent", points, 0, steps=True)],
+        x=rounds,
+        y=linear("ε spent", 0.0, 1.1 * max(limit, *(y for _, y in points)), rounded_up, mark="{:g}".format),
+        limit=(limit, f"limit ε = {rounded_up(limit)}"),
+        heading=heading.format,
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd.errors import DataError
-from cpsgd.ledger.storage import APPLICATION_ID
+from cpsgd.ledger.sqlite_store import APPLICATION_ID
 
 # Runs lie in FOLDER/NAME or FOLDER/runs/NAME.
 _DEPTH = 2

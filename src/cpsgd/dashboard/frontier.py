@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from cpsgd.dashboard.charts import Axis, Chart, Series
-from cpsgd.dashboard.planning import Chosen, Estimate, Found, Part, Refused, Sketch
-from cpsgd.mechanisms import MECHANISMS
+from cpsgd.dashboard.plan_page import Chosen, Estimate, Found, Part, Refused, Sketch
+from cpsgd.registry import MECHANISMS
 
 # The axis has log(ratio - 0.9), which spreads what lies near 1; larger errors are not shown.
 _ORIGIN, _LOWEST, _HIGHEST = 0.9, 0.985, 12.0

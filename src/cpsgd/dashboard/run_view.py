@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
-from cpsgd.dashboard import values
-from cpsgd.dashboard.charts import Chart, Series, linear
-from cpsgd.dashboard.runs import Run, RunCurve
+from cpsgd.dashboard import pages, runs, values
+from cpsgd.dashboard.charts import Chart, Series, linear, spending_chart
+from cpsgd.dashboard.runs import RecordedRun, RunCurve
 from cpsgd.errors import CpsgdError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.reports import run_report
 from cpsgd.reports.numbers import power, rounded_up, size
 
 Figure = Literal["loss", "score"]
 
 _MOST_FACTS = 200
+REPORT = "report.html"
+"""Name of a run's page in its folder."""
 
 
-def view(run: Run) -> dict[str, Any]:
-    """What the template `run.html` takes."""
+def saved_page(run: RecordedRun) -> str:
+    """Returns the page of a run as one file, without anything that needs a server or a script."""
+    return pages.render_saved("run.html", tab="runs", **view(run))
+
+
+def write(path: Path) -> Path:
+    """Writes the page of the run in a folder into that folder, as `cpsgd train` does at its end."""
+    report = path / REPORT
+    report.write_text(saved_page(runs.read(path, path.name)), encoding="utf-8")
+    return report
+
+
+def view(run: RecordedRun) -> dict[str, Any]:
+    """Returns the values of the template `run.html`."""
     return {
         "run": run,
         "score_name": _score_name(run.private),
@@ -48,20 +63,16 @@ def score_text(curve: RunCurve) -> str:
     return f"{found:.4f}" if curve.regression else f"{found:.2%}"
 
 
-def _share(run: Run) -> tuple[float, float] | None:
+def _share(run: RecordedRun) -> tuple[float, float] | None:
     """ε that is spent and its limit."""
     spent = run.private.last("epsilon")
     return None if spent is None or run.limit is None else (spent, run.limit)
 
 
-def _cards(run: Run) -> list[tuple[str, str]]:
+def _cards(run: RecordedRun) -> list[tuple[str, str]]:
     private = run.private
-    cards = [(score_text(private), f"test {_score_name(private)}, private")]
-    cards += [
-        (score_text(curve), f"test {_score_name(curve)}, no privacy")
-        for curve in run.curves
-        if curve.name == "no privacy"
-    ]
+    shown = [private, *(curve for curve in run.curves if curve.name == "no privacy")]
+    cards = [(score_text(curve), f"test {_score_name(curve)}, {curve.name}") for curve in shown]
     result = _results(run).get(private.name, {})
     bits, floats = values.number(result.get("bits_per_coordinate")), None
     length = private.last("message")
@@ -76,14 +87,14 @@ def _cards(run: Run) -> list[tuple[str, str]]:
     return cards
 
 
-def _results(run: Run) -> dict[str, Mapping[str, Any]]:
+def _results(run: RecordedRun) -> dict[str, Mapping[str, Any]]:
     """What the summary says of each curve."""
     found = values.mapping(run.summary).get("results")
     rows = [values.mapping(each) for each in found] if isinstance(found, list) else []
     return {values.text(row.get("name")): row for row in rows}
 
 
-def row(run: Run, curve: RunCurve) -> dict[str, str]:
+def row(run: RecordedRun, curve: RunCurve) -> dict[str, str]:
     """A curve in numbers."""
     result = _results(run).get(curve.name, {})
     loss, epsilon, total = curve.last("loss"), curve.last("epsilon"), curve.last("bytes_total")
@@ -101,7 +112,7 @@ def row(run: Run, curve: RunCurve) -> dict[str, str]:
     }
 
 
-def comparison(runs: Sequence[Run], figure: Figure) -> Chart | None:
+def comparison(runs: Sequence[RecordedRun], figure: Figure) -> Chart | None:
     """The curves of one run, or the private curves of several, against rounds."""
     several = len(runs) > 1
     named = [(run.name, run.private) for run in runs] if several else [(each.name, each) for each in runs[0].curves]
@@ -124,46 +135,31 @@ def comparison(runs: Sequence[Run], figure: Figure) -> Chart | None:
             f"test {name}",
             max(0.0, min(heights)) if percent else min(*heights, 0.0 if figure == "loss" else heights[0]),
             min(1.0, max(heights) * 1.03) if percent else max(heights),
-            _percent if percent else "{:.4g}".format,
+            (lambda value: f"{100.0 * value:.3g} %") if percent else "{:.4g}".format,
         ),
         heading=lambda x: f"round {x:,.0f}",
     )
 
 
-def _percent(value: float) -> str:
-    return f"{100.0 * value:.3g} %"
-
-
-def _spending(run: Run) -> Chart | None:
+def _spending(run: RecordedRun) -> Chart | None:
     """ε that was spent against the limit."""
     points = run.private.points("epsilon")
     if not points or run.limit is None:
         return None
-    return Chart(
-        title="ε spent against rounds, with the limit",
-        series=[Series("ε spent", points, 0, steps=True)],
-        x=linear("round", 0.0, float(max(run.rounds or 0, points[-1][0])), "{:,.0f}".format, whole=True),
-        y=linear("ε spent", 0.0, 1.1 * max(run.limit, *(y for _, y in points)), rounded_up, mark="{:g}".format),
-        limit=(run.limit, f"limit ε = {rounded_up(run.limit)}"),
-        heading=lambda x: f"round {x:,.0f}",
-    )
+    rounds = linear("round", 0.0, float(max(run.rounds or 0, points[-1][0])), "{:,.0f}".format, whole=True)
+    return spending_chart("ε spent against rounds, with the limit", points, run.limit, rounds, "round {:,.0f}")
 
 
-def _randomness(run: Run) -> str | None:
+def _randomness(run: RecordedRun) -> str | None:
     try:
         return None if run.summary is None else run_report.seed_text(run.summary)
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _facts(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    summary = values.mapping(run.summary)
-    protocol = values.mapping(summary.get("protocol"))
-    return [
-        ("Privacy", _privacy(run)),
-        ("Protocol", _rows(protocol)),
-        ("Settings", _rows(run.settings)),
-    ]
+def _facts(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
+    protocol = values.mapping(values.mapping(run.summary).get("protocol"))
+    return [("Privacy", _privacy(run)), ("Protocol", _rows(protocol)), ("Settings", _rows(run.settings))]
 
 
 def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -171,7 +167,7 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(values.text(key), values.text(value)) for key, value in first if value is not None]
 
 
-def _privacy(run: Run) -> list[tuple[str, str]]:
+def _privacy(run: RecordedRun) -> list[tuple[str, str]]:
     """What is promised, of a run that is finished."""
     summary = run.summary
     if summary is None or summary.get("guarantee") is None:

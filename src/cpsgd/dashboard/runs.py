@@ -80,7 +80,7 @@ class RunCurve:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """What is known of a run.
 
     Attributes:
@@ -141,7 +141,7 @@ class Run:
             for curve in self.curves
         )
 
-    def at_present(self) -> Run:
+    def at_present(self) -> RecordedRun:
         """The same, looked at now."""
         return replace(self, now=time.time())
 
@@ -164,7 +164,7 @@ def version(path: Path) -> str:
     return hashlib.sha256(repr([folder.signature(file) for file in files]).encode()).hexdigest()
 
 
-def read(path: Path, name: str) -> Run:
+def read(path: Path, name: str) -> RecordedRun:
     """Reads a run's folder.
 
     Raises:
@@ -175,7 +175,7 @@ def read(path: Path, name: str) -> Run:
     curves: list[RunCurve] = []
     for place in _places(path):
         curves.append(_curve(*place, _MOST_LINES - sum(curve.lines for curve in curves)))
-    return Run(
+    return RecordedRun(
         name=name,
         title=path.name,
         settings=folder.read_object(path / CONFIG, _LARGEST),
@@ -229,7 +229,7 @@ def _curve(name: str, path: Path, most: int) -> RunCurve:
     return RunCurve(name, ordered, regression, damaged, lines, signature[0] / 1e9)
 
 
-def read_all(root: folder.Folder) -> tuple[list[Run], list[tuple[str, str]]]:
+def read_all(root: folder.Folder) -> tuple[list[RecordedRun], list[tuple[str, str]]]:
     """The runs of a folder that can be read, and why others cannot."""
     found, failed = [], []
     left, lines = _MOST_LISTED, _MOST_LISTED_LINES

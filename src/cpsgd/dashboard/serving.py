@@ -25,8 +25,8 @@ def prepare(folder: Folder, listening: socket.socket) -> tuple[Server, str]:
     """A server on a socket that is bound, and the address to open, which holds a new token."""
     from uvicorn import Config, Server
 
-    from cpsgd.dashboard.app import Dashboard
     from cpsgd.dashboard.guard import TOKEN
+    from cpsgd.dashboard.web import Dashboard
 
     class Ending(Server):
         """Ends streams, which last as long as their pages are open, before it waits for them."""

@@ -23,7 +23,7 @@ from cpsgd.errors import CpsgdError, WorkerError
 
 # Seconds: between two looks at the pipe, and until a job that nobody wants is ended by force.
 _LOOK, _GRACE = 0.02, 0.2
-_PRELOADED = ["cpsgd.dashboard.planning", "cpsgd.dashboard.budgets"]
+_PRELOADED = ["cpsgd.dashboard.plan_page", "cpsgd.dashboard.budgets"]
 _STEP, _DONE, _FAILED = "step", "done", "failed"
 
 Job = Callable[..., Iterator[Any]]

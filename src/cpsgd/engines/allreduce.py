@@ -34,13 +34,13 @@ from numpy.typing import ArrayLike, NDArray
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import wire
 from cpsgd.errors import InfeasibleError, ParameterError, TransportError, WorkerError
 from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 Group = torch.distributed.ProcessGroup
@@ -118,11 +118,10 @@ class PrivateMean:
         """
         if not isinstance(protocol, Protocol):
             raise ParameterError(f"Expected a protocol (of a plan, its `protocol`), got {type(protocol).__name__}.")
-        if protocol.mechanism.correlation is not None:
-            raise ParameterError(
-                f"{protocol.mechanism.name}: workers keep no noise from round to round, and none would be taken away "
-                "again. Plan without `correlated`, or use Flower."
-            )
+        protocol.mechanism.memory.check_stateless(
+            f"{protocol.mechanism.name}: workers keep no noise from round to round, and none would be taken away "
+            "again. Plan without `correlated`, or use Flower."
+        )
         if not torch.distributed.is_initialized():
             raise ParameterError(
                 "There are no workers yet: call torch.distributed.init_process_group first, in every process. Where "
@@ -183,7 +182,7 @@ class PrivateMean:
         found = self.guarantee()
         return 0.0 if found is None else found.epsilon
 
-    def guarantee(self) -> RoundsGuarantee | None:
+    def guarantee(self) -> Guarantee | None:
         """The guarantee of the rounds so far; None before the first."""
         return self._proved(self.round) if self.round else None
 
@@ -258,16 +257,16 @@ class PrivateMean:
             self._entry = self._ledger.release(self._entry, self.workers)
 
     def _event(self, number: int) -> RoundEvent:
-        # Where noise is correlated over rounds, each costs what all of them do.
-        parts = self._participation == "once" or self.protocol.mechanism.correlation is not None
+        scheme = Participation.parse(self._participation)
+        participation, partition = self.protocol.mechanism.memory.charging(scheme, self._run)
         return RoundEvent(
             self.protocol,
             survivors=self.workers,
-            participation="once" if parts else self._participation,
+            participation=participation,
             colluding=self.colluding,
             round=number,
             run=self._run,
-            partition=self._run if parts else "",
+            partition=partition,
             examples=self.examples,
             label="cpsgd all-reduce",
         )
@@ -325,7 +324,7 @@ class PrivateMean:
                 'group=torch.distributed.new_group(backend="gloo").'
             )
 
-    def _proved(self, rounds: int) -> RoundsGuarantee:
+    def _proved(self, rounds: int) -> Guarantee:
         return guarantee_over_rounds(
             self._accounted,
             self.delta,

@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 from cpsgd._torch import torch
 from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.errors import ParameterError
-from cpsgd.learning.architecture import Loss, check_layers, trainable
 from cpsgd.learning.datasets.base import Batch
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.models import Loss, check_layers, trainable
 
 
 class WorkerGradients:

@@ -13,7 +13,7 @@ from cpsgd.federation.messages import unflatten
 if TYPE_CHECKING:
     import torch
 
-    from cpsgd.learning.architecture import Loss
+    from cpsgd.learning.models import Loss
 
 
 def example_sum(
@@ -35,9 +35,9 @@ def example_sum(
         clip_norm: Of the protocol that the client has accepted.
         examples: The most examples that count: of more of them the first ones.
     """
-    from cpsgd.learning.architecture import trainable
     from cpsgd.learning.datasets.base import Batch
     from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+    from cpsgd.learning.models import trainable
 
     sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)
     batch = Batch(features, labels, np.array([len(labels)], dtype=np.int64))

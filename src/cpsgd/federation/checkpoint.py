@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from cpsgd._durable import write_file
 from cpsgd.errors import CheckpointError
-from cpsgd.federation.server import Node, RoundReport
+from cpsgd.federation.sessions import Node, RoundReport
 from cpsgd.secagg import Stage
 
 _FORMAT = "cpsgd course 1"

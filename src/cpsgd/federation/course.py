@@ -1,28 +1,41 @@
 """`Course`: a server's rounds one after the other, whatever engine carries them.
 
-It knows the model and moves it, draws the nodes of each round by their conduct, and can go on after the server was
-stopped. An engine asks it for a session, carries the session's messages with a `StageClock`, and hands it back:
+It keeps the model, draws the nodes of each round by their conduct, and can go on after the server was stopped. An
+engine asks it for a session, carries the session's messages (`cpsgd.federation.carrying`), and hands it back:
 
     while course.round <= rounds:
         session = course.begin(connected nodes)
         ... while session.stage is not None: requests, receive, drop, StageClock.end
         course.finish(session)
 
-A round of secure aggregation prepares the next one (`cpsgd.federation.pipeline`), which then takes three exchanges in
-place of five. The rule for when it begins from the beginning after all:
+A round of secure aggregation prepares the next one, which then takes three exchanges in place of five. The next round
+begins from the beginning after all if
 
-* too few of those who prepared it are connected; or
-* a node is connected that did not prepare it and may be invited. Only where those who did are more than are needed,
-  the ones that dropped out of the round before, or while this one was prepared, are not waited for: they sit it out.
+* too few of the nodes that prepared it are connected; or
+* a node is connected that did not prepare it and may be invited. If more nodes prepared it than are needed, nodes that
+  dropped out of the round before, or while this one was prepared, are not waited for: they sit it out.
 
 So a node that joins is in the next round, one that keeps dropping out does not make every round a long one, and no
-round begins without a spare node if there is one.
+round begins without a spare node if there is one. What was prepared is kept in memory alone: a server that was stopped
+begins from the beginning.
 
-What was prepared is kept in memory alone: a server that was stopped begins from the beginning.
+`Conduct` decides which nodes are invited, by what they did in earlier rounds of the run:
+
+* **Faults.** A node that was at fault (`RoundReport.faults`) in `FAULTS` rounds is not invited again in this run. A
+  fault is proved: a message that no honest client sends, or accusations by more nodes than may collude.
+* **Accusations** that prove nothing in one round (`RoundReport.accused`) are kept until more nodes than may collude
+  have made one: that is a fault in the last of these rounds.
+* **Absence.** A node that dropped out of `ABSENCES` rounds in a row without a fault (silence, an error, a refusal) sits
+  out the next `REST` rounds, unless the round has too few nodes without it.
+
+So one bad message costs a node nothing, for transports fail; and a node that keeps sending them costs the others two
+rounds.
 """
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from logging import getLogger
 from pathlib import Path
@@ -34,11 +47,9 @@ from numpy.typing import NDArray
 from cpsgd.errors import ParameterError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.checkpoint import Standing
-from cpsgd.federation.conduct import Conduct
+from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.extras import AdaptiveClip, Extras
-from cpsgd.federation.pipeline import PipelinedSession
-from cpsgd.federation.relay import Relay, RelayedSession
-from cpsgd.federation.server import Node, RoundReport, ServerSession
+from cpsgd.federation.sessions import Node, RoundReport, RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.planner.utility import utility_warning
 from cpsgd.secagg import Stage
@@ -47,19 +58,70 @@ Apply = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.flo
 """From the model, the mean update and the round's number to the next model, all as flat vectors."""
 
 LOST = "stopped or given up after the sum may have been revealed: the round counts, and its result is lost"
+FAULTS = 2
+ABSENCES = 3
+REST = 5
 
 _log = getLogger("cpsgd")
 
 
+class Conduct(Generic[Node]):
+    """What is known about the nodes of a run."""
+
+    def __init__(self, colluding: int = 1) -> None:
+        """Knows nothing against anybody; `colluding` nodes may lie together."""
+        self._colluding = colluding
+        self._faults: Counter[Node] = Counter()
+        self._absences: Counter[Node] = Counter()
+        self._rests_until: dict[Node, int] = {}
+        self._accusers: dict[Node, set[Node]] = {}  # by the accused, since its last fault
+
+    def learn(self, report: RoundReport[Node], invited: Iterable[Node]) -> None:
+        """Takes the report of a round that these nodes were invited to."""
+        for node, accusers in report.accused.items():
+            self._accusers.setdefault(node, set()).update(accusers)
+        proved = {node for node, accusers in self._accusers.items() if len(accusers) > self._colluding}
+        for node in proved | report.faults.keys():
+            self._faults[node] += 1
+            self._accusers.pop(node, None)
+        for node in invited:
+            if node not in report.dropped:
+                self._absences[node] = 0
+            elif node not in report.faults:
+                self._absences[node] += 1
+                if self._absences[node] >= ABSENCES:
+                    self._absences[node] = 0
+                    self._rests_until[node] = report.round + REST
+
+    @property
+    def excluded(self) -> frozenset[Node]:
+        """Nodes that are not invited again."""
+        return frozenset(node for node, count in self._faults.items() if count >= FAULTS)
+
+    def resting(self, round: int) -> frozenset[Node]:
+        """Returns the nodes that sit this round out if there are enough others."""
+        return frozenset(node for node, until in self._rests_until.items() if round <= until)
+
+    def choose(self, connected: Iterable[Node], round: int, *, wanted: int, needed: int) -> list[Node]:
+        """Draws `wanted` nodes at random; resting ones only if fewer than `needed` others are connected."""
+        allowed = [node for node in connected if node not in self.excluded]
+        resting = self.resting(round)
+        awake = [node for node in allowed if node not in resting]
+        if len(awake) < needed:
+            missing = min(needed - len(awake), len(allowed) - len(awake))
+            awake += random.SystemRandom().sample([node for node in allowed if node in resting], missing)
+        return random.SystemRandom().sample(awake, min(wanted, len(awake)))
+
+
 @runtime_checkable
 class Stateful(Protocol):
-    """An `apply` that remembers something from round to round, as momentum does, and goes on with it."""
+    """An `apply` with a state, as momentum has, that a run goes on with."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What it remembers, as arrays by name."""
+        """Returns the state as arrays by name."""
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> object:
-        """Takes what `state_dict` gave."""
+        """Takes the state that `state_dict` returned."""
 
 
 class Course(Generic[Node]):
@@ -68,7 +130,7 @@ class Course(Generic[Node]):
     Attributes:
         model: The model so far, as one vector.
         round: Number of the next round, 1 for the first.
-        reports: What became of the rounds so far, those before a restart included.
+        reports: Reports of the rounds so far, those before a restart included.
         conduct: What is known about the nodes.
     """
 
@@ -89,8 +151,8 @@ class Course(Generic[Node]):
             terms: What the rounds are held to.
             model: The model to begin with; not used where a run goes on.
             run: The engine's name of the run, the same on the clients, and another one after a restart.
-            apply: What the mean does to the model; by default it is added. Privacy does not depend on it. If it has
-                `state_dict` and `load_state_dict`, a run that goes on has what it remembers.
+            apply: Moves the model by the mean; by default the mean is added. Privacy does not depend on it. If it has
+                `state_dict` and `load_state_dict`, a run that goes on has its state.
             path: File that is written after every round; None for a run that cannot be resumed.
             measures: Metrics of the clients whose means are estimated from the same budget, with their ranges.
             adaptive: Finds the norm to clip to; None for the plan's.
@@ -100,39 +162,44 @@ class Course(Generic[Node]):
                 protected, or a distance of updates is assumed, which is not one of those.
             CheckpointError: The file is of another plan, or damaged.
         """
+        protocol = terms.plan.protocol
         self._terms, self._run, self._path = terms, run, path
         self._apply = apply or (lambda model, mean, round: model + mean)
         remembering: object = apply
         self._stateful = remembering if isinstance(remembering, Stateful) else None
         self.conduct: Conduct[Node] = Conduct(terms.plan.colluding)
-        self._prepared: PipelinedSession[Node] | None = None
+        self._prepared: RoundSession[Node] | None = None
         self._asked: frozenset[Node] = frozenset()  # nodes that the present round began with
         self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
+        self._trained: dict[Node, int] = {}  # the last round in which a node may have trained
+        self._handing = terms.rules.handing(run, protocol.fingerprint)
         self._measures, self._adaptive = dict(measures or {}), adaptive
-        fingerprint = terms.plan.protocol.fingerprint.hex()
+        fingerprint = protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))
         if warning := utility_warning(terms.plan):
             _log.warning("%s", warning)
         self._progress: Standing[Node] = found or Standing(
             fingerprint, model, clip=0.0 if adaptive is None else adaptive.initial, course=run
         )
-        self._trained: dict[Node, int] = {}  # the last round in which a node may have trained
-        self._carriers: dict[Node, int] = {}  # nodes that may hold a lineage of noise, and since when
-        extras, dim = self.extras, terms.plan.protocol.dim
-        if extras is not None and terms.examples is not None:
+        self._check_extras(len(model))
+        if found is not None:
+            self._go_on()
+
+    def _check_extras(self, dim: int) -> None:
+        """Refuses numbers that ride on the updates where the plan does not allow for them."""
+        extras, protocol = self.extras, self._terms.plan.protocol
+        if extras is not None and self._terms.examples is not None:
             raise ParameterError(
                 "measures and adaptive clipping are about whole clients, and single examples are protected here."
             )
-        if extras is not None and terms.plan.protocol.replace_one_distance is not None:
+        if extras is not None and protocol.replace_one_distance is not None:
             raise ParameterError(
                 "The plan has a replace_one_distance, and what rides on the updates is further apart than they are: "
                 "plan without one."
             )
-        wanted = len(model) + (0 if extras is None else extras.size)
-        if wanted != dim:
-            raise ParameterError(f"The model and what rides on it have {wanted} coordinates; plan with dim={wanted}.")
-        if found is not None:
-            self._go_on()
+        size = dim + (0 if extras is None else extras.size)
+        if size != protocol.dim:
+            raise ParameterError(f"The model and what rides on it have {size} coordinates; plan with dim={size}.")
 
     @property
     def model(self) -> NDArray[np.float32]:
@@ -141,7 +208,7 @@ class Course(Generic[Node]):
 
     @property
     def reports(self) -> list[RoundReport[Node]]:
-        """What became of the rounds so far."""
+        """Reports of the rounds so far."""
         return self._progress.reports
 
     @property
@@ -151,20 +218,21 @@ class Course(Generic[Node]):
 
     @property
     def extras(self) -> Extras | None:
-        """What rides on the updates of the next round; an engine sends it along with the model."""
+        """Numbers that ride on the updates of the next round; an engine sends it along with the model."""
         clip = None if self._adaptive is None else self._progress.clip
         return Extras(measures=self._measures, clip=clip) if self._measures or self._adaptive else None
 
     @property
     def awaited(self) -> int:
-        """How many connected nodes the next round is worth waiting for: those of the plan, or those it has prepared."""
+        """Number of connected nodes to wait for: those of the plan, or those that have prepared the round."""
         return self._terms.plan.protocol.clients if self._prepared is None else len(self._prepared.waiting)
 
-    def begin(self, connected: Iterable[Node]) -> ServerSession[Node]:
-        """The next round, among those that prepared it, or among nodes drawn from those that are connected."""
+    # ------------------------------------------------------------------ a round begins
+
+    def begin(self, connected: Iterable[Node]) -> RoundSession[Node]:
+        """Returns the next round's session: with the nodes that prepared it, or with nodes drawn from those here."""
         plan, progress = self._terms.plan, self._progress
         self._lose_revealed()  # where an engine gave the last round up
-        wanted, needed = plan.protocol.clients, plan.surviving
         present = [node for node in connected if node not in self.conduct.excluded]
         allowed = [node for node in present if self._has_turn(node)]
         prepared = self._take_prepared(allowed)
@@ -178,66 +246,50 @@ class Course(Generic[Node]):
             self._ask(prepared.waiting)
             prepared.charge(frozenset(allowed), charged_to, self._reveal)
             return prepared
-        nodes = self.conduct.choose(allowed, self.round, wanted=wanted, needed=needed)
+        nodes = self.conduct.choose(allowed, self.round, wanted=plan.protocol.clients, needed=plan.surviving)
         self._ask(nodes)
-        session = RelayedSession(
+        return begin_round(
             self._terms,
             self.round,
             nodes,
             run=self._run,
-            charged_to=charged_to,
             course=progress.course,
+            charged_to=charged_to,
             revealing=self._reveal,
+            before=self._handing.before(self.round, present, nodes),
+            prepares=True,
         )
-        if plan.protocol.mechanism.hands_on:
-            session.relay = self._relay(present, nodes)
-        return session
 
     def _ask(self, nodes: Iterable[Node]) -> None:
         self._asked = frozenset(nodes)
         self._progress.asked = list(self._asked)
 
     def _has_turn(self, node: Node) -> bool:
-        """Whether a node may take part again."""
+        """Returns whether a node may take part again."""
         last, apart = self._trained.get(node), self._terms.apart
         return last is None or (apart is not None and self.round >= last + apart)
 
-    def _relay(self, present: Iterable[Node], nodes: Iterable[Node]) -> Relay[Node]:
-        """Hands the lineages of nodes that leave on to those that come."""
-        protocol, staying = self._terms.plan.protocol, set(nodes)
-        bands = 1 if protocol.mechanism.correlation is None else protocol.mechanism.correlation.bands
-        reach = self.round - bands
-        leave = [node for node in present if self._carriers.get(node, reach) > reach and node not in staying]
-        come = [node for node in nodes if self._carriers.get(node, reach) <= reach]
-        return Relay(self._run, protocol.fingerprint, bands, self.round, leave, come)
-
-    def _learn_lineages(self, session: ServerSession[Node]) -> None:
-        """Who may have trained in a round and holds its noise; who has handed it on does not."""
-        report = session.report
-        if isinstance(session, RelayedSession) and session.relay is not None:
-            for node in session.relay.given:
-                self._carriers.pop(node, None)
-        for node in session.nodes:
-            if report.stages.get(node) not in (Stage.ADVERTISE, Stage.SHARE):
-                self._trained[node] = self._carriers[node] = report.round
-
-    def _take_prepared(self, allowed: Collection[Node]) -> PipelinedSession[Node] | None:
-        """The next round as it was prepared, if that is the way to go on; it is forgotten if not."""
+    def _take_prepared(self, allowed: Collection[Node]) -> RoundSession[Node] | None:
+        """Returns the next round as it was prepared, if that is the way to go on; it is forgotten if not."""
         prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            return None
         present = frozenset(allowed)
-        if prepared is None or not prepared.can_go_on(present):
+        spare = len(prepared.waiting & present) - prepared.fewest
+        if spare < 0:
             return None
         others = {*self.conduct.resting(self.round), *prepared.waiting}
-        if prepared.can_go_on(present, spare=1):
+        if spare > 0:
             others |= {*prepared.nodes, *self._fell_out}
         full = len(prepared.waiting & present) == self._terms.plan.protocol.clients
         return prepared if full or present <= others else None
 
-    def finish(self, session: ServerSession[Node]) -> NDArray[np.float32] | None:
-        """Moves the model by the round's mean, and writes it down. Returns the model, or None for a withheld round."""
-        mean, progress = session.release(), self._progress
-        report = session.report
-        self._prepared = session.prepared if isinstance(session, PipelinedSession) else None
+    # ------------------------------------------------------------------ a round ends
+
+    def finish(self, session: RoundSession[Node]) -> NDArray[np.float32] | None:
+        """Moves the model by the round's mean, and saves it. Returns the model, or None for a withheld round."""
+        mean, progress, report = session.release(), self._progress, session.report
+        self._prepared = session.prepared
         self._fell_out = self._asked & report.dropped.keys()
         if mean is not None:
             mean = self._without_extras(mean, report)
@@ -246,13 +298,15 @@ class Course(Generic[Node]):
                 raise ParameterError(f"Expected apply to return {len(mean)} numbers, got shape {moved.shape}.")
             progress.model = moved
         self.conduct.learn(report, session.nodes)
-        self._learn_lineages(session)
+        trained = [node for node in session.nodes if report.stages.get(node) not in (Stage.ADVERTISE, Stage.SHARE)]
+        self._trained |= dict.fromkeys(trained, report.round)
+        self._handing.trained(trained, report.round)
         self._end_round(report)
         self._save()
         return None if mean is None else progress.model
 
     def _without_extras(self, mean: NDArray[np.float32], report: RoundReport[Node]) -> NDArray[np.float32]:
-        """The mean update, when what rode on it is in the report."""
+        """Returns the mean update; what rode on it goes into the report."""
         if (extras := self.extras) is None:
             return mean
         update, unclipped, report.measures = extras.decode(mean, self._terms.plan.protocol.clip_norm)
@@ -261,8 +315,15 @@ class Course(Generic[Node]):
             self._progress.clip = self._adaptive.following(self._progress.clip, unclipped)
         return update
 
+    def _end_round(self, report: RoundReport[Node]) -> None:
+        progress = self._progress
+        progress.reports.append(report)
+        progress.begun, progress.charged_to, progress.revealing, progress.asked = 0, "", False, []
+
+    # ------------------------------------------------------------------ a run that was stopped
+
     def _go_on(self) -> None:
-        """Takes up what the file holds."""
+        """Goes on from the file."""
         progress = self._progress
         if self._stateful is not None and progress.optimizer:
             self._stateful.load_state_dict(progress.optimizer)
@@ -279,11 +340,6 @@ class Course(Generic[Node]):
         self._trained |= dict.fromkeys(progress.asked, progress.begun)
         self._end_round(RoundReport(progress.begun, reason=LOST, upload_bytes=dict.fromkeys(progress.asked, 0)))
         self._save()
-
-    def _end_round(self, report: RoundReport[Node]) -> None:
-        progress = self._progress
-        progress.reports.append(report)
-        progress.begun, progress.charged_to, progress.revealing, progress.asked = 0, "", False, []
 
     def _reveal(self) -> None:
         self._progress.revealing = True

@@ -1,19 +1,29 @@
-"""`Limits`: what a client asks of a round before it sends anything."""
+"""`Limits`: a client's conditions for a round; and the cost of all rounds that it has answered.
+
+A client's history is how often it answered each *kind* of round (`RoundKind`). Rounds of one kind cost what
+`cpsgd.guarantee` proves; kinds add up by the ledger's composition. No round is refused for being different from those
+before: a client that raises its ε, or took part in a rehearsal with another plan, goes on with what is left. As in a
+ledger, that is proved for kinds that are not chosen by looking at earlier results.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
-from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError
+from cpsgd.correlated.turns import RunRules, run_rules
+from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError, WireError
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 from cpsgd.secagg import SecureParameters, risk
 from cpsgd.secagg.parameters import MAX_CLIENTS
 
-# The most that an unlucky draw of the graph may have for a probability to protect less than it should.
+# Largest probability that the graph protects less than it should.
 _INSECURITY = 1e-6
 
 
@@ -27,10 +37,9 @@ class Limits:
     somebody then knew the reason. From a server that just says so, 2D counts.
 
     Attributes:
-        epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. What a server
-            announces must keep it by itself, and each round together with all that were answered before, of
-            whatever protocol (`cpsgd.federation.spending`). With a `Memory` that holds over all runs and restarts,
-            without for one run.
+        epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. The run that a server
+            announces must keep it by itself, and so must each round together with all that were answered before. With a
+            `Memory` that holds over all runs and restarts, without for one run.
         delta: δ of that guarantee.
         rounds: Rounds that a server may announce and the client answers at most, counted in the same way; or None.
         colluding: Other clients whose noise does not count: they may tell it to the server, and each of them knows
@@ -58,7 +67,7 @@ class Limits:
     examples: int | None = None
     min_clients: int = 2
     fingerprint: bytes | None = None
-    disjoint: bool = field(default=False, repr=False)  # what is remembered rests on how limits were written before
+    disjoint: bool = field(default=False, repr=False)  # `digest` rests on how limits were written before
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -84,56 +93,36 @@ class Limits:
             RoundRefusedError: It is not; the message says why.
             FingerprintError: Another protocol was agreed on.
         """
-        if self.fingerprint is not None and protocol.fingerprint != self.fingerprint:
-            raise FingerprintError("The server's protocol is not the one this client was set up for.")
-        if protocol.mechanism.grid is None:
-            raise RoundRefusedError(
-                f"The server asks for the {protocol.name} protocol, which sends floats; only integers can be summed."
-            )
-        if not protocol.mechanism.is_noisy:
-            raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
+        self._check_protocol(protocol)
         if not self.min_clients <= surviving <= protocol.clients:
             raise RoundRefusedError(
                 f"The server would release the sum of {surviving} of {protocol.clients} clients; this client asks for "
                 f"at least {self.min_clients}."
             )
-        if protocol.clients > MAX_CLIENTS:
-            # What the guarantee takes to compute grows with their number, which is the server's word.
-            raise RoundRefusedError(
-                f"The server announces {protocol.clients} clients; this client takes part among {MAX_CLIENTS} at most."
-            )
         if rounds < 1 or (self.rounds is not None and rounds > self.rounds):
             raise RoundRefusedError(
                 f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
             )
-        correlation = protocol.mechanism.correlation
-        if correlation is not None and self.examples is not None and correlation.separation != 1 and not self.disjoint:
-            raise RoundRefusedError(
-                "The server's noise is correlated for examples that are in few rounds, and this client's are in all. "
-                "Let the train function take a share of them for each round, and say so with disjoint=True."
-            )
-        if correlation is not None and rounds > correlation.rounds:
-            raise RoundRefusedError(
-                f"The server announces {rounds} rounds, and its noise is correlated over {correlation.rounds}."
-            )
-        # Also without a limit on ε: this refuses sums of examples whose share the protocol could not tell.
-        accounted = protocol if self.examples is None else _example_level(protocol, self.examples)
-        if self.fingerprint is None:
-            accounted = replace(accounted, replace_one_distance=None, distance_reason=None)
+        rules = run_rules(protocol.mechanism)
+        rules.check_announced(rounds, examples=self.examples is not None, disjoint=self.disjoint)
+        if self.examples is not None:
+            _check_examples(protocol, self.examples)
         if self.epsilon is None or self.delta is None:
             return
-        from cpsgd.privacy.rounds import guarantee_over_rounds
+        # Imported here, for a client without a limit is a process per message that needs no accountant.
+        from cpsgd.privacy.guarantees import guarantee
 
         try:
-            found = guarantee_over_rounds(
-                accounted,
-                self.delta,
+            run = Run.of(
+                self.believed(protocol),
                 rounds=rounds,
-                participation="every" if correlation is None or correlation.separation == 1 else "once",
+                participation=rules.participation,
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,
+                examples=self.examples,
             )
+            found = guarantee(run, self.delta)
         except CpsgdError as error:
             raise RoundRefusedError(f"Nothing is proved about the server's protocol: {error}") from None
         if found.epsilon > self.epsilon:
@@ -142,13 +131,35 @@ class Limits:
                 f"rounds; this client's limit is {rounded_up(self.epsilon)}."
             )
 
+    def _check_protocol(self, protocol: Protocol) -> None:
+        if self.fingerprint is not None and protocol.fingerprint != self.fingerprint:
+            raise FingerprintError("The server's protocol is not the one this client was set up for.")
+        if protocol.mechanism.grid is None:
+            raise RoundRefusedError(
+                f"The server asks for the {protocol.name} protocol, which sends floats; only integers can be summed."
+            )
+        if not protocol.mechanism.is_noisy:
+            raise RoundRefusedError("The server's protocol adds no noise, so nothing would be private.")
+        if protocol.clients > MAX_CLIENTS:
+            # The time to compute the guarantee grows with their number, which is the server's word.
+            raise RoundRefusedError(
+                f"The server announces {protocol.clients} clients; this client takes part among {MAX_CLIENTS} at most."
+            )
+
+    def believed(self, protocol: Protocol) -> Protocol:
+        """Returns the protocol without a promise, and without a distance that is only the server's word."""
+        protocol = replace(protocol, promise=None)
+        if self.fingerprint is None:
+            protocol = replace(protocol, replace_one_distance=None, distance_reason=None)
+        return protocol
+
     def check_secure(
         self, protocol: Protocol, proposed: SecureParameters, *, round: int, surviving: int
     ) -> SecureParameters:
-        """The parameters of secure aggregation that are agreed to: the graph and threshold are the server's choice.
+        """Returns the parameters of secure aggregation to agree to: the server chooses the graph and the threshold.
 
         Raises:
-            RoundRefusedError: The choice would let so many colluding clients and the server see more than the sum.
+            RoundRefusedError: The choice would let the server and the colluding clients see more than the sum.
         """
         if protocol.modulus is None or proposed.clients > protocol.clients:
             raise RoundRefusedError("The server's protocol does not fit secure aggregation.")
@@ -170,17 +181,110 @@ class Limits:
         return expected
 
     def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
-        """16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
+        """Returns 16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
         disjoint = " disjoint" if self.disjoint else ""
         text = f"cpsgd limits v1 {self!r}{disjoint} {protocol.fingerprint.hex()} {rounds} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
 
 
-def _example_level(protocol: Protocol, examples: int) -> Protocol:
-    """The protocol whose clients are as far apart as one example moves a silo's sum; for the accounting only."""
+def _check_examples(protocol: Protocol, examples: int) -> None:
+    """Refuses, also without a limit on ε, sums of examples whose share the protocol could not tell."""
     from cpsgd.privacy.examples import example_protocol
 
     try:
-        return example_protocol(protocol, examples)
+        example_protocol(protocol, examples)
     except ParameterError as error:
         raise RoundRefusedError(f"The server's protocol does not protect single examples: {error}") from None
+
+
+# ---------------------------------------------------------------------- all rounds together
+
+
+@dataclass(frozen=True)
+class RoundKind:
+    """Everything that a round's cost depends on, except for what the client itself assumes.
+
+    Attributes:
+        protocol: Its parameters as JSON, without a replace-one distance that is only the server's word.
+        surviving: The fewest clients whose sum it may have ended with.
+        examples: The most examples of a client's sum, or 0 where whole clients were protected.
+    """
+
+    protocol: str
+    surviving: int
+    examples: int
+
+    @classmethod
+    def of(cls, limits: Limits, protocol: Protocol, surviving: int) -> RoundKind:
+        """Returns the kind of round that a client with these limits is asked for."""
+        return cls(limits.believed(protocol).to_json(), surviving, limits.examples or 0)
+
+    def to_text(self) -> str:
+        """Returns it as one line."""
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> RoundKind:
+        """Reads a line of `to_text`.
+
+        Raises:
+            WireError: It is something else.
+        """
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError):
+            fields = None
+        expected = {"protocol": str, "surviving": int, "examples": int}
+        if not isinstance(fields, dict) or {name: type(value) for name, value in fields.items()} != expected:
+            raise WireError("What this client remembers of its rounds is damaged.")
+        return cls(**fields)
+
+    @property
+    def rules(self) -> RunRules:
+        """How rounds of this kind belong together."""
+        return run_rules(Protocol.from_json(self.protocol).mechanism)
+
+    @property
+    def digest(self) -> str:
+        """16 bytes that stand for it, in hexadecimal."""
+        return hashlib.sha256(f"cpsgd round kind v1 {self.to_text()}".encode()).hexdigest()[:32]
+
+
+History = Mapping[RoundKind, int]
+"""Number of rounds of each kind that were answered."""
+
+
+def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: int) -> None:
+    """Returns if one more round of this kind keeps the client's ε, after those before.
+
+    `Limits.check` has found that `rounds` rounds of this kind are acceptable by themselves.
+
+    Raises:
+        RoundRefusedError: It does not; the message says what all would cost.
+    """
+    if limits.epsilon is None or limits.delta is None:
+        return
+    if before.keys() <= {kind} and before.get(kind, 0) < rounds:
+        return  # The first of `rounds` rounds cost no more than all of them.
+    # Imported here: rounds of one plan, as most are, need no accountant, and a client is a process per message.
+    from cpsgd.ledger.charging import total
+    from cpsgd.ledger.entries import Budget, RoundEvent
+
+    events = []
+    try:
+        for each, count in {**before, kind: before.get(kind, 0) + 1}.items():
+            protocol = Protocol.from_json(each.protocol)
+            # A client that protects itself as a whole counts what rounds for single examples cost a whole client.
+            examples = each.examples if limits.examples is not None and each.examples else None
+            event = RoundEvent(protocol, survivors=each.surviving, colluding=limits.colluding, examples=examples)
+            events += [event] * count
+        adjacency = Adjacency(limits.adjacency)
+        budget = Budget(population="self", epsilon=limits.epsilon, delta=limits.delta, adjacency=adjacency)
+        found = total(budget, (), events).epsilon
+    except CpsgdError as error:
+        raise RoundRefusedError(f"Nothing is proved about this round after those before: {error}") from None
+    if found > limits.epsilon:
+        raise RoundRefusedError(
+            f"This client has answered {sum(before.values())} rounds, and one more would bring their cost to "
+            f"ε = {rounded_up(found)} at δ = {limits.delta:g}; its limit is {rounded_up(limits.epsilon)}."
+        )

@@ -49,7 +49,6 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
-from cpsgd.protocol import Protocol
 from cpsgd.secagg import Stage
 
 MAGIC = b"cpsf"
@@ -64,6 +63,9 @@ OPENING = (Stage.UPLOAD, Stage.ADVERTISE)
 
 TRAINING = (Stage.UPLOAD, Stage.MASK)
 """The stages in which a client trains; the engine sends the model along."""
+
+REVEALING = (Stage.UPLOAD, Stage.UNMASK)
+"""The stages whose answers reveal the sum."""
 
 AHEAD = {Stage.CONFIRM: Stage.ADVERTISE, Stage.UNMASK: Stage.SHARE}
 """What a client may be asked for the next round, together with which stage of the one that runs."""
@@ -229,12 +231,7 @@ class Pair:
         return cls(data[_PAIR.size : end], data[end:], bool(refused))
 
 
-# ---------------------------------------------------------------------- rounds and models
-
-
-def round_of_run(protocol: Protocol, round: int) -> int:
-    """What the protocol calls a round: a run of correlated noise begins with round 0, and all rounds here with 1."""
-    return round if protocol.mechanism.correlation is None else round - 1
+# ---------------------------------------------------------------------- models
 
 
 def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:

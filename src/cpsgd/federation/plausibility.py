@@ -34,7 +34,7 @@ def largest_norm(protocol: Protocol, survivors: int) -> float:
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=10, dim=4096, clip_norm=1.0, levels=64, trials=500)
-        >>> noise = (protocol.dim * protocol.mechanism.noise_variance / 10) ** 0.5 * protocol.scale
+        >>> noise = (protocol.dim * protocol.mechanism.noise.variance / 10) ** 0.5 * protocol.scale
         >>> largest_norm(protocol, 10) < 1.0 + 2.0 * noise
         True
     """
@@ -48,7 +48,7 @@ def largest_norm(protocol: Protocol, survivors: int) -> float:
         # A third of its half: a coordinate whose mean is beyond half the modulus is there itself half of the time.
         overflow=FALSE_ALARM / 6.0,
     )
-    variance = survivors * (mechanism.settled_variance + mechanism.largest_rounding_variance)
+    variance = survivors * (mechanism.noise.settled_variance + mechanism.largest_rounding_variance)
     nats = math.log(2.0 / FALSE_ALARM)
     linear = nats * farthest**2 / 3.0
     excess = linear + math.sqrt(linear**2 + 2.0 * nats * dim * farthest**2 * variance)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.errors import ParameterError
+from cpsgd.correlated.turns import RunRules, run_rules
+from cpsgd.errors import ImplausibleMeanError, LedgerError, ParameterError, StageError, ThresholdError
+from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
-from cpsgd.secagg.identity import as_roster
+from cpsgd.secagg.keys import as_roster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +48,8 @@ class Terms:
     engine: str = "federation"
 
     def __post_init__(self) -> None:
-        plan, correlation = self.plan, self.plan.protocol.mechanism.correlation
-        if correlation is not None and plan.rounds > correlation.rounds:
-            raise ParameterError(
-                f"The plan has {plan.rounds} rounds, and its noise is correlated over {correlation.rounds}; plan again."
-            )
-        if correlation is None and plan.participation.scheme != "every":
-            raise ParameterError(
-                f"The plan is for participation {str(plan.participation)!r}, and here the same nodes may be in every "
-                'round; plan with participation="every".'
-            )
+        plan = self.plan
+        self.rules.check_plan(plan.rounds, str(plan.participation))
         if plan.colluding < 1:
             raise ParameterError(
                 "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "
@@ -94,13 +93,14 @@ class Terms:
         return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
 
     @property
-    def apart(self) -> int | None:
-        """How many rounds apart a node may take part at least; None if once only.
+    def rules(self) -> RunRules:
+        """How the rounds of a run belong together."""
+        return run_rules(self.plan.protocol.mechanism)
 
-        Where single examples are protected, it is for the nodes to see to it that these are apart.
-        """
-        correlation = self.plan.protocol.mechanism.correlation
-        return 1 if correlation is None or self.examples is not None else correlation.separation
+    @property
+    def apart(self) -> int | None:
+        """How far apart the rounds of a node are at least; None if it may be in one only."""
+        return self.rules.separation(self.examples is not None)
 
     @property
     def way(self) -> str:
@@ -115,34 +115,132 @@ class Terms:
                 f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
             )
 
-    def reserve(self, round: int, run: str, charged_to: str | None = None, course: str = "") -> Entry | None:
-        """Charges a round, or raises `BudgetExceededError`; None without a ledger.
 
-        `charged_to` is a run that was to charge the round and then stopped before anything was revealed: its entry
-        pays, and is made if it has not come to that. Where noise is correlated, the first round pays for all; which
-        these are is known by `course`, the name of the run that began with the first of them. A round of it that is on
-        the ledger and is run all the same, by a server that was set back to an older file, belongs to another run.
+class Total(Protocol):
+    """The sum of a round, at its end."""
+
+    @property
+    def survivors(self) -> int:
+        """Number of clients whose messages are in the sum."""
+
+    def mean(self) -> NDArray[np.float32]:
+        """Returns the decoded mean."""
+
+
+class Settlement:
+    """A round's account: charges it before anything about the data is asked for, and releases its mean.
+
+    Attributes:
+        charged: Whether the round is charged, if there is a ledger.
+        entry: The ledger's entry that pays, if there is one.
+        total: The round's sum; None until its exchanges are made.
+    """
+
+    def __init__(self, terms: Terms, round: int, run: str, course: str = "") -> None:
+        """Charges nothing yet.
+
+        Args:
+            terms: What the round is held to.
+            round: Number of the round.
+            run: The engine's name of the run.
+            course: The run that began with the first of these rounds, if it is another one than `run`.
         """
-        if self.ledger is None or self.population is None:
-            return None
-        correlated = self.plan.protocol.mechanism.correlation is not None
-        name = f"{self.engine}-{charged_to or run}"
-        names = [f"{self.engine}-{course}", name] if correlated and course else [name]
+        self._terms, self._round, self._run, self._course = terms, round, run, course
+        self.entry: Entry | None = None
+        self._asked = False  # whether anything about the data was asked for
+        self._reveal: Callable[[], None] | None = None
+        self.charged = False
+        self.total: Total | None = None
+
+    def charge(self, charged_to: str | None = None, revealing: Callable[[], None] | None = None) -> None:
+        """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
+
+        Where all rounds of a run are one event, the first one of a course pays for all. A round of the course that is
+        on the ledger and is run all the same, by a server that was set back to an older file, belongs to another run.
+
+        Args:
+            charged_to: A run that was to charge the round and stopped before anything was revealed. Its entry pays, and
+                is made if it was not. The round is not charged again.
+            revealing: Called once, before anything is asked for that reveals the sum.
+
+        Raises:
+            BudgetExceededError: The budget does not pay for the round.
+        """
+        self.charged, self._reveal = True, revealing
+        # An earlier run that charged the round may have asked for something.
+        self._asked |= charged_to is not None
+        terms = self._terms
+        if terms.ledger is None or terms.population is None:
+            return
+        together = terms.rules.one_event
+        name = f"{terms.engine}-{charged_to or self._run}"
+        names = [f"{terms.engine}-{self._course}", name] if together and self._course else [name]
         for each in names:
-            found = self.ledger.find(self.population, run=each, round=round)
+            found = terms.ledger.find(terms.population, run=each, round=self._round)
             if found is None:
                 name = each
                 break
             if charged_to is not None and not found.released:
-                return found
+                self.entry = found
+                return
         event = RoundEvent(
-            self.plan.protocol,
-            survivors=self.plan.surviving,
-            participation=Participation.once() if correlated else self.plan.participation,
-            partition=name if correlated else "",
-            colluding=self.plan.colluding,
-            round=round,
+            terms.plan.protocol,
+            survivors=terms.plan.surviving,
+            participation=Participation.once() if together else terms.plan.participation,
+            partition=name if together else "",
+            colluding=terms.plan.colluding,
+            round=self._round,
             run=name,
-            examples=self.examples,
+            examples=terms.examples,
         )
-        return self.ledger.reserve(self.population, event)
+        self.entry = terms.ledger.reserve(terms.population, event)
+
+    def ask(self) -> None:
+        """Notes that something about the data is asked for.
+
+        Raises:
+            StageError: The round is not charged yet.
+        """
+        if not self.charged:
+            raise StageError("Nothing about the data is asked for before the round is charged.")
+        self._asked = True
+
+    def reveal(self) -> None:
+        """Says, once, that the sum may be revealed from here on."""
+        if self._reveal is not None:
+            self._reveal()
+
+    def abandon(self) -> None:
+        """Gives the charge of a withheld round up, if nothing about the data was asked for."""
+        if self._terms.ledger is not None and self.entry is not None and not self._asked:
+            # No client has drawn noise or sent anything that depends on its data. If the ledger does not take it, the
+            # round stays spent.
+            with suppress(LedgerError):
+                self._terms.ledger.abandon(self.entry, "withheld before anything about the data was asked for")
+
+    @property
+    def survivors(self) -> int:
+        """Number of clients whose messages are in the sum."""
+        return 0 if self.total is None else self.total.survivors
+
+    def release(self) -> NDArray[np.float32]:
+        """Returns the mean, with the ledger's permission.
+
+        Raises:
+            ThresholdError: Fewer clients are left than the plan needs.
+            ImplausibleMeanError: The mean is larger than that of honest clients can be.
+            LedgerError: The ledger does not permit it.
+        """
+        plan, survivors = self._terms.plan, self.survivors
+        if self.total is None or survivors < plan.surviving:
+            raise ThresholdError(f"{survivors} clients are left, and the plan needs {plan.surviving}")
+        mean = self.total.mean()
+        norm, most = float(np.linalg.norm(mean)), largest_norm(plan.protocol, survivors)
+        if not norm <= most:
+            raise ImplausibleMeanError(
+                f"The mean has norm {norm:.4g}, and that of honest clients has more than {most:.4g} with a probability "
+                f"of at most {FALSE_ALARM:g} only: some client sent what no honest one sends"
+            )
+        if self._terms.ledger is not None and self.entry is not None:
+            self._terms.ledger.release(self.entry, survivors=survivors)
+        return mean

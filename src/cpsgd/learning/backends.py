@@ -1,7 +1,7 @@
-"""What rounds are computed by: `CpuBackend`, or `GpuBackend` for an NVIDIA GPU.
+"""Computes rounds: `CpuBackend`, or `GpuBackend` for an NVIDIA GPU.
 
-The trainer asks a backend for a round's clients, for the sum of their messages and for the test examples, and whether
-it is asynchronous: a GPU works on while the CPU prepares the next round, unless it is asked for a result.
+The trainer asks a backend for a round's clients, for the sum of their messages and for the test examples. A GPU is
+asynchronous: it works on while the CPU prepares the next round, until it is asked for a result.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,21 +17,22 @@ from numpy.typing import NDArray
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning import devices, mechanisms
-from cpsgd.learning.architecture import Loss
-from cpsgd.learning.clipping import Clipping
+from cpsgd.federation.extras import AdaptiveClip, Extras
+from cpsgd.learning import devices, estimators
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset, PartedDataset
 from cpsgd.learning.datasets.device import DeviceInfinite, on_device
 from cpsgd.learning.devices import enough_memory, own_code
+from cpsgd.learning.estimators import Estimator
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
-from cpsgd.learning.mechanisms import Mechanism, Simulator
-from cpsgd.learning.options import ClientOptions, RunOptions
-from cpsgd.learning.parallel import Processes, SharedRound, own_device
+from cpsgd.learning.models import Loss
+from cpsgd.learning.option_groups import ClientOptions, RunOptions
+from cpsgd.learning.parallel import Processes, SharedRound, Simulator, own_device
 from cpsgd.learning.recorded import RecordedRound
-from cpsgd.simulation.correlated import SummedLineages
-from cpsgd.simulation.device import DeviceRound
-from cpsgd.simulation.device_correlated import DeviceLineages
+from cpsgd.mechanisms.memory import Simulated
+from cpsgd.protocol import Protocol
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator
+from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -39,21 +41,91 @@ _CPU_MEMORY, _GPU_MEMORY = 1024, 4096
 _BLOCKS, _BLOCK_ROUNDS, _BLOCK_CLIENTS = 4, 16, 1 << 18
 
 
+class Clipping:
+    """The norm that updates are clipped to: the protocol's norm D, or a norm C that follows a quantile of their norms.
+
+    C follows Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (2021);
+    the formulas are in `cpsgd.federation.extras`. A client's vector has one more coordinate, which says whether its
+    update was within C. With it the norm is still at most D, so that the protocol's guarantee covers this count: it
+    costs accuracy and no ε.
+
+    Attributes:
+        norm: C; None if updates are clipped to the protocol's norm and nothing is counted.
+    """
+
+    def __init__(self, options: ClientOptions, clip_norm: float) -> None:
+        """Starts with C = D, the protocol's `clip_norm`."""
+        self._most = clip_norm
+        self._adaptive: AdaptiveClip | None = None
+        self.norm: float | None = None
+        if options.clip_quantile is not None:
+            self._adaptive = AdaptiveClip(initial=clip_norm, quantile=options.clip_quantile)
+            self.norm = self._adaptive.initial
+
+    @property
+    def size(self) -> int:
+        """Coordinates added to an update."""
+        return 0 if self.norm is None else 1
+
+    @property
+    def scale(self) -> float:
+        """Factor that a decoded mean and its noise are multiplied by."""
+        return 1.0 if self.norm is None else self.norm / (self._extras.share * self._most)
+
+    def check(self, protocol: Protocol | None) -> None:
+        """Raises `ParameterError` if the protocol's guarantee would not cover the count."""
+        if self.norm is not None and protocol is not None and protocol.replace_one_distance is not None:
+            raise ParameterError(
+                "The plan has a replace_one_distance, and with clip_quantile vectors are further apart than updates "
+                "are: plan without one."
+            )
+
+    def rows(self, updates: Any) -> Any:
+        """Returns clients' vectors for their updates, row by row; a row with NaN keeps it."""
+        if self.norm is None:
+            return updates
+        given = torch.as_tensor(updates)
+        norms = torch.linalg.vector_norm(given, dim=1, dtype=torch.float64)
+        extras = self._extras
+        vectors = torch.empty((len(given), given.shape[1] + 1), device=given.device)
+        vectors[:, :-1] = given * (extras.share * self._most / norms.clamp(min=self.norm))[:, None].float()
+        vectors[:, -1] = torch.where(norms <= self.norm, 1.0, -1.0) * (extras.weight * self._most)
+        return vectors if isinstance(updates, torch.Tensor) else vectors.numpy()
+
+    def read(self, mean: torch.Tensor) -> torch.Tensor:
+        """Returns the mean update, and sets the next norm from the estimated share of updates within this one."""
+        if self._adaptive is None or self.norm is None:
+            return mean
+        unclipped = 0.5 * (float(mean[-1]) / (self._extras.weight * self._most) + 1.0)
+        update = mean[:-1] * self.scale
+        self.norm = self._adaptive.following(self.norm, unclipped)
+        return update
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        return {"norm": self.norm}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
+        self.norm = float(state["norm"])
+
+    @property
+    def _extras(self) -> Extras:
+        return Extras(clip=self.norm)
+
+
 def start(
     model: torch.nn.Module,
     loss: Loss,
     dataset: Dataset,
-    mechanism: Mechanism,
+    estimator: Estimator,
     clients: ClientOptions,
     run: RunOptions,
     processes: Processes | None = None,
 ) -> CpuBackend:
     """Moves the model to the device that the options name, and makes the backend for it.
 
-    Where there are several `processes`, each computes its share of the clients.
-
-    Raises:
-        ParameterError: There is no such device, it has too little memory, or it cannot compute such updates.
+    If there are several `processes`, each computes its share of the clients.
     """
     device = devices.resolve(own_device(run.device, processes))
     gpu = devices.is_gpu(device)
@@ -61,7 +133,7 @@ def start(
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
-    return (GpuBackend if gpu else CpuBackend)(dataset, updates, mechanism, run.seed, device, clients, processes)
+    return (GpuBackend if gpu else CpuBackend)(dataset, updates, estimator, run.seed, device, clients, processes)
 
 
 class CpuBackend:
@@ -73,21 +145,22 @@ class CpuBackend:
         self,
         dataset: Dataset,
         updates: ClientUpdates,
-        mechanism: Mechanism,
+        estimator: Estimator,
         seed: int | None,
         device: torch.device,
         clients: ClientOptions,
         processes: Processes | None = None,
     ) -> None:
-        """Takes clients' rows from `updates`, whose memory is bounded; the examples of some are held beside it."""
+        """Checks that the model, as `updates` knows it, fits the estimator's protocol."""
         self.updates = updates
         self.device = device
         self._dataset = dataset
         self._rows: ClientUpdates | ExampleSums = updates
+        self._clip_norm = estimators.clip_norm(estimator)
         if clients.examples is not None:
-            self._rows = ExampleSums(updates, mechanisms.clip_norm(mechanism), clients.examples)
-        self.clipping = Clipping(clients, mechanisms.clip_norm(mechanism))
-        protocol = mechanisms.protocol_of(mechanism)
+            self._rows = ExampleSums(updates, self._clip_norm, clients.examples)
+        self.clipping = Clipping(clients, self._clip_norm)
+        protocol = estimators.protocol_of(estimator)
         self.clipping.check(protocol)
         if protocol is not None and protocol.dim != self.dim:
             more = f", and one for clip_quantile makes {self.dim:,}" if self.clipping.size else ""
@@ -95,33 +168,35 @@ class CpuBackend:
                 f"The model has {updates.dim:,} trainable parameters{more}, the protocol is for {protocol.dim:,} "
                 "coordinates; plan with dim equal to the former."
             )
-        self._mechanism = mechanism
+        # Without its promise: the run's own account knows how many messages each of its rounds had.
+        self._protocol = None if protocol is None else replace(protocol, promise=None)
+        self.message_bytes = estimators.message_bytes(estimator, self.dim)
         self._seed = seed
-        self.slots = mechanisms.slots_of(mechanism, seed)
-        self._lineages: SummedLineages | DeviceLineages | None = None
+        self._noise = Simulated() if protocol is None else protocol.mechanism.memory.simulated(seed)
         self._processes = processes
         self._slice = self._examples_held(dataset.feature_dim)
 
     @property
     def dim(self) -> int:
-        """Coordinates of a client's vector: the model's, and what rides on them."""
+        """Coordinates of a client's vector: the model's, and one more for adaptive clipping."""
         return self.updates.dim + self.clipping.size
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Objects whose state a checkpoint holds, by name: the adaptive norm, and what the noise remembers."""
+        clip = {} if self.clipping.norm is None else {"clip": self.clipping}
+        return {**clip, **self._noise.parts}
+
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
-        """The clients of one of `rounds` rounds."""
+        """Returns the clients of round `number` of `rounds`."""
         return cohorts.clients(number)
 
     def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound | SharedRound:
-        """The round with the messages of these clients, and of `zeros` more who send the zero vector."""
-        on, others = self.device if self.asynchronous else None, self._processes
+        """Returns the round with the messages of these clients, and of `zeros` more who send the zero vector."""
+        others = self._processes
         own = range(len(clients)) if others is None else others.share(len(clients))
         with self._enough_memory():
-            if self.slots is not None and self._lineages is None:
-                count = len(clients) + zeros
-                self._lineages = mechanisms.lineages_of(self._mechanism, self.slots, count, self.dim, on)
-            simulator = mechanisms.start_round(
-                self._mechanism, self.dim, number, self._seed, on, self._lineages, own.start
-            )
+            simulator = self._start(number, len(clients) + zeros, own.start)
             for some, examples in self._groups(clients[own.start : own.stop]):
                 chunks = self._chunks(some, simulator)
                 if examples > self._slice and isinstance(self._dataset, PartedDataset):
@@ -132,17 +207,25 @@ class CpuBackend:
                     if chunk is None:
                         break
                     simulator.add(self.clipping.rows(chunk))
-            # They are numbered after all others.
+            # The last process adds them: they are numbered after all others.
             if others is None or others.rank == others.size - 1:
                 simulator.add_zeros(zeros)
         return simulator if others is None else others.add_up(simulator, len(clients) + zeros)
 
+    def _start(self, number: int, count: int, first: int) -> Simulator:
+        """Starts the simulation of a round of `count` messages; this process' clients are numbered from `first` on."""
+        protocol = self._protocol
+        if protocol is None:
+            return FloatMean(self.dim, self._clip_norm)
+        source = self._noise.on_host(count, self.dim)
+        return RoundSimulator(protocol, number, seed=self._seed, lineages=source, first=first)
+
     def _examples_held(self, numbers: int) -> int:
-        """How many examples are held at a time, each with so many numbers."""
+        """Returns the number of examples held in memory at a time, each with `numbers` numbers."""
         return max(1, min(_EXAMPLES_BYTES, self.updates.memory_limit // 8) // (4 * numbers))
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and labels of the test set."""
+        """Returns features and labels of the test set."""
         test = self._dataset.test_set()
         return torch.from_numpy(test.features), torch.from_numpy(test.labels)
 
@@ -153,7 +236,7 @@ class CpuBackend:
         )
 
     def _groups(self, clients: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Clients whose examples are held at a time, and how many these are; one alone may have too many."""
+        """Yields clients whose examples are held in memory together, and the number of these examples."""
         counts = np.ones(len(clients), dtype=np.int64)
         if isinstance(self._dataset, PartedDataset):
             with own_code("The data set"):
@@ -166,7 +249,7 @@ class CpuBackend:
             start = stop
 
     def _large(self, dataset: PartedDataset, client: int, examples: int) -> Iterator[Any]:
-        """The row of a client with so many examples."""
+        """Yields the row of a client with more examples than are held in memory."""
 
         def parts() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             for start in range(0, examples, self._slice):
@@ -186,7 +269,7 @@ class GpuBackend(CpuBackend):
     asynchronous = True
 
     def __init__(self, dataset: Dataset, *arguments: Any) -> None:
-        """Moves what the data set needs to the device; `ParameterError` where it has too little memory for it."""
+        """Moves the data set to the device; raises `ParameterError` if it has too little memory."""
         super().__init__(dataset, *arguments)
         with enough_memory("the data set", "use a smaller one."):
             self._data = on_device(dataset, self.device)
@@ -197,18 +280,18 @@ class GpuBackend(CpuBackend):
         self._drawing = ThreadPoolExecutor(_BLOCKS)
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
-        """The clients of one of `rounds` rounds; those of the next ones are drawn meanwhile, in blocks of rounds."""
+        """Returns the clients of round `number`; threads draw those of later rounds meanwhile, in blocks of rounds."""
         size = max(1, min(_BLOCK_ROUNDS, _BLOCK_CLIENTS // cohorts.cohort))
         own = number // size
         self._ahead = {block: drawn for block, drawn in self._ahead.items() if block >= own}
         for block in range(own, own + _BLOCKS):
-            wanted = range(block * size, min((block + 1) * size, rounds))
-            if block not in self._ahead and wanted:
-                self._ahead[block] = self._drawing.submit(cohorts.several, wanted)
+            numbers = range(block * size, min((block + 1) * size, rounds))
+            if block not in self._ahead and numbers:
+                self._ahead[block] = self._drawing.submit(cohorts.several, numbers)
         return self._ahead[own].result()[number % size]
 
     def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound | SharedRound:
-        """As on the CPU. Rounds as large as the one before are replayed, so that their many launches cost one."""
+        """Does the same as on the CPU. A round as large as the one before is replayed from its recording."""
         recorded = self._recorded
         if zeros == 0 and recorded is not None and recorded.size == len(clients):
             recorded.start(number, clients)
@@ -220,8 +303,16 @@ class GpuBackend(CpuBackend):
                 self._recorded = RecordedRound.of(simulator, self._data, self.updates, self._seed)
         return simulator
 
+    def _start(self, number: int, count: int, first: int) -> Simulator:
+        protocol = self._protocol
+        if protocol is None:
+            return DeviceFloatMean(self.dim, self._clip_norm, self.device)
+        started = DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first)
+        started.lineages = self._noise.on_device(count, self.dim, self.device)
+        return started
+
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and labels of the test set."""
+        """Returns features and labels of the test set."""
         return self._data.test.features, self._data.test.labels
 
     def _chunks(self, clients: NDArray[np.int64], simulator: Simulator) -> Iterator[Any]:
@@ -232,5 +323,5 @@ class GpuBackend(CpuBackend):
 
     @property
     def _sends_gradients(self) -> bool:
-        """Whether clients' vectors are their updates, and nothing else."""
+        """Whether clients' vectors are their gradients and nothing else."""
         return self.clipping.size == 0 and self._rows is self.updates

@@ -1,15 +1,13 @@
-"""What survives a crash: an atomic checkpoint after a round, and a log of charges that is written before a release.
+"""The folder of a run: an atomic checkpoint after a round, and a log of charges that is written before a release.
 
-A run is taken up by a process that has it to itself, with the settings and data it was started with, and with all of
-its charges. Its directory, a `RunFolder`, holds
+A run is resumed by one process at a time, with the settings and data it was started with and with all of its charges.
+Its folder, a `RunFolder`, holds
 
 * `checkpoint.bin`: the last complete round (magic, SHA-256 of the rest, then PyTorch's archive of tensors and plain
-  values). It is written beside and moved into place, so that a reader finds the old one or the new one whole. Its size
-  does not grow with the rounds: of the other two files it holds lengths and hashes.
+  values). It is replaced atomically. Its size does not grow with the rounds: it has lengths and hashes of the others.
 * `charges.jsonl`: one line per round, `{"round": 7, "survivors": 9990}` and a checksum, on disk before the round's mean
-  is used. So a crash can lose a round's work but not its cost. Whoever runs the run holds a lock on this file.
-* `metrics.jsonl`: one line per complete round, for people and plots (`cpsgd.learning.history`), on disk before the
-  checkpoint that counts on it.
+  is used. So a crash can lose a round's work but not its cost. The process that runs the run locks this file.
+* `metrics.jsonl`: one line per complete round (`cpsgd.learning.metrics`), on disk before the checkpoint that needs it.
 """
 
 from __future__ import annotations
@@ -29,17 +27,16 @@ from typing import Any
 from filelock import Timeout
 
 from cpsgd import _validate
-from cpsgd._durable import lock_of, sync_folder, write_file
+from cpsgd._durable import append, lock_of, sync_folder, write_file
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.base import Dataset
 from cpsgd.learning.devices import enough_memory
-from cpsgd.learning.durable import kept
-from cpsgd.learning.history import History, RoundMetrics
+from cpsgd.learning.metrics import MetricsFile, RoundMetrics, disk_errors
 from cpsgd.protocol import Protocol
 
-# Version 1 held the whole history; it is read, and the next checkpoint is of version 2.
+# Version 1 held the whole history. It can be read; the next checkpoint has version 2.
 _KIND, _VERSION, _KNOWN = b"cpsgd checkpoint ", b"2\n", (b"1\n", b"2\n")
 _MAGIC = _KIND + _VERSION
 _DIGEST_BYTES = 32
@@ -55,11 +52,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads what `save` wrote.
-
-    Raises:
-        CheckpointError: It is damaged or something else.
-    """
+    """Reads a checkpoint; raises `CheckpointError` if it is damaged or something else."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -81,7 +74,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _unpacked(body: bytes) -> Any:
-    """What PyTorch's archive holds, or None. A checksum is no signature: the archive may be anybody's."""
+    """Returns the content of PyTorch's archive, or None. It may be hostile: a checksum is no signature."""
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             # PyTorch stores without compressing; a compressed archive could unpack to any size.
@@ -93,11 +86,7 @@ def _unpacked(body: bytes) -> Any:
 
 
 def begun_protocol(folder: Path) -> Protocol | None:
-    """The protocol of the run in a folder; None where no run has begun, or it sends floats.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged or something else.
-    """
+    """Returns the protocol of the run in a folder; None if there is no run, or it sends floats."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -109,7 +98,7 @@ def begun_protocol(folder: Path) -> Protocol | None:
 
 
 class _Lock:
-    """Keeps other processes away from a file while this object lives. The system ends it with the process, too."""
+    """Locks a file against other processes while this object lives; the lock ends with the process, too."""
 
     def __init__(self, path: Path) -> None:
         lock = lock_of(path)
@@ -122,21 +111,20 @@ class _Lock:
         weakref.finalize(self, lock.release, force=True)
 
 
-# A process may open its own run again, to go on after an interruption. A fork is another process.
+# A process may open its own run again, to continue after an interruption. A fork is another process.
 _locks: weakref.WeakValueDictionary[tuple[int, Path], _Lock] = weakref.WeakValueDictionary()
 
 
 class ChargeLog:
-    """The rounds charged so far, in a file that only grows and that no other process may open meanwhile."""
+    """The rounds charged so far, in a file that only grows and that other processes cannot open meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the log, or starts one, and cuts off a line that a crash left unfinished.
+        """Opens the log, or starts one, and removes a line that a crash left unfinished.
 
-        Raises:
-            CheckpointError: A line is damaged, or another process has the log open.
+        Raises `CheckpointError` if a line is damaged, or another process has the log open.
         """
         if not path.exists():
-            # The file's own entry must be on the disk before anything that is written to it can count.
+            # The folder's entry must be on the disk before a charge in the file counts.
             path.touch()
             sync_folder(path.parent)
         own = os.getpid(), path.resolve()
@@ -166,29 +154,23 @@ class ChargeLog:
         self._size = complete
 
     def append(self, round: int, survivors: int) -> None:
-        """Writes a charge and waits until it is on the disk.
-
-        Raises:
-            CheckpointError: Someone else writes to the log, too. Nothing was written.
-        """
+        """Writes a charge and waits until it is on the disk; raises `CheckpointError` if others write, too."""
         text = json.dumps({"round": round, "survivors": survivors}).encode()
         line = text + b" %08x\n" % zlib.crc32(text)
         with self.path.open("ab") as file:
             if file.tell() != self._size:
                 raise CheckpointError(f"{self.path} has changed since it was read: does the run go on twice at once?")
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, line)
             self._size = file.tell()
         self._hash.update(line)
         self.survivors[round] = survivors
         self._last = max(self._last, round)
 
     def extent(self, before: int) -> dict[str, Any]:
-        """How many rounds before this one were charged, and the SHA-256 of their lines."""
+        """Returns the number of charged rounds before `before`, and the SHA-256 of their lines."""
         if self._last < before:
             return {"rounds": len(self.survivors), "sha256": self._hash.hexdigest()}
-        # After a crash: a round was charged that is not complete.
+        # After a crash there is a charge for a round that is not complete.
         lines = self.path.read_bytes()[: self._size].splitlines(keepends=True)
         earlier = [line for line, number in zip(lines, self.survivors, strict=True) if number < before]
         return {"rounds": len(earlier), "sha256": hashlib.sha256(b"".join(earlier)).hexdigest()}
@@ -196,7 +178,7 @@ class ChargeLog:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, apart from its model and optimizer: its next round, and its name on a ledger if any."""
+    """State of a run apart from its model and optimizer: the next round, and the run's name on a ledger, if any."""
 
     round: int
     history: list[RoundMetrics]
@@ -205,26 +187,25 @@ class Progress:
 
 
 class RunFolder:
-    """A run's folder; other processes are kept out of it while this object lives.
+    """A run's folder, locked against other processes while this object lives.
 
     Attributes:
-        charged: How many messages each round had that was ever charged, whether or not it was completed.
+        charged: Number of messages of each round that was charged, complete or not.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], dataset: Dataset, *, resume: bool) -> None:
-        """Makes the folder, or with `resume` opens that of a run, whose settings and data must be as they were.
+        """Makes the folder, or with `resume` opens that of a run with the same settings and data.
 
-        Raises:
-            CheckpointError: The folder is damaged, in use by another process, or holds a run that is not to be resumed.
+        Raises `CheckpointError` if it is damaged, in use, or holds a run that is not to be resumed.
         """
-        with kept(folder):
+        with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._history = folder / CHECKPOINT, History(folder / METRICS)
+        self._path, self._history = folder / CHECKPOINT, MetricsFile(folder / METRICS)
         self._config = config
-        # Kept apart from the settings, which may be shown: it follows from everybody's data without noise.
+        # Kept apart from the settings, which may be shown: it is computed from clients' data without noise.
         self._data = getattr(dataset, "fingerprint", None)
         # From here on no other process can open the run.
-        with kept(folder / CHARGES):
+        with disk_errors(folder / CHARGES):
             self._log = ChargeLog(folder / CHARGES)
         self.charged: Mapping[int, int] = self._log.survivors
         begun = self._path.exists()
@@ -234,12 +215,9 @@ class RunFolder:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
 
     def restore(self, model: torch.nn.Module, parts: Mapping[str, Any]) -> Progress | None:
-        """Brings the model and other parts, by name, to where the last complete round left them.
+        """Restores the model and other parts, by name, from the checkpoint; returns None if there is no run yet.
 
-        None if there is no run yet.
-
-        Raises:
-            CheckpointError: The checkpoint is damaged or another run's, or charges are missing from the log.
+        Raises `CheckpointError` if the checkpoint is damaged or another run's, or the log lacks charges.
         """
         if not self._path.exists():
             return None
@@ -261,25 +239,17 @@ class RunFolder:
         return progress
 
     def charge(self, number: int, survivors: int) -> None:
-        """Writes a round's charge to the disk, unless that was done before the run was interrupted.
-
-        Raises:
-            CheckpointError: The round was charged with another number of messages, or the disk did not take it.
-        """
+        """Writes a round's charge to the disk, unless it is there from before an interruption."""
         known = self.charged.get(number)
         if known is None:
-            with kept(self._log.path, f"Round {number} was not computed; make room, and resume the run."):
+            with disk_errors(self._log.path, f"Round {number} was not computed; make room, and resume the run."):
                 self._log.append(number, survivors)
         elif known != survivors:
             raise CheckpointError(f"Round {number} was charged with {known} messages and has {survivors} now.")
 
     def save(self, progress: Progress, model: torch.nn.Module, parts: Mapping[str, Any]) -> None:
-        """Writes the metrics that are new, and then a checkpoint.
-
-        Raises:
-            CheckpointError: The disk did not take them. The last checkpoint is as it was.
-        """
-        with kept(self._path, f"{progress.round:,} rounds are complete: make room and save again, or go on."):
+        """Writes new metrics, and then a checkpoint; if that fails, the last checkpoint is as it was."""
+        with disk_errors(self._path, f"{progress.round:,} rounds are complete: make room and save again, or go on."):
             save(
                 self._path,
                 {
@@ -296,7 +266,7 @@ class RunFolder:
             )
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        """Refuses the checkpoint of another run, and one that has spent what the log does not know of."""
+        """Raises `CheckpointError` for the checkpoint of another run, or one with charges that the log lacks."""
         ours, theirs = self._config, state["config"]
         different = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
         if state["data"] != self._data:
@@ -310,10 +280,10 @@ class RunFolder:
                 "The log of charges does not hold all that the checkpoint has spent: restore it from a copy."
             )
 
-    # Before version 2 a checkpoint held all rounds: as lists and dictionaries in 0.1, later as a text and a tensor.
+    # Before version 2 a checkpoint held all rounds: as lists and dictionaries in 0.1, later as text and a tensor.
 
     def _holds(self, charged: Any, before: int) -> bool:
-        """Whether all that a checkpoint has spent is in the log."""
+        """Whether the log has all charges of a checkpoint."""
         if isinstance(charged, dict) and "sha256" in charged:
             return bool(self._log.extent(before) == charged)
         pairs = charged.items() if isinstance(charged, dict) else charged.tolist()

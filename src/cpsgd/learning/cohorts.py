@@ -1,7 +1,7 @@
-"""Who takes part in a round: cohorts as a pure function of a key and the round, without storing the population.
+"""Cohorts: the clients of a round as a pure function of a key and the round, without storing the population.
 
-Cohorts are drawn with NumPy's generator. That is enough here, where one machine plays all parties. A deployment whose
-accounting counts on sampling must draw its cohorts from private randomness and keep them to itself.
+Cohorts are drawn with NumPy's generator, which is enough for a simulation on one machine. A deployment whose guarantee
+relies on sampling must draw its cohorts from private randomness and keep them secret.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.kernels import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.learning.options import CohortOptions
-from cpsgd.participation import Participation, Scheme
+from cpsgd.learning.option_groups import CohortOptions
+from cpsgd.neighbours import Adjacency, Participation, Scheme
 
 OVERFLOW_SHARE = 1e-3
-"""Share of δ that pays for Poisson rounds that draw more clients than there is room for."""
+"""Share of δ for the probability that a Poisson round draws more clients than there is room for."""
 
 _MIXING_ROUNDS = 6
-# Chance that any round sees fewer messages than the budget was checked for, and may have to be abandoned.
+# Probability that any round has fewer messages than the budget was checked for, and may have to be abandoned.
 _UNLUCKY = 1e-3
 
 
@@ -34,11 +33,11 @@ class Cohorts:
     """The cohorts of a run, as `CohortOptions` describe them.
 
     Attributes:
-        population: Number of clients there are.
-        messages: Messages a round's sum is made of. With Poisson sampling more than `cohort`: the clients drawn are
-            joined by clients who send noise only, so that the noise does not depend on the draw.
+        population: Number of all clients.
+        messages: Messages in a round's sum. With Poisson sampling they are more than `cohort`: other clients send noise
+            only, so that the noise does not depend on the draw.
         overflow: Probability that a round draws more clients than `messages` (Poisson only), part of δ.
-        key: What the draws follow from.
+        key: Key of all draws.
     """
 
     population: int
@@ -50,12 +49,7 @@ class Cohorts:
 
     @classmethod
     def plan(cls, options: CohortOptions, *, population: int, key: int, delta: float) -> Cohorts:
-        """Checks that there are enough clients, and finds the number of messages; δ is that of the guarantee.
-
-        Raises:
-            ParameterError: The cohort is larger than the population, or there is no number of rounds.
-            InfeasibleError: There are too few clients for so many disjoint cohorts.
-        """
+        """Checks that there are enough clients, and computes the number of messages; δ is that of the guarantee."""
         cohort, rounds, scheme = options.cohort, options.rounds, options.participation or "once"
         if rounds is None:
             raise ParameterError("Missing rounds: nothing was planned that would say how many.")
@@ -74,35 +68,31 @@ class Cohorts:
         if scheme != "poisson" or cohort == population:
             return cls(population, cohort, scheme, cohort, 0.0, key)
         overflow = OVERFLOW_SHARE * delta / rounds
-        # Of the others' draws: with room for the client in question, too, the noise is the same with it and without.
+        # One place more than the others' draws need: the noise is then the same with a given client and without.
         messages = int(binom.isf(overflow / 2.0, population, cohort / population)) + 2
         exceeded = float(binom.sf(messages - 2, population, cohort / population)) * (1.0 + 1e-9)
         return cls(population, cohort, scheme, messages, exceeded, key)
 
     @property
     def participation(self) -> Participation:
-        """The scheme as the accounting knows it."""
+        """The participation for the accounting, with the sampling rate."""
         if self.scheme in ("poisson", "fixed-size"):
             return Participation(self.scheme, self.cohort / self.population)
         return Participation(self.scheme)
 
     @property
     def adjacency(self) -> Adjacency:
-        """Which data sets are neighbours where nothing else is asked for."""
+        """The default adjacency."""
         return Adjacency.ZERO_OUT if self.scheme == "poisson" else Adjacency.REPLACE_ONE
 
     def fewest_survivors(self, dropout: float, rounds: int) -> int:
-        """So many messages arrive in each of the rounds, but for a chance of 1/1000."""
+        """Returns the number of messages that arrive in each of the rounds with probability 0.999."""
         if dropout <= 0.0:
             return self.messages
         return max(1, int(binom.ppf(_UNLUCKY / rounds, self.messages, 1.0 - dropout)))
 
     def clients(self, round: int) -> NDArray[np.int64]:
-        """The numbers of the clients in a round's cohort.
-
-        Raises:
-            InfeasibleError: Everybody has taken part once.
-        """
+        """Returns the numbers of the clients in a round's cohort."""
         if self.scheme == "every":
             return np.arange(self.population)
         if self.scheme == "once":
@@ -115,23 +105,29 @@ class Cohorts:
         return np.sort(generator.choice(self.population, size, replace=False, shuffle=False)).astype(np.int64)
 
     def several(self, rounds: range) -> list[NDArray[np.int64]]:
-        """`clients` of neighbouring rounds, at less cost than one by one."""
+        """Returns `clients` of consecutive rounds, faster than one by one."""
         if self.scheme != "once" or not rounds or rounds[-1] * self.cohort + self.cohort > self.population:
             return [self.clients(round) for round in rounds]
         numbers = np.arange(rounds[0] * self.cohort, (rounds[-1] + 1) * self.cohort)
         return list(permuted(numbers, self.population, self.key).reshape(-1, self.cohort))
 
+    def arrived(self, round: int, messages: int, dropout: float) -> NDArray[np.bool_]:
+        """Returns whether each of a round's messages arrives."""
+        if dropout <= 0.0:
+            return np.ones(messages, dtype=bool)
+        return self.generator("dropout", round).random(messages) >= dropout
+
     def generator(self, purpose: str, round: int) -> np.random.Generator:
-        """Random numbers for one purpose in one round."""
+        """Returns the random generator for one purpose in one round."""
         digest = hashlib.sha256(f"cpsgd {purpose} v1".encode() + struct.pack("<QQ", self.key, round)).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def permuted(numbers: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
-    """Where a pseudo-random permutation of 0..size-1, fixed by `key`, sends these numbers.
+    """Applies a pseudo-random permutation of 0..size-1, fixed by `key`, to these numbers.
 
-    A Feistel network permutes the numbers of an even number of bits that hold `size`; a number that lands outside is
-    sent on until it lands inside (its cycle leads back inside, so the walk ends and the map stays one-to-one).
+    A Feistel network permutes the numbers with an even number of bits, enough for `size`. It is applied again to a
+    number that lands outside, until it lands inside; the map stays one-to-one because cycles lead back inside.
 
     Example:
         >>> sorted(permuted(np.arange(10), 10, key=1).tolist())

@@ -1,59 +1,74 @@
-"""`Experiment`: a private run and its baselines from the same settings and seeds, in one run directory."""
+"""`Experiment`: a private run and its baselines from the same settings and seeds, in one run directory.
+
+`load_task` loads a user's own data, model and loss, which a function named `module:function` returns.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import secrets
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.adjacency import Adjacency
-from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.learning import mechanisms, models
-from cpsgd.learning.accounting import SAMPLED_SIZES
-from cpsgd.learning.architecture import trainable
+from cpsgd.errors import ConditionError, ParameterError, UserFunctionError
+from cpsgd.learning import estimators, models
 from cpsgd.learning.checkpoints import begun_protocol
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets import Dataset, load
-from cpsgd.learning.history import RoundMetrics
-from cpsgd.learning.losses import loss_for
-from cpsgd.learning.mechanisms import NO_PRIVACY as NO_PRIVACY
-from cpsgd.learning.mechanisms import Mechanism, NoPrivacy
-from cpsgd.learning.options import AccountOptions, FolderOptions
+from cpsgd.learning.devices import own_code
+from cpsgd.learning.estimators import NO_PRIVACY as NO_PRIVACY
+from cpsgd.learning.estimators import Estimator, NoPrivacy
+from cpsgd.learning.metrics import RoundMetrics
+from cpsgd.learning.models import Loss, trainable
+from cpsgd.learning.optimization import loss_for
+from cpsgd.learning.option_groups import AccountOptions, FolderOptions
+from cpsgd.learning.run_account import SAMPLED_SIZES
 from cpsgd.learning.settings import Settings, without_privacy
-from cpsgd.learning.tasks import Task, load_task
 from cpsgd.learning.trainer import Trainer
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.options import parameters_of, spelled_out
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.privacy.proofs import published_epsilon
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
+from cpsgd.promise import Conditions
 from cpsgd.protocol import Protocol
+from cpsgd.registry import parameters_of, spelled_out
+from cpsgd.run import Run
 
 PRIVATE = "private"
 """Name of the run that the others are compared with."""
 
 _MORE_BITS = 4.0
 MORE_BITS = f"{_MORE_BITS:g} bits"
-"""Name of the run that is as private and sends more, where the private one sends less than that."""
+"""Name of the baseline that is as private and sends more bits."""
 
-
-# Longer than any gradient of a preset's model.
+# Larger than the norm of any gradient of a preset's model.
 _UNCLIPPED = 1e6
+_DATASET_ATTRIBUTES = ("name", "source", "size", "classes", "feature_dim", "batch", "test_set")
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data set, the model if it is not one with a name, and the loss."""
+
+    dataset: Dataset
+    model: torch.nn.Module | None
+    loss: Loss
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one run ended: the private one, which has a guarantee, or a baseline.
+    """Result of one run: the private one, which has a guarantee, or a baseline.
 
-    A client's message has so many `bits_per_coordinate`, 32 in floats, and with its header `bytes_per_client`.
+    `bits_per_coordinate` are those of a client's message, 32 for floats; `bytes_per_client` includes its header.
     """
 
     name: str
@@ -61,15 +76,15 @@ class Result:
     history: tuple[RoundMetrics, ...]
     bits_per_coordinate: float
     bytes_per_client: int
-    guarantee: RoundsGuarantee | None
+    guarantee: Guarantee | None
 
     @property
     def accuracy(self) -> float:
-        """Accuracy on the test set after the last round; 0 where labels are no classes."""
+        """Accuracy on the test set after the last round; 0 for labels that are no classes."""
         return self.history[-1].accuracy or 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, the rounds left out."""
+        """Returns plain JSON values, without the rounds."""
         last = self.history[-1]
         return {
             "name": self.name,
@@ -91,8 +106,8 @@ class Experiment:
     """Everything that follows from settings, checked before a round is charged.
 
     Attributes:
-        dim: d, the number of the model's parameters.
-        mechanisms: The private mechanism and the baselines, by name.
+        dim: Number of the model's parameters, d.
+        mechanisms: The private protocol and the baselines, by name.
     """
 
     def __init__(self, settings: Settings, dataset: Dataset | None = None, *, begun: Path | None = None) -> None:
@@ -101,16 +116,23 @@ class Experiment:
         Runs that have `begun` in that run directory keep their protocols, whatever would be planned today.
         """
         self.settings = settings
-        # Without a seed the runs still begin with the same weights, if they begin in the same process.
+        # Without a seed, runs in the same process still start from the same weights.
         self._first_weights = secrets.randbits(63) if settings.seed is None else settings.seed
-        self._task = self._found_task(dataset)
+        self._task = self._load_task(dataset)
         self.dataset = self._task.dataset
         self.dim = sum(p.numel() for p in trainable(self._model(settings)).values())
-        # Their sizes do not depend on the key.
+        # The cohorts' sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
-        self._adjacency: Adjacency = settings.adjacency or self._cohorts.adjacency
+        self._terms = Conditions.of(
+            self._surviving,
+            rounds=settings.rounds,
+            participation=self._cohorts.participation,
+            adjacency=settings.adjacency or self._cohorts.adjacency,
+            colluding=settings.colluding,
+            examples=settings.examples,
+        )
         chosen = None if begun is None else begun_protocol(folder_of(begun, PRIVATE))
-        self.mechanisms: dict[str, Mechanism] = {PRIVATE: chosen or self._chosen(settings.bits)}
+        self.mechanisms: dict[str, Estimator] = {PRIVATE: chosen or self._chosen(settings.bits)}
         if settings.baselines:
             self.mechanisms |= self._baselines()
         if begun is not None:
@@ -120,23 +142,23 @@ class Experiment:
     @property
     def protocol(self) -> Protocol:
         """The private run's protocol."""
-        found = mechanisms.protocol_of(self.mechanisms[PRIVATE])
+        found = estimators.protocol_of(self.mechanisms[PRIVATE])
         assert found is not None
         return found
 
     def with_seed(self, seed: int) -> Experiment:
-        """The same with another seed: nothing is loaded or planned again."""
+        """Returns the same experiment with another seed; nothing is loaded or planned again."""
         other = copy.copy(self)
         other.settings = replace(self.settings, seed=seed)
         other._first_weights = seed
         return other
 
     def trainer(self, name: str, folder: Path | None, *, resume: bool) -> Trainer:
-        """The trainer of one of the runs, which lives in a folder of its own."""
+        """Makes the trainer of one of the runs; `folder` is that run's own."""
         settings, mechanism = self._settings_of(name), self.mechanisms[name]
         account: AccountOptions = settings
-        if not mechanisms.is_private(mechanism):
-            # Nothing is spent; but what is to be charged is refused.
+        if not estimators.is_private(mechanism):
+            # Nothing is spent; but a ledger is refused.
             account = AccountOptions(ledger=settings.ledger, population=settings.population)
         return Trainer(
             self._model(settings),
@@ -152,39 +174,38 @@ class Experiment:
         )
 
     def result(self, name: str, trainer: Trainer) -> Result:
-        """What came of a run."""
+        """Returns the result of a run."""
         mechanism = self.mechanisms[name]
-        protocol = mechanisms.protocol_of(mechanism)
+        protocol = estimators.protocol_of(mechanism)
         return Result(
             name=name,
-            private=mechanisms.is_private(mechanism),
+            private=estimators.is_private(mechanism),
             history=tuple(trainer.history),
             bits_per_coordinate=32.0 if protocol is None else protocol.bits_per_coordinate,
-            bytes_per_client=mechanisms.message_bytes(mechanism, self._coordinates),
+            bytes_per_client=estimators.message_bytes(mechanism, self._coordinates),
             guarantee=trainer.guarantee(),
         )
 
     def paper_bound(self, noise_clients: int) -> dict[str, Any]:
-        """ε by the published accounting of the mechanism (`method`), for the protocol itself.
+        """Returns ε by the published accounting of the mechanism, and the `method`; or a `reason` if there is none.
 
-        For the paper's mechanism that is its own theorem, and there is a second ε, with the paper's X at the same k and
-        m. The noise of `noise_clients`, the messages of the smallest round, counts. Without an `epsilon` there is a
-        `reason`.
+        For the paper's mechanism that is the paper's theorem, and there is a second ε with the paper's X at the same k
+        and m. `noise_clients` is the number of messages in the smallest round.
         """
         published = self.protocol.mechanism.published
         method = None if published is None else published[0]
-        if self._cohorts.participation.sampled:
-            return {"method": method, "epsilon": None, "reason": "The paper has no bound for sampled cohorts."}
-        if self.settings.examples is not None:
-            return {"method": method, "epsilon": None, "reason": "The paper has no bound for single examples."}
         found: dict[str, Any] = {"method": method, "epsilon": None, "reason": None}
+        if self._terms.participation.sampled:
+            return found | {"reason": "The paper has no bound for sampled cohorts."}
+        if self._terms.examples is not None:
+            return found | {"reason": "The paper has no bound for single examples."}
         try:
             found["epsilon"] = self._paper_epsilon(self.protocol, noise_clients)
         except ConditionError as error:
             found["reason"] = str(error)
         if published != Binomial.published:
             return found
-        widened, found["paper_range"] = mechanisms.at_paper_range(self.protocol, self.settings.delta)
+        widened, found["paper_range"] = estimators.at_paper_range(self.protocol, self.settings.delta)
         try:
             found["epsilon_at_paper_range"] = self._paper_epsilon(widened, noise_clients)
         except ConditionError:
@@ -192,39 +213,39 @@ class Experiment:
         return found
 
     def _paper_epsilon(self, protocol: Protocol, noise_clients: int) -> float:
-        counted = self._cohorts.participation.counted_rounds(self.settings.rounds)
-        delta, adjacency = self.settings.delta, self._adjacency
+        counted = self._terms.participation.counted_rounds(self._terms.rounds)
+        delta, adjacency = self.settings.delta, self._terms.adjacency
         if counted == 1:
             return protocol.mechanism.published_epsilon(protocol, delta, adjacency, noise_clients)
         return published_epsilon(protocol, delta, rounds=counted, adjacency=adjacency, noise_clients=noise_clients)
 
-    def _baselines(self) -> dict[str, Mechanism]:
-        """What the private run is compared with: no noise, Gaussian noise, and more bits."""
+    def _baselines(self) -> dict[str, Estimator]:
+        """Returns the baselines: no noise, Gaussian noise, and more bits."""
         private, bits = self.mechanisms[PRIVATE], self.settings.bits
-        found: dict[str, Mechanism] = {}
+        found: dict[str, Estimator] = {}
         if bits is not None and bits < _MORE_BITS:
             found[MORE_BITS] = self._chosen(_MORE_BITS)
         if isinstance(private, Plan):
-            found |= mechanisms.baselines(private)
+            found |= estimators.baselines(private)
         else:
-            found |= mechanisms.baselines_of(self.protocol, self._gaussian_sigma())
+            found |= estimators.baselines_of(self.protocol, self._gaussian_sigma())
         if without_privacy(self.settings) is not None:
             found[NO_PRIVACY] = NoPrivacy(_UNCLIPPED)
         return found
 
     @property
     def model_name(self) -> str:
-        """What the model is called."""
+        """The model's name in the settings, or its class."""
         return self.settings.model if self._task.model is None else type(self._task.model).__name__
 
-    def _found_task(self, dataset: Dataset | None) -> Task:
+    def _load_task(self, dataset: Dataset | None) -> Task:
         if dataset is None and self.settings.data is not None:
             return load_task(self.settings.data, seed=self._first_weights)
         found = load(self.settings.dataset, clients=self.settings.clients) if dataset is None else dataset
         return Task(found, None, loss_for(found))
 
     def _settings_of(self, name: str) -> Settings:
-        """A run's settings: the experiment's, but for the run without privacy of a preset, which has its own."""
+        """Returns a run's settings: the experiment's, or the preset's own for its run without privacy."""
         own = without_privacy(self.settings) if name == NO_PRIVACY else None
         return own or self.settings
 
@@ -238,7 +259,7 @@ class Experiment:
         return named if flat else torch.nn.Sequential(torch.nn.Flatten(), *named.children())
 
     def _chosen(self, bits: float | None) -> Plan | Protocol:
-        """The private mechanism: what the settings spell out, or else the planner's for so many bits."""
+        """Returns the protocol that the settings spell out, or else a plan for `bits` per coordinate."""
         settings, cohorts = self.settings, self._cohorts
         if settings.explicit:
             norm, examples = settings.clip_norm, settings.examples
@@ -257,8 +278,8 @@ class Experiment:
             "clip_norm": settings.clip_norm,
             "bits": bits,
             "rounds": settings.rounds,
-            "adjacency": self._adjacency,
-            "dropout": 1.0 - self._surviving / cohorts.messages,
+            "adjacency": self._terms.adjacency,
+            "dropout": 1.0 - self._terms.surviving / cohorts.messages,
             "colluding": settings.colluding,
             "mechanism": settings.mechanism or BEST,
         }
@@ -273,55 +294,100 @@ class Experiment:
         return plan(**requirements, participation=cohorts.participation)
 
     def _gaussian_sigma(self) -> float:
-        """Gaussian noise per client for the private run's (ε, δ).
+        """Returns the Gaussian noise per client for the private run's (ε, δ).
 
-        That ε is the one asked for. Of a protocol that the settings spell out it is the one proved about it, and the
-        one asked for only a budget.
+        For an explicit protocol ε is the proved one; the settings' ε is then only a budget.
         """
-        settings, epsilon = self.settings, self.settings.epsilon
-        protocol = self.protocol if settings.examples is None else example_protocol(self.protocol, settings.examples)
-        rounds: dict[str, Any] = {
-            "delta": self._accounted_delta,
-            "rounds": settings.rounds,
-            "participation": self._cohorts.participation,
-            "adjacency": self._adjacency,
-        }
-        if settings.explicit:
-            colluding = settings.colluding
-            epsilon = guarantee_over_rounds(protocol, **rounds, surviving=self._surviving, colluding=colluding).epsilon
-        if settings.examples is not None:
-            protocol = example_protocol(mechanisms.gaussian_like(self.protocol, 1.0), settings.examples)
+        protocol, terms, delta = self.protocol, self._terms, self._accounted_delta
+        epsilon = guarantee(Run(protocol, terms), delta).epsilon if self.settings.explicit else self.settings.epsilon
+        if terms.examples is not None:
+            protocol = example_protocol(estimators.gaussian_like(protocol, 1.0), terms.examples)
         target = Target(
             epsilon=epsilon,
-            **rounds,
+            delta=delta,
+            rounds=terms.rounds,
+            participation=terms.participation,
+            adjacency=terms.adjacency,
             dim=self._coordinates,
             clip_norm=protocol.clip_norm,
-            honest=self._surviving - settings.colluding,
+            honest=terms.honest,
         )
-        needed = self._adjacency.distance(target.clip_norm) / target.gaussian_mu
+        needed = terms.adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
 
     @property
     def _coordinates(self) -> int:
-        """Coordinates of a client's vector."""
+        """Coordinates of a client's vector: the model's, and one more for adaptive clipping."""
         return self.dim + (self.settings.clip_quantile is not None)
 
     @property
     def _accounted_delta(self) -> float:
-        """What is left of δ when too large draws are paid for."""
+        """δ less the probability that a Poisson round draws too many clients."""
         return self.settings.delta - self.settings.rounds * self._cohorts.overflow
 
     @property
     def _surviving(self) -> int:
-        """Messages of the smallest round, with room for what the trainer will hold against them."""
+        """Messages of the smallest round that the protocol is planned for."""
         cohorts, settings = self._cohorts, self.settings
         if settings.dropout <= 0.0:
             return cohorts.messages
-        # With sampling, the accounting rounds the number of messages down by as much as this.
+        # With sampling, `Spending` rounds the number of messages down by up to this much.
         slack = cohorts.messages // SAMPLED_SIZES + 1 if cohorts.participation.sampled else 1
         return max(1, cohorts.fewest_survivors(settings.dropout, settings.rounds) - slack)
 
 
 def folder_of(run: Path, name: str) -> Path:
-    """Where in a run directory one of the runs keeps its files: the private one in the directory itself."""
+    """Returns the folder of one of the runs: the private one's is the run directory itself."""
     return run if name == PRIVATE else run / "baselines" / name.replace(" ", "-")
+
+
+def load_task(reference: str, *, seed: int) -> Task:
+    """Calls the function that "module:function" names; the module may be in the current folder.
+
+    It returns a data set, or one with a model, or with a model and a loss. The model's weights follow from the seed.
+    """
+    function = _function(reference)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with own_code(f"{reference}()"):
+            returned = function()
+    dataset, model, loss = (*(returned if isinstance(returned, tuple) else (returned,)), None, None)[:3]
+    missing = [part for part in _DATASET_ATTRIBUTES if not hasattr(dataset, part)]
+    if missing or (isinstance(returned, tuple) and len(returned) > 3):
+        raise ParameterError(
+            f"Expected {reference} to return a data set of cpsgd.learning.datasets, or one with a model, or with a "
+            f"model and a loss; got {_type_names(returned)}."
+        )
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise ParameterError(f"Expected {reference} to return a model of torch.nn, got {type(model).__name__}.")
+    if loss is not None and not callable(loss):
+        raise ParameterError(f"Expected {reference} to return a function as a loss, got {type(loss).__name__}.")
+    return Task(dataset, model, loss or loss_for(dataset))
+
+
+def _function(reference: str) -> Any:
+    name, _, attribute = reference.partition(":")
+    if not name or not attribute.isidentifier():
+        raise ParameterError(f"Expected data to be module:function, as mypackage.module:function, got {reference!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise UserFunctionError(f"The module {name}", error) from error
+        raise ParameterError(
+            f"There is no module {error.name!r}, neither installed nor in the folder where this was called."
+        ) from None
+    except Exception as error:
+        raise UserFunctionError(f"The module {name}", error) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ParameterError(f"There is no function {attribute!r} in the module {name}.")
+    return function
+
+
+def _type_names(returned: object) -> str:
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    return ", ".join(type(part).__name__ for part in parts) or "an empty tuple"

@@ -1,7 +1,7 @@
-"""What comes out of a run: `model.safetensors`, and a card in JSON that says what was promised and by which theorem.
+"""Export of a trained model: `model.safetensors`, and a model card in JSON with the guarantee and its theorem.
 
-The card holds the SHA-256 of the model it belongs to. Each file is written beside and moved into place, the card last.
-Neither holds anything that must stay with the run: no seed, no cohorts' key, no fingerprint of the data.
+The card holds the model's SHA-256. Each file is replaced atomically, the card last. Neither holds anything that must
+stay secret: no seed, no key of the cohorts, no fingerprint of the data.
 """
 
 from __future__ import annotations
@@ -16,43 +16,42 @@ from cpsgd import __version__
 from cpsgd._durable import write_file
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.architecture import trainable
 from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.durable import kept
-from cpsgd.learning.history import RoundMetrics
-from cpsgd.privacy.rounds import RoundsGuarantee
+from cpsgd.learning.metrics import RoundMetrics, disk_errors
+from cpsgd.learning.models import trainable
+from cpsgd.privacy.guarantees import Guarantee
 
 MODEL, CARD = "model.safetensors", "model-card.json"
 _FORMAT = "cpsgd model card 1"
-# Settings of a run that follow from something private, or that say nothing of it.
+# Settings that follow from something private, or that stand elsewhere on the card.
 _LEFT_OUT = ("seed", "parameters", "dataset", "population", "delta", "adjacency", "colluding")
 
 
 def check() -> None:
-    """Raises `ParameterError` where models cannot be written, so that this is known before a long run."""
+    """Raises `ParameterError` if models cannot be written, so that this is known before a long run."""
     _saver()
 
 
-def privacy_facts(guarantee: RoundsGuarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a card says of the privacy of a run with this configuration; None where there is none."""
+def privacy_facts(guarantee: Guarantee | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the card's entries about privacy; None for a run without privacy."""
     if guarantee is None:
         return None
     simulated = config["seed"] is not None or config["device"] != "cpu"
-    unit = "client" if config["examples"] is None else "example"
     noise = "follows from a seed or a counter: a simulation, which protects nobody" if simulated else "secret"
+    run = guarantee.run
     return {
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
-        "unit": unit,
-        "adjacency": str(guarantee.adjacency),
-        "participation": str(guarantee.participation),
-        "rounds": guarantee.rounds,
-        "noise_clients": guarantee.noise_clients,
-        "colluding": config["colluding"],
+        "unit": run.conditions.unit,
+        "adjacency": str(run.adjacency),
+        "participation": str(run.participation),
+        "rounds": run.rounds,
+        "noise_clients": run.honest,
+        "colluding": run.colluding,
         "theorem": {"method": guarantee.method, "citation": guarantee.citation},
         "assumption": guarantee.assumption,
         "noise": noise,
-        "cohorts": "the draw of cohorts must stay secret" if guarantee.participation.sampled else "may be known",
+        "cohorts": "the draw of cohorts must stay secret" if run.participation.sampled else "may be known",
     }
 
 
@@ -64,12 +63,7 @@ def write(
     config: Mapping[str, Any],
     history: Sequence[RoundMetrics],
 ) -> tuple[Path, Path]:
-    """Writes the model and its card into a folder; returns their paths.
-
-    Raises:
-        ParameterError: safetensors is not installed.
-        CheckpointError: The disk did not take them.
-    """
+    """Writes the model and its card into a folder; returns their paths."""
     last = history[-1] if history else None
     # Copies, because parameters that share memory are refused.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
@@ -85,18 +79,11 @@ def write(
             "trained_parameters": sum(p.numel() for p in trainable(model).values()),
         },
         "privacy": privacy,
-        "data": {
-            "name": dataset.name,
-            "source": dataset.source,
-            "clients": dataset.size,
-            "classes": dataset.classes,
-        },
+        "data": {"name": dataset.name, "source": dataset.source, "clients": dataset.size, "classes": dataset.classes},
         "settings": {name: value for name, value in config.items() if name not in _LEFT_OUT},
-        "results": None
-        if last is None
-        else {"round": last.round, "loss": last.loss, "accuracy": last.accuracy, "r_squared": last.r_squared},
+        "results": last and {name: getattr(last, name) for name in ("round", "loss", "accuracy", "r_squared")},
     }
-    with kept(folder, "The run is as it was: make room, and export again."):
+    with disk_errors(folder, "The run is as it was: make room, and export again."):
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / MODEL, content)
         write_file(folder / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())

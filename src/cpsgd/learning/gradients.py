@@ -1,15 +1,14 @@
-"""What clients compute: one gradient each, the change made by a few local SGD steps, or a sum over their examples.
+"""Clients' updates: one gradient each, the change made by a few local SGD steps, or a sum of clipped gradients.
 
-All clients of a chunk are computed together (`torch.func.vmap` over `torch.func.grad`) where PyTorch can do that with
-the model, and otherwise one after the other. Chunks are as large as a limit on memory allows, so that a cohort may have
-any size; so are the parts of a client with many examples.
+All clients of a chunk are computed together (`torch.func.vmap` over `torch.func.grad`) if PyTorch can do that with the
+model, and otherwise one after the other. A limit on memory sets the size of chunks, so that a cohort may have any size.
+It also sets the size of the parts in which a client with many examples is computed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,38 +17,30 @@ from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip
 from cpsgd.errors import NonFiniteError
-from cpsgd.learning.architecture import (
-    Loss,
-    ModelTraits,
-    check_model,
-    gradient_of,
-    one_formula_for_attention,
-    rehearse,
-    trainable,
-)
+from cpsgd.learning.architecture import ModelTraits, gradient_of, math_attention, rehearse
 from cpsgd.learning.datasets.base import Batch
-from cpsgd.learning.datasets.device import fused_kernels
-from cpsgd.learning.models import Scaled
-from cpsgd.learning.options import ClientOptions
+from cpsgd.learning.dense import dense_factors, dense_layers, scaling, write_dense_gradients
+from cpsgd.learning.models import Loss, check_model, trainable
+from cpsgd.learning.option_groups import ClientOptions
 from cpsgd.learning.recorded_updates import RecordedUpdates, places
 from cpsgd.privacy.examples import example_norm
-from cpsgd.simulation.device import current
-from cpsgd.simulation.device_cuda import Layout, Products
+from cpsgd.simulation.device_kernels import current
 from cpsgd.simulation.device_plain import clip_factors
+from cpsgd.simulation.products import Layout, Products
 
 Parameters = dict[str, torch.Tensor]
 Parts = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
-"""Gives the features and labels of a client's examples, some at a time."""
+"""Yields the features and labels of a client's examples, some at a time."""
 
-# On a CPU: past this many bytes of updates a larger chunk is no faster, and leaves the processor's caches.
+# On a CPU: chunks with more bytes of updates are no faster, and leave the processor's caches.
 _CHUNK_BYTES = 1 << 24
 # Rows on a GPU begin at multiples of this many numbers.
 _ALIGNED = 32
-# Recordings are for multiples of this many clients.
+# Recordings have room for a multiple of this many clients.
 _RECORDED = 64
-# Clients whose sums of examples are held at a time, on a CPU; on a GPU so many 32-bit numbers are held per coordinate:
-# sums, a gradient, its copies in 32 and 64 bits, and the result.
+# On a CPU: clients whose sums of examples are held at a time.
 _CLIENTS = 64
+# On a GPU: 32-bit numbers held per coordinate: sums, a gradient, its copies in 32 and 64 bits, and the result.
 _SUM_NUMBERS = 7
 
 
@@ -68,13 +59,13 @@ class ClientUpdates:
         *,
         memory_limit: int = 1 << 30,
     ) -> None:
-        """Looks at the model, which stays where it is: later changes of its parameters count.
+        """Checks the model. Updates are computed at the parameters it has at that time.
 
         Args:
             model: Any module of float32 parameters on one device whose forward pass treats examples independently.
             loss: The loss of a batch, a mean over its examples.
             options: With one local step an update is the gradient of a client's loss. With τ steps it is w⁰ - w^τ,
-                where a client takes τ SGD steps from the model w⁰ it was sent.
+                where a client takes τ SGD steps from the model w⁰ that it received.
             memory_limit: Bytes that the clients computed together may take.
 
         Raises:
@@ -89,7 +80,7 @@ class ClientUpdates:
         self._parameters = trainable(model)
         self.dim = sum(p.numel() for p in self._parameters.values())
         self._traits: ModelTraits | None = None
-        # On a GPU the general way writes gradients several times; it is kept for all other models, and on the CPU.
+        # On a GPU `torch.func` writes gradients several times. Models of dense layers have a faster way.
         on_gpu = next(iter(self._parameters.values())).device.type == "cuda"
         self._layers = dense_layers(model, loss) if on_gpu and self.local_steps == 1 else None
         self._scaling = scaling(model)
@@ -99,14 +90,14 @@ class ClientUpdates:
         self._seen: tuple[int, ...] | None = None
 
     def rehearse(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        """Tries the model with zeros in the shape of these examples; raises whatever the model or the loss raise."""
+        """Tries the model with zeros of these examples' shape; raises whatever the model or the loss raise."""
         self._traits = rehearse(self._model, self._loss, features, labels)
 
     def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
-        """The updates of the batch's clients, some rows at a time.
+        """Yields the updates of the batch's clients, some rows at a time. The next chunk overwrites the last.
 
-        Clients are grouped by their number of examples, so rows may come in another order than clients. A client
-        without examples has the zero vector for an update. A yielded chunk is overwritten by the next.
+        Clients are grouped by their number of examples, so rows may come in another order than clients. The update of
+        a client without examples is the zero vector.
         """
         features, labels = torch.from_numpy(batch.features), torch.from_numpy(batch.labels)
         for chunk in self.tensors(features, labels, batch.counts):
@@ -115,18 +106,18 @@ class ClientUpdates:
     def tensors(
         self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
     ) -> Iterator[torch.Tensor]:
-        """As `chunks`, for examples on the model's device; the rows stay there."""
+        """Does the same as `chunks` for examples on the model's device; the rows stay there."""
         starts = np.cumsum(counts) - counts
         # Rows begin at multiples of 128 bytes, which a GPU reads faster; on a CPU they follow each other.
         stride = self.dim if features.device.type == "cpu" else -(-self.dim // _ALIGNED) * _ALIGNED
-        # NumPy's unique takes a while, and nearly always all clients have equally many.
+        # Nearly always all clients have equally many examples; np.unique would be slow.
         alike = bool((counts == counts[:1]).all())
         for count in counts[:1] if alike else np.unique(counts):
             members = np.flatnonzero(counts == count)
             if self._traits is None and len(features):
                 self.rehearse(features, labels)
             size = min(self._chunk_size(features, int(count)), len(members))
-            # Chunks of one size, as far as that is possible.
+            # Chunks of nearly equal size.
             size = -(-len(members) // -(-len(members) // size))
             rows: torch.Tensor | None = None
             for start in range(0, len(members), size):
@@ -135,7 +126,7 @@ class ClientUpdates:
                     examples = starts[chosen, None] + np.arange(count)
                     part, shape = slice(int(examples[0, 0]), int(examples[-1, -1]) + 1), examples.shape
                     if np.array_equal(examples.reshape(-1), np.arange(part.start, part.stop)):
-                        # Neighbours in memory: no copy.
+                        # They are contiguous in memory: no copy.
                         x, y = features[part], labels[part]
                         x, y = x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:])
                     else:
@@ -146,7 +137,6 @@ class ClientUpdates:
                         yield recorded.of(x, y)
                         continue
                 if rows is None:
-                    # Without examples an update is zero; otherwise every coordinate is written.
                     make = torch.zeros if count == 0 else torch.empty
                     rows = make((size, stride), device=features.device)[:, : self.dim]
                 chunk = rows[: len(chosen)]
@@ -155,9 +145,9 @@ class ClientUpdates:
                 yield chunk
 
     def _recording(self, x: torch.Tensor, y: torch.Tensor, size: int, stride: int) -> RecordedUpdates | None:
-        """A recording of the updates of such clients; None where there cannot be one, or such clients are new.
+        """Returns a recording (a CUDA graph) for clients of this shape; None if it is impossible or the shape is new.
 
-        What is recorded must have been computed before: then everything is compiled.
+        A shape is recorded when it comes for the second time: by then everything is compiled.
         """
         traits = self._traits
         if x.device.type != "cuda" or self._layers is not None or traits is None:
@@ -171,24 +161,24 @@ class ClientUpdates:
         if self._seen != shape:
             self._seen = shape
             return None
-        # Cohorts that are sampled differ in size.
+        # Sampled cohorts differ in size, so that there is room for a few clients more.
         capacity = min(-(-size // _RECORDED) * _RECORDED, max(size, self._chunk_size(x, x.shape[1])))
-        # Memory of the old one, and of what was computed before, must be free for the new one.
+        # The new recording needs the memory of the old one.
         self._recorded = None
         torch.cuda.empty_cache()
         rows = torch.empty((capacity, stride), device=x.device)[:, : self.dim]
         try:
             self._recorded, self._recorded_at = RecordedUpdates(self._write, x, y, rows), own
-        except RuntimeError:  # PyTorch has many ways to say that it cannot, a full GPU among them
+        except RuntimeError:  # it cannot be recorded, for example because the GPU is full
             self._recordable = False
         return self._recorded
 
     def large(self, parts: Parts, count: int) -> torch.Tensor:
-        """The update of one client with more examples than are to be in memory at once, as a single row.
+        """Returns the update of one client with more examples than fit in memory, as a single row.
 
         Args:
-            parts: Called for every local step; gives features and labels of some of the client's examples at a time.
-            count: How many there are.
+            parts: Called for every local step; yields features and labels of some of the client's examples at a time.
+            count: Number of the client's examples.
         """
 
         def smaller() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -198,24 +188,24 @@ class ClientUpdates:
                 most = self._part_size()
                 yield from zip(torch.split(x, most), torch.split(y, most), strict=True)
 
-        with one_formula_for_attention():
+        with math_attention():
             found = self._update(smaller, count)
         return torch.cat([part.reshape(-1) for part in found.values()])[None]
 
     @property
     def is_dense(self) -> bool:
-        """Whether updates of clients with one example each are `products`; no layer of such a model draws anything."""
+        """Whether the model is made of dense layers on a GPU; then no layer draws random numbers."""
         return self._layers is not None
 
     @property
     def layout(self) -> Layout | None:
-        """How `products` make up an update; None for other models than dense layers."""
+        """Layout of an update in terms of `products`; None for models that are not dense."""
         if self._layers is None:
             return None
         return Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
 
     def products(self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]) -> Products | None:
-        """All updates at once as products that are not written out; None where they are no such products."""
+        """Returns all updates as factors of outer products; None if the model is not dense or counts differ from 1."""
         layout = self.layout
         if self._layers is None or layout is None or len(counts) == 0 or not (counts == 1).all():
             return None
@@ -234,7 +224,7 @@ class ClientUpdates:
         if self._layers is not None and features.shape[1] == 1:
             examples = features[:, 0] if self._scaling is None else self._scaling(features[:, 0])
             with current(out.device):
-                write_dense_gradients(self._layers, examples, labels[:, 0], out, fused_kernels(out.device))
+                write_dense_gradients(self._layers, examples, labels[:, 0], out)
             return
         most = self._part_size()
 
@@ -245,7 +235,7 @@ class ClientUpdates:
             for row, x, y in zip(out, features, labels, strict=True):
                 torch.cat([part.reshape(-1) for part in update(x, y).values()], out=row)
             return
-        with one_formula_for_attention():
+        with math_attention():
             updates = torch.func.vmap(update, randomness="different")(features, labels)
         start = 0
         for name, p in self._parameters.items():
@@ -253,7 +243,7 @@ class ClientUpdates:
             start += p.numel()
 
     def _update(self, parts: Parts, count: int) -> Parameters:
-        """The update of a client with `count` examples, which come in parts, and again for each local step."""
+        """Returns the update of a client with `count` examples; `parts` is called again for each local step."""
         parameters = {name: p.detach() for name, p in self._parameters.items()}
         of_part = gradient_of(self._model, self._loss)
 
@@ -277,11 +267,11 @@ class ClientUpdates:
         return {name: parameters[name] - own[name] for name in own}
 
     def _chunk_size(self, features: torch.Tensor, count: int) -> int:
-        """How many clients with `count` examples each are computed together."""
-        # An update and its copy to a row; with local steps the client's own model, its gradient and the next model.
+        """Returns the number of clients, with `count` examples each, that are computed together."""
+        # An update and its copy to a row; with local steps also the client's model, its gradient and the next model.
         vectors = 2 if self.local_steps == 1 else 5
         if features.device.type == "cuda" and self._layers is None:
-            # A GPU's library of matrices puts a layer's updates out in another order first, and a recording keeps one.
+            # The GPU's matrix library writes a layer's updates in another order first; a recording keeps a copy.
             vectors += 2
         # Layers' outputs, their gradients and one temporary, for each example.
         outputs = 3 * min(count, self._part_size()) * self._activations
@@ -289,7 +279,7 @@ class ClientUpdates:
         return max(1, min(most, _CHUNK_BYTES // (4 * self.dim)) if features.device.type == "cpu" else most)
 
     def _part_size(self) -> int:
-        """How many examples of a client are computed together."""
+        """Returns the number of a client's examples that are computed together."""
         return max(1, self.memory_limit // (12 * max(1, self._activations)))
 
     @property
@@ -298,24 +288,23 @@ class ClientUpdates:
 
 
 class ExampleSums:
-    """Clients' sums of their examples' clipped gradients, as rows of float32: one example is what is protected.
+    """Clients' sums of clipped gradients, one per example, as rows of float32: the unit of privacy is one example.
 
-    What that means is in `cpsgd.privacy.examples`; plans for it are in `cpsgd.planner.examples`. Sums are taken in
-    float64 and rounded once. Of a client with more than `examples` examples the first ones count. A gradient with NaN
-    or infinity counts as zero: whatever an example is, it moves the sum by at most D.
+    Sums are computed in float64 and rounded once. If a client has more than `examples` examples, the first ones count.
+    A gradient with NaN or infinity counts as zero: whatever an example is, it moves the sum by at most its clip norm.
     """
 
     def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:
-        """Takes gradients of single examples from `gradients`; `clip_norm` is that of a client's sum."""
+        """Takes gradients of single examples from `gradients`; `clip_norm` bounds the norm of a client's sum."""
         self.dim = gradients.dim
         self._gradients = gradients
         self._examples = examples
         self._bound = example_norm(clip_norm, examples)
 
     def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
-        """The sums of the batch's clients in their order, some rows at a time."""
+        """Yields the sums of the batch's clients in their order, some rows at a time."""
         counts = np.minimum(batch.counts, self._examples)
-        # Places within clients, of which the first ones count.
+        # An example's position among those of its client.
         places = np.arange(len(batch.labels)) - np.repeat(np.cumsum(batch.counts) - batch.counts, batch.counts)
         kept = np.flatnonzero(places < self._examples)
         singles = Batch(batch.features[kept], batch.labels[kept], np.ones(len(kept), dtype=np.int64))
@@ -331,9 +320,9 @@ class ExampleSums:
     def tensors(
         self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
     ) -> Iterator[torch.Tensor]:
-        """As `chunks`, for examples on the model's device; the rows stay there. Clients come in another order."""
+        """Does the same as `chunks` for examples on the model's device, with clients in another order."""
         starts, counts = np.cumsum(counts) - counts, np.minimum(counts, self._examples)
-        # Clients with many examples first: those who have one more are always the first ones.
+        # Clients with many examples first, so that those with another example left are always the first rows.
         order = np.argsort(-counts, kind="stable")
         size = max(1, self._gradients.memory_limit // (4 * _SUM_NUMBERS * self.dim))
         for start in range(0, len(order), size):
@@ -349,7 +338,7 @@ class ExampleSums:
             yield sums.to(torch.float32)
 
     def large(self, parts: Parts, count: int) -> torch.Tensor:
-        """The sum of one client with more examples than are to be in memory at once; see `ClientUpdates.large`."""
+        """Returns the sum of one client with more examples than fit in memory; see `ClientUpdates.large`."""
         total, left = torch.zeros(self.dim, dtype=torch.float64), min(count, self._examples)
         for x, y in parts():
             total, kept = total.to(x.device), min(left, len(x))
@@ -364,88 +353,14 @@ class ExampleSums:
         return total.to(torch.float32)[None]
 
     def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Gradients on any device, each clipped, in float64."""
+        """Returns the gradients, each clipped, in float64."""
         return gradients * clip_factors(gradients, self._bound * (1.0 - clip.MARGIN))[:, None]
 
     def _add(self, gradients: Iterable[NDArray[np.float32]], total: NDArray[np.float64]) -> None:
-        """Adds clipped gradients."""
+        """Adds clipped gradients to `total`."""
         for gradient in gradients:
             try:
                 factor = clip.factor(gradient, self._bound)
             except NonFiniteError:
                 continue
             total += gradient * np.float64(factor)
-
-
-def dense_layers(model: torch.nn.Module, loss: Loss) -> list[torch.nn.Linear] | None:
-    """The layers of a model of linear layers with ReLUs between them and cross-entropy for a loss; None for others.
-
-    `Scaled` may come first, which `scaling` finds.
-    """
-    if type(model) is not torch.nn.Sequential or loss is not torch.nn.functional.cross_entropy:
-        return None
-    modules = list(model)[scaling(model) is not None :]
-    layers = [module for module in modules[::2] if type(module) is torch.nn.Linear]
-    between = [module for module in modules[1::2] if type(module) is torch.nn.ReLU]
-    if len(modules) % 2 == 0 or len(layers) + len(between) < len(modules) or any(m.inplace for m in between):
-        return None
-    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
-    if any(p is None or not p.requires_grad for p in parameters) or len(set(map(id, parameters))) < len(parameters):
-        return None
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
-    return None if hooked else layers
-
-
-def scaling(model: torch.nn.Module) -> Scaled | None:
-    """The layer without parameters that a model of dense layers may begin with."""
-    first = next(model.children(), None)
-    return first if type(first) is Scaled else None
-
-
-@torch.no_grad()
-def write_dense_gradients(
-    layers: list[torch.nn.Linear],
-    features: torch.Tensor,
-    labels: torch.Tensor,
-    out: torch.Tensor,
-    kernels: ModuleType | None = None,
-) -> None:
-    """Writes each example's gradient to a row of `out`, in the order of the model's parameters, in one pass.
-
-    The gradient of one example with respect to a layer's weights is an outer product of what flows back into the
-    layer's output and what came in. `torch.func` computes the same but stores it several times on the way. `layers`
-    are what `dense_layers` found, and `kernels` is `cpsgd.learning.fused` where it runs.
-    """
-    widths = [layer.out_features for layer in layers]
-    inputs = [features.flatten(1), *(features.new_empty(len(out), width) for width in widths[:-1])]
-    backs = [features.new_empty(len(out), width) for width in widths]
-    dense_factors(layers, labels, inputs, backs)
-    start = 0
-    for back, incoming in zip(backs, inputs, strict=True):
-        width, depth = back.shape[1], incoming.shape[1]
-        own = out[:, start : start + width * depth + width]
-        if kernels is not None:
-            kernels.layer_gradients(back, incoming, own)
-        else:
-            torch.mul(back[:, :, None], incoming[:, None, :], out=own[:, :-width].view(-1, width, depth))
-            own[:, -width:] = back
-        start += width * depth + width
-
-
-@torch.no_grad()
-def dense_factors(
-    layers: list[torch.nn.Linear], labels: torch.Tensor, inputs: Sequence[torch.Tensor], backs: Sequence[torch.Tensor]
-) -> None:
-    """Writes for each layer what came in and what flows back into its output, one row per example.
-
-    What comes into the first layer must be there.
-    """
-    for layer, incoming, following in zip(layers[:-1], inputs, inputs[1:], strict=False):
-        torch.addmm(layer.bias, incoming, layer.weight.t(), out=following).relu_()
-    outputs = torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.t())
-    # The gradient of cross-entropy: probabilities less 1 at the label.
-    torch.softmax(outputs, dim=1, out=backs[-1])
-    backs[-1].scatter_add_(1, labels[:, None], torch.full_like(outputs[:, :1], -1.0))
-    for number in range(len(layers) - 1, 0, -1):
-        back = backs[number] @ layers[number].weight
-        torch.mul(back, inputs[number] > 0, out=backs[number - 1])

@@ -1,19 +1,55 @@
-"""Models to start from."""
+"""Models to start from, their trainable parameters, and the check that a model can be trained on clients' updates."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 
-# Mean and standard deviation of MNIST's shades, which everybody knows: nothing is computed from anybody's examples.
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From a model's outputs and the labels to their mean loss, such as `torch.nn.functional.cross_entropy`."""
+
+# Mean and standard deviation of MNIST's shades. These are public: nothing is computed from clients' examples.
 _SHIFT, _SCALE = 0.1307, 0.3081
 
 
+def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Returns the parameters that training changes, by name, in the order of an update's coordinates."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Raises `ParameterError` if a model cannot be trained on clients' updates."""
+    parameters = trainable(model)
+    if not parameters:
+        raise ParameterError("The model has no trainable parameters: there is nothing to learn.")
+    device = next(iter(parameters.values())).device
+    for name, p in parameters.items():
+        if p.dtype != torch.float32:
+            raise ParameterError(f"Expected float32 parameters, but {name} is {p.dtype}: convert it with .float().")
+        if p.device != device:
+            raise ParameterError(f"Expected all parameters on {device}, but {name} is on {p.device}: use model.to().")
+        if not bool(torch.isfinite(p).all()):
+            raise ParameterError(f"The model's parameter {name} holds NaN or infinity; start from finite numbers.")
+    check_layers(model)
+
+
+def check_layers(model: torch.nn.Module) -> None:
+    """Raises `ParameterError` if a layer keeps statistics of examples or mixes examples, as batch normalisation."""
+    for name, module in model.named_modules():
+        mixes = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        if mixes or getattr(module, "track_running_stats", False):
+            raise ParameterError(
+                f"The model's layer {name} normalises by statistics of several examples or keeps them, outside of any "
+                "privacy guarantee; use GroupNorm or LayerNorm."
+            )
+
+
 class Scaled(torch.nn.Module):
-    """Features less a number and over another, by default those for the shades of handwritten digits."""
+    """A layer (features - shift) / scale without parameters; the defaults fit the shades of handwritten digits."""
 
     def __init__(self, shift: float = _SHIFT, scale: float = _SCALE) -> None:
         super().__init__()
@@ -21,15 +57,15 @@ class Scaled(torch.nn.Module):
         self.scale = _validate.positive("scale", scale)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """The scaled features."""
+        """Returns the scaled features."""
         return (features - self.shift) / self.scale
 
     def write(self, features: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the scaled features."""
+        """Writes the scaled features to `out`."""
         torch.div(features - self.shift, self.scale, out=out)
 
     def extra_repr(self) -> str:
-        """What `repr` shows of it."""
+        """Returns the numbers for `repr`."""
         return f"shift={self.shift:g}, scale={self.scale:g}"
 
 
@@ -41,10 +77,14 @@ def mlp(
     scaled: bool = False,
     seed: int | None = None,
 ) -> torch.nn.Module:
-    """Fully connected layers with ReLUs between them; by default the network of the paper's experiment.
+    """Returns fully connected layers with ReLUs between them; the default is the network of the paper's experiment.
 
-    Where `scaled`, a layer `Scaled` comes first, without parameters: clipped gradients then tell more. A `seed` makes
-    the initial weights (PyTorch's usual ones) repeatable, without touching PyTorch's global generator.
+    Args:
+        features: Numbers in an example's features.
+        classes: Outputs.
+        hidden: Widths of the hidden layers.
+        scaled: Puts a layer `Scaled` first; clipped gradients are then more informative.
+        seed: Makes the initial weights repeatable. PyTorch's global generator stays as it was.
 
     Example:
         >>> sum(p.numel() for p in mlp(784, 10).parameters())
@@ -63,7 +103,7 @@ def mlp(
 
 
 def by_name(name: str, features: int, classes: int, *, seed: int | None = None) -> torch.nn.Module:
-    """A model from a short text: "linear", or "mlp" with widths, as "mlp-60-60"; "scaled-" may stand before either.
+    """Returns the model "linear", or "mlp" with widths, as "mlp-60-60"; "scaled-" may stand before either.
 
     Example:
         >>> by_name("linear", 64, 10)

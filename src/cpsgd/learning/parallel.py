@@ -1,9 +1,8 @@
-"""Several processes that share a run's clients, one per GPU: data parallel over clients, by `torch.distributed`.
+"""Several processes that share a run's clients, one per GPU, connected by `torch.distributed`.
 
-Each process that torchrun starts makes the same `Trainer` and computes its share of a round's clients. Their sums are
-added up as integers, so that the result is exactly that of one process. The first process draws the noise, after it has
-charged the round, and sends the mean to the others; all take the same step. It alone writes the run's folder and
-charges a ledger.
+Each process that torchrun starts makes the same `Trainer` and computes its share of a round's clients. The shares are
+added as integers, so that the result is exactly that of one process. The first process charges the round, draws the
+noise and sends the mean to the others; all take the same step. Only the first writes the run's folder and ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +14,11 @@ from typing import Any
 import numpy as np
 
 from cpsgd._torch import torch
-from cpsgd.learning.mechanisms import Simulator
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator
+from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+
+Simulator = RoundSimulator | FloatMean | DeviceRound | DeviceFloatMean
+"""Adds up a round's vectors and returns their mean."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class Processes:
     """The processes of a run.
 
     Attributes:
-        rank: The number of this one.
-        size: How many there are.
+        rank: Number of this process, from 0.
+        size: Number of processes.
     """
 
     rank: int
@@ -32,24 +35,24 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one draws noise, and keeps what is to be kept."""
+        """Whether this process draws the noise and writes files."""
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """Which of so many clients are this one's."""
+        """Returns the range of this process's clients, of `count` in all."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def same(self, value: Any) -> Any:
-        """What the first process has for a value."""
+        """Returns the first process's `value`, in all processes."""
         values = [value]
         torch.distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
 
     def add_up(self, simulator: Simulator, count: int) -> SharedRound:
-        """The round with all processes' messages, of which there are `count`."""
+        """Returns the round with the `count` messages of all processes."""
         sums: Any = simulator.sums
         if not isinstance(sums, torch.Tensor):
-            # Sums of 64 bits that wrap around are the same with a sign and without one.
+            # Addition modulo 2^64 is the same with a sign and without one.
             sums = torch.from_numpy(sums.view(np.int64) if sums.dtype == np.uint64 else sums)
         torch.distributed.all_reduce(sums)
         simulator.count = count
@@ -66,7 +69,7 @@ class SharedRound:
         self._simulator = simulator
 
     def mean(self) -> torch.Tensor:
-        """The mean with the noise that the first process draws."""
+        """Returns the mean, with the noise that the first process draws."""
         sums: Any = self._simulator.sums
         if self._processes.is_first:
             mean = torch.as_tensor(self._simulator.mean()).clone()
@@ -77,24 +80,24 @@ class SharedRound:
         return mean
 
     def noise_norm(self) -> float:
-        """√E‖noise‖² of the mean."""
+        """Returns √E‖noise‖² of the mean."""
         return self._simulator.noise_norm()
 
 
 def joined() -> Processes | None:
-    """The processes that torchrun started this one with; None where it is alone."""
+    """Returns the processes that torchrun started together; None for a single one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return None
     if not torch.distributed.is_initialized():
-        # Each process needs a GPU of its own, or they meet by way of the CPU.
+        # NCCL needs a GPU for each process; otherwise they communicate by the CPU.
         own = 0 < int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= torch.cuda.device_count()
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if own else "gloo")
     return Processes(torch.distributed.get_rank(), size)
 
 
 def own_device(name: str, processes: Processes | None) -> str:
-    """The device of this process: where a GPU without a number was asked for, its own one."""
+    """Returns the device of this process: for a GPU without a number, the process's own GPU."""
     count = torch.cuda.device_count()
     if processes is None or count == 0 or name not in ("cuda", "auto"):
         return name

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cpsgd._torch import torch
 from cpsgd.learning.datasets.device import DeviceInfinite
 from cpsgd.learning.gradients import ClientUpdates
-from cpsgd.mechanisms.base import FairCoins, SumRounding
+from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.simulation.device import DeviceRound, carried
 
 
@@ -39,7 +39,7 @@ class RecordedRound:
         numbers = self._inputs[template.inputs_size :].view(torch.int64)
         self._sum = torch.cuda.CUDAGraph()
         # Gaussian noise is drawn by PyTorch, whose generators take no keys from the device.
-        coins = isinstance(template.protocol.mechanism.device_noise(size), FairCoins)
+        coins = isinstance(template.protocol.mechanism.noise.on_device(size), FairCoins)
         self._finish = torch.cuda.CUDAGraph() if coins else None
         with torch.cuda.device(template.device):
             with torch.cuda.graph(self._sum, capture_error_mode="thread_local"):
@@ -59,7 +59,7 @@ class RecordedRound:
 
         None where a round needs the CPU on its way, or where all of its clients at once take more memory than allowed.
         """
-        noise, layout = round_.protocol.mechanism.device_noise(round_.count), updates.layout
+        noise, layout = round_.protocol.mechanism.noise.on_device(round_.count), updates.layout
         drawn = isinstance(noise, FairCoins | SumRounding)
         if layout is None or not (round_.takes(layout) and drawn and round_.count):
             return None

@@ -1,4 +1,4 @@
-"""What `cpsgd train` runs, as plain values: presets, TOML files and the command line all end in `Settings`.
+"""`Settings`: all settings of `cpsgd train` as plain values, from presets, TOML files and the command line.
 
 Nothing heavy is imported, so that settings can be read and refused before PyTorch is loaded.
 """
@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
-from cpsgd.learning.options import (
+from cpsgd.learning.option_groups import (
     AccountOptions,
     ClientOptions,
     CohortOptions,
@@ -28,33 +28,33 @@ from cpsgd.learning.options import (
     Schedule,
     ServerOptions,
 )
-from cpsgd.mechanisms.options import MechanismOptions, parameters_of, required
-from cpsgd.participation import Scheme
+from cpsgd.neighbours import Scheme
+from cpsgd.registry import MechanismOptions, parameters_of, required
 
 NO_SEED = "none"
-"""How files and the command line say that there is no seed."""
+"""Text for no seed in files and on the command line."""
 
 OWN = "own"
-"""The preset, and the name of the data set, where data are one's own."""
+"""Name of the preset and of the data set for a user's own data."""
 
 CHANGEABLE_ON_RESUME = frozenset({"memory_limit"})
-"""Settings that say how a run is computed and not what: it may be resumed with others."""
+"""Settings that do not change a run's results; it may be resumed with other values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(OptionGroup):
-    """What is trained.
+    """The data and the model.
 
     Attributes:
-        preset: Where settings start from: digits or paper; own, the default with `data`.
+        preset: Settings to start from: digits or paper; own, the default with `data`.
         dataset: The data set: digits, infinite-digits, mnist or infinite-mnist.
-        data: Data of your own, instead: module:function, where the function returns a data set of
+        data: Your own data instead: module:function, where the function returns a data set of
             cpsgd.learning.datasets, or one with a model, or with a model and a loss.
-        clients: Clients there are; by default as many as the data set has.
+        clients: Number of clients in the population; by default all of the data set's.
         model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60; scaled-mlp-60-60 scales
             shades first.
         baselines: Run the baselines, too: without privacy, with Gaussian noise, rounded without noise, and as private
-            with 4 bits, where there are fewer.
+            with 4 bits if the run has fewer.
     """
 
     preset: str
@@ -67,15 +67,15 @@ class TaskOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # made of the registry
-    """What a message looks like: by a number of bits, for which it is planned, or by parameters.
+    """The protocol: a number of bits, for which it is planned, or the mechanism's parameters.
 
     Attributes:
         bits: Bits per coordinate, for which the planner picks the mechanism and its parameters; 1 by default.
-        clip_norm: D: longer updates are scaled down to this Euclidean norm; 1 by default. With `examples`, each
-            example's gradient is.
-        correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
-            added; "auto" chooses, for the optimizer and its schedule. Without `bits` the fewest are taken that come
-            near the best.
+        clip_norm: Largest Euclidean norm of an update, D; longer ones are scaled down to it; 1 by default. With
+            `examples`, it is that of each example's gradient.
+        correlated: Number of rounds that each draw of noise is part of, if later rounds are to cancel noise of earlier
+            ones; "auto" chooses it for the optimizer and its schedule. Without `bits` the fewest bits that come near
+            the best are taken.
     """
 
     bits: float | None = 1.0
@@ -84,22 +84,23 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.explicit and self.correlated is not None:
+        if not self.explicit:
+            return
+        given = parameters_of(self)
+        if self.correlated is not None:
             raise ParameterError(
                 f"correlated={self.correlated} is what the planner is given: leave it out, or the mechanism's "
-                f"parameters {', '.join(parameters_of(self))}."
+                f"parameters {', '.join(given)}."
             )
-        if self.explicit:
-            given = parameters_of(self)
-            needed = [name for name in required(self.mechanism, given) if name != "range"]
-            if self.bits is not None:
-                raise ParameterError(
-                    f"Give bits, or {', '.join(given)}, not both: bits are what the planner is given, which chooses "
-                    "the rest."
-                )
-            if not given.keys() >= set(needed):
-                both = "both " if len(needed) == 2 else ""
-                raise ParameterError(f"An explicit protocol needs {both}{' and '.join(needed)} (range is optional).")
+        if self.bits is not None:
+            raise ParameterError(
+                f"Give bits, or {', '.join(given)}, not both: bits are what the planner is given, which chooses the "
+                "rest."
+            )
+        needed = [name for name in required(self.mechanism, given) if name != "range"]
+        if not given.keys() >= set(needed):
+            both = "both " if len(needed) == 2 else ""
+            raise ParameterError(f"An explicit protocol needs {both}{' and '.join(needed)} (range is optional).")
 
     @property
     def explicit(self) -> bool:
@@ -107,12 +108,12 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
         return bool(parameters_of(self))
 
 
-# Fields stand in the order of the last base first.
+# Fields are in the order of the bases, the last base first.
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, AccountOptions, CohortOptions, TaskOptions):
-    """All settings of a run, flat. It is each of its groups, and is passed where one of them is wanted.
+    """All settings of a run, flat. It is an instance of each of its groups.
 
-    Fields that stand here again have another default, or fewer choices, than in Python.
+    Fields that are repeated here have another default, or fewer choices, than in Python.
     """
 
     rounds: int = field()
@@ -136,7 +137,7 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """A preset ("digits" unless `values` names another) with some values changed.
+        """Returns a preset ("digits" unless `values` names another) with some values changed.
 
         Raises:
             ParameterError: An unknown preset or setting, or a value of the wrong kind.
@@ -164,74 +165,45 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
         if spelled_out & changes.keys() and "bits" not in changes:
             changes["bits"] = None
         if changes.get("correlated") is not None and "bits" not in changes:
-            changes["bits"] = None  # one bit holds no noise of earlier rounds
+            changes["bits"] = None  # one bit has no room for the noise of earlier rounds
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set
         if changes.get("ledger") is not None and "seed" not in changes:
-            changes["seed"] = None  # what is charged as private must not have the noise of a seed that everybody knows
+            changes["seed"] = None  # a run that is charged as private must not have noise from a known seed
         return cls(**{**PRESETS[preset], "preset": preset, **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without those left open."""
+        """Returns plain JSON values, without those that are None."""
         values = {**asdict(self), "seed": NO_SEED if self.seed is None else self.seed}
         return {name: value for name, value in values.items() if value is not None}
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "dataset": "infinite-digits",
-        "cohort": 10_000,
-        "rounds": 80,
-        "optimizer": "momentum",
-        "lr": 4.0,
-    },
+    "digits": {"dataset": "infinite-digits", "cohort": 10_000, "rounds": 80, "optimizer": "momentum", "lr": 4.0},
     "paper": {
-        "dataset": "infinite-mnist",
-        "clients": 25_000_000,
-        "cohort": 10_000,
-        "rounds": 2_500,  # one epoch: 2,500 disjoint cohorts of 10,000 are all clients
-        "delta": 1e-9,
-        "lr": 6.0,
-        "weight_decay": 1e-4,
-        "schedule": "late",
+        # One epoch: 2,500 disjoint cohorts of 10,000 are all clients.
+        **{"dataset": "infinite-mnist", "clients": 25_000_000, "cohort": 10_000, "rounds": 2_500, "delta": 1e-9},
+        **{"lr": 6.0, "weight_decay": 1e-4, "schedule": "late"},
     },
-    OWN: {
-        "dataset": OWN,
-        "rounds": 50,
-        "optimizer": "momentum",
-        "lr": 0.1,
-    },
+    OWN: {"dataset": OWN, "rounds": 50, "optimizer": "momentum", "lr": 0.1},
 }
-"""Runs that have a name: where they differ from the defaults."""
+"""Named settings: the values that differ from the defaults."""
 
+_SELECTED = {"model": "scaled-mlp-60-60", "optimizer": "adam", "averaging": 0.9}
 WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {
-    "digits": {
-        "model": "scaled-mlp-60-60",
-        "optimizer": "adam",
-        "lr": 0.0319,
-        "weight_decay": 3e-4,
-        "schedule": "linear",
-        "averaging": 0.9,
-    },
-    "paper": {
-        "model": "scaled-mlp-60-60",
-        "optimizer": "adam",
-        "lr": 0.00463,
-        "weight_decay": 1e-4,
-        "schedule": "late",
-        "averaging": 0.9,
-    },
+    "digits": {**_SELECTED, "lr": 0.0319, "weight_decay": 3e-4, "schedule": "linear"},
+    "paper": {**_SELECTED, "lr": 0.00463, "weight_decay": 1e-4, "schedule": "late"},
 }
-"""What a preset's run without privacy has instead: selected for it alone, with as many tries as the private settings
-(`reproduction/select_settings.py`), and without clipping. With the private run's settings it would flatter that run."""
+"""Settings of a preset's run without privacy. They were selected for it alone, without clipping and with as many tries
+as the private settings (`reproduction/select_settings.py`). The private run's settings would make it look worse."""
 
 _TASK = ("dataset", "clients", "model", "cohort", "rounds", "local_steps", "examples")
 
 
 def without_privacy(settings: Settings) -> Settings | None:
-    """The settings of the run without privacy that the private one is compared with.
+    """Returns the settings of the run without privacy that the private one is compared with.
 
-    None where the task is not the preset's: nothing was selected for it, and the baseline has the private settings.
+    They are None if the task is not the preset's; the baseline then has the private run's settings.
     """
     preset = settings.preset
     if preset not in WITHOUT_PRIVACY:
@@ -244,7 +216,7 @@ def without_privacy(settings: Settings) -> Settings | None:
 
 @cache
 def _kinds() -> dict[str, Any]:
-    """The type of each setting, or a `Literal` of its choices."""
+    """Returns the type of each setting, or a `Literal` of its choices."""
     hints = get_type_hints(Settings)
     return {
         name: hint if get_origin(hint) is Literal else next(k for k in (*get_args(hint), hint) if k is not NoneType)
@@ -253,7 +225,7 @@ def _kinds() -> dict[str, Any]:
 
 
 def _checked(name: str, value: object) -> object:
-    """The value, if it is of the setting's type."""
+    """Returns the value if it has the setting's type; otherwise raises `ParameterError`."""
     if name == "seed" and value == NO_SEED:
         return None
     if name == "correlated" and isinstance(value, int) and not isinstance(value, bool):
@@ -269,18 +241,17 @@ def _checked(name: str, value: object) -> object:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The values in a TOML file, or in the JSON of a run directory.
+    """Returns the values in a TOML file, or in the JSON of a run directory.
 
     Raises:
-        ParameterError: It is not such a file.
+        ParameterError: The file cannot be read as such.
     """
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ParameterError(
-            f"{path} cannot be read as {'JSON' if path.suffix == '.json' else 'TOML'}: {error}."
-        ) from None
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ParameterError(f"{path} cannot be read as {kind}: {error}.") from None
     if not isinstance(values, dict):
         raise ParameterError(f"{path} does not hold settings.")
     return values

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from cpsgd.ledger.book import Ledger as Ledger
 from cpsgd.ledger.chain import Head as Head
-from cpsgd.ledger.events import Budget as Budget
-from cpsgd.ledger.events import Entry as Entry
-from cpsgd.ledger.events import RoundEvent as RoundEvent
-from cpsgd.ledger.events import Unit as Unit
-from cpsgd.ledger.reports import Report as Report
-from cpsgd.ledger.reports import check_report as check_report
-from cpsgd.ledger.totals import Total as Total
+from cpsgd.ledger.charging import Total as Total
+from cpsgd.ledger.entries import Budget as Budget
+from cpsgd.ledger.entries import Entry as Entry
+from cpsgd.ledger.entries import RoundEvent as RoundEvent
+from cpsgd.ledger.entries import Unit as Unit
+from cpsgd.ledger.signed_reports import Report as Report
+from cpsgd.ledger.signed_reports import check_report as check_report
 from cpsgd.ledger.verification import Verification as Verification
 from cpsgd.ledger.witness import Line as Line
 from cpsgd.ledger.witness import Witness as Witness

@@ -9,22 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd import _validate
-from cpsgd.errors import (
-    BudgetExceededError,
-    BudgetExpiredError,
-    EntryError,
-    LedgerAccessError,
-    PopulationError,
-)
-from cpsgd.ledger import chain, storage, totals
-from cpsgd.ledger.chain import Head, State, check_event, check_group
-from cpsgd.ledger.drafts import Draft
-from cpsgd.ledger.events import Budget, Entry, RoundEvent, name
-from cpsgd.ledger.kinds import Account, octave_of
-from cpsgd.ledger.replica import Replica, now
-from cpsgd.ledger.reports import signed_report
-from cpsgd.ledger.totals import Price, Total
-from cpsgd.ledger.verification import Verification, Verifier
+from cpsgd.errors import BudgetExceededError, BudgetExpiredError, EntryError, LedgerAccessError, PopulationError
+from cpsgd.ledger import chain, charging, sqlite_store, verification
+from cpsgd.ledger.chain import Head
+from cpsgd.ledger.charging import Total
+from cpsgd.ledger.entries import Budget, Entry, RoundEvent, name
+from cpsgd.ledger.kinds import Account, Room, octave_of
+from cpsgd.ledger.replica import Draft, Replica, now
+from cpsgd.ledger.signed_reports import signed_report
+from cpsgd.ledger.state import State, check_event, check_group
+from cpsgd.ledger.verification import Verification
 from cpsgd.ledger.witness import Line, Witness
 from cpsgd.protocol import MAX_CLIENTS
 
@@ -32,15 +26,17 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-class Ledger(Replica):
+class Ledger:
     """Privacy budgets in one file that several processes may use at once.
 
-    An entry is on the disk when the call that makes it returns. An entry that was reserved counts as spent for ever,
-    whether it is released or not: a process that dies between the two may have shown something to somebody.
+    An entry is on the disk when the call that makes it returns. A reserved entry counts as spent for ever, released or
+    not: a process that dies between the two may have shown something to somebody.
 
-    The records are a chain of hashes, checked whenever they are read. Opening a long ledger reads those since its last
-    snapshot; `verify` reads all. A ledger object also remembers how the chain ended when it last looked, and notices if
-    that end is gone.
+    The records are a chain of hashes, checked whenever they are read. Opening a long ledger reads the records since its
+    last snapshot; `verify` reads all. A ledger object also remembers the end of the chain, and notices if it is gone.
+
+    Attributes:
+        path: The file.
 
     Example:
         >>> import tempfile
@@ -73,13 +69,14 @@ class Ledger(Replica):
             WitnessError: It does not contain what the witness has seen.
             LedgerAccessError: It, or its witness, may not be read.
         """
-        super().__init__(Path(path), timeout, None if witness is None else Witness(Path(witness)))
+        self.path = Path(path)
+        self._replica = Replica(self.path, timeout, None if witness is None else Witness(Path(witness)))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing stays open between calls, so there is nothing to close."""
+        """Does nothing: no file stays open between calls."""
 
     # ------------------------------------------------------------------ spending
 
@@ -91,14 +88,14 @@ class Ledger(Replica):
         """
         if budget.group_of and not self.path.exists():
             check_group(budget, {})  # before there is a file
-        with self._appending(create=True) as draft:
-            if budget.population in self._state.budgets:
+        with self._replica.appending(create=True) as draft:
+            if budget.population in self._replica.state.budgets:
                 raise PopulationError(
                     f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
                     "stays promised. Use it, or name another population."
                 )
-            check_group(budget, self._state.budgets)
-            if self._state.head.number < 0:
+            check_group(budget, self._replica.state.budgets)
+            if self._replica.state.head.number < 0:
                 draft.records.append({"kind": "ledger", "format": chain.VERSION, "id": secrets.token_hex(16)})
             draft.records.append({"kind": "budget", "budget": budget.to_dict()})
         return budget
@@ -116,11 +113,11 @@ class Ledger(Replica):
             ConditionError: Nothing is proved about such a round.
             ParameterError: The round is accounted for another unit or adjacency than the budget's.
         """
-        # Priced before the lock is taken, so that others wait for the disk only. If somebody else spends meanwhile, it
-        # is priced again under the lock.
-        with self._latest() as state:
+        # Priced before the lock is taken, so that others wait for the disk only; and again under the lock, which takes
+        # time only if somebody else has spent meanwhile.
+        with self._replica.latest() as state:
             self._price(population, event, now(state))
-        with self._appending() as draft:
+        with self._replica.appending() as draft:
             price = self._price(population, event, draft.time)
             if event.run and (known := draft.entries.find(population, event.run, event.round)) is not None:
                 raise EntryError(
@@ -129,15 +126,15 @@ class Ledger(Replica):
                 )
             record: dict[str, Any] = {"kind": "reserve", "population": population, "event": event.to_dict()}
             record |= {"spent": price.epsilon, "method": price.method}
-            if price.covers:
-                record["covers"] = price.covers
+            if price.rounds:
+                record["covers"] = price.rounds
             if self._budget(population).filter is not None:
-                record["octave"] = octave_of(self._state.reserved(population, draft.time))
+                record["octave"] = octave_of(self._replica.state.reserved(population, draft.time))
             draft.records.append(record)
         return draft.changed[-1]
 
     def release(self, entry: Entry | int, survivors: int) -> Entry:
-        """Records that a round's result is about to be handed out; do so only when this has returned.
+        """Records that a round's result is about to be handed out. Hand it out only when this has returned.
 
         Args:
             entry: What `reserve` returned, or its number.
@@ -146,128 +143,126 @@ class Ledger(Replica):
         Raises:
             EntryError: There is no such entry, it was released before, or there are fewer survivors than reserved for.
                 The result must not be handed out.
-            ParameterError: There are more than the accounting of correlated noise covers. Nor must it then.
+            ParameterError: There are more survivors than the accounting of correlated noise covers. The result must not
+                be handed out.
         """
-        number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
-        with self._appending() as draft:
-            known = self._known(draft, number, entry)
+        with self._replica.appending() as draft:
+            known = self._known(draft, entry)
             if known.closed_as is not None:
                 done = "given up" if known.abandoned else "released"
-                raise EntryError(f"Entry {number} was {done} before. A second result needs an entry of its own.")
+                raise EntryError(f"Entry {known.number} was {done} before. A second result needs an entry of its own.")
             if survivors < known.event.survivors:
                 raise EntryError(
-                    f"Entry {number} was reserved for at least {known.event.survivors} survivors and has "
+                    f"Entry {known.number} was reserved for at least {known.event.survivors} survivors and has "
                     f"{survivors}: there is less noise than was paid for. Do not release the result; the entry "
                     "stays spent."
                 )
             protocol = known.event.protocol
-            protocol.mechanism.check_messages(survivors, protocol.clients)
-            draft.records.append({"kind": "release", "entry": number, "survivors": survivors})
+            protocol.mechanism.memory.check_messages(survivors, protocol.clients)
+            draft.records.append({"kind": "release", "entry": known.number, "survivors": survivors})
         return draft.changed[-1]
 
     def abandon(self, entry: Entry | int, reason: str) -> Entry:
-        """Gives up a round that was reserved, of which nothing was shown to anybody and nothing ever will be.
+        """Gives up a reserved round of which nothing was shown to anybody, and nothing ever will be.
 
-        It costs nothing any more, and its run may reserve the round again. The ledger takes the caller's word, which is
-        on record: a message that was sent without secure aggregation, a sum or anything computed from it is something.
+        It no longer costs anything, and its run may reserve the round again. The ledger takes the caller's word, which
+        is on record. A message sent without secure aggregation, a sum, or anything computed from it has been shown.
 
-        Call it where the round ends before any client was asked for its data, as `ServerSession` does of itself when
-        a round is withheld while keys are exchanged. Do not call it where a run may be taken up again: `Trainer` draws
-        a round's noise before it reserves, and a run that stopped between that and the release goes on with its entry.
+        Call it where a round ends before any client was asked for its data, as `ServerSession` does when a round is
+        withheld while keys are exchanged. Do not call it where a run may be resumed: `Trainer` draws a round's noise
+        before it reserves, and a run that stopped between that and the release goes on with its entry.
 
         Args:
             entry: What `reserve` returned, or its number.
-            reason: Why nothing was shown, for people.
+            reason: The reason why nothing was shown, for people.
 
         Raises:
             EntryError: There is no such entry, or it was released or given up before.
         """
-        number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         name("reason", reason, empty=False)
-        with self._appending() as draft:
-            known = self._known(draft, number, entry)
+        with self._replica.appending() as draft:
+            known = self._known(draft, entry)
             if known.closed_as is not None:
                 done = "given up" if known.abandoned else "released, and its result may have been seen,"
-                raise EntryError(f"Entry {number} was {done} before: it cannot be given up.")
-            draft.records.append({"kind": "abandon", "entry": number, "reason": reason})
+                raise EntryError(f"Entry {known.number} was {done} before: it cannot be given up.")
+            draft.records.append({"kind": "abandon", "entry": known.number, "reason": reason})
         return draft.changed[-1]
 
     # ------------------------------------------------------------------ asking
 
     def quote(self, population: str, events: Sequence[RoundEvent]) -> Total:
-        """What would be spent with these rounds, if the budget allows them. Nothing is recorded.
+        """Returns what would be spent with these rounds, if the budget allows them. Nothing is recorded.
 
         Raises:
             BudgetExceededError: It does not.
             ConditionError: Nothing is proved about such rounds.
         """
-        with self._latest() as state:
+        with self._replica.latest() as state:
             self._budget(population)
             found = []
             time = now(state)
-            reserved = state.reserved(population, time)
             for budget, accounts in state.purses(population, time):
                 _check(budget, events, time)
-                found.append(totals.priced(budget, accounts, events, reserved))
+                found.append(charging.priced(budget, accounts, events, state.reserved(population, time)))
                 if found[-1].epsilon > budget.epsilon:
                     raise _exceeded(budget, accounts, found[-1])
             return found[0]
 
     def total(self, population: str) -> Total:
-        """What all rounds so far cost, by the accountant; entries reserved and not released count.
+        """Returns what all rounds so far cost; entries reserved and not released count.
 
-        For a group that is its own rounds and those of the whole population; for a budget that renews, the rounds of
+        For a group these are its own rounds and those of the whole population, for a budget that renews the rounds of
         the current period.
         """
-        with self._latest() as state:
+        with self._replica.latest() as state:
             self._budget(population)
-            return totals.spent(*state.purses(population, now(state))[0])
+            return charging.spent(*state.purses(population, now(state))[0])
 
     def lifetime(self, population: str) -> Total:
-        """The same over all periods: what somebody has spent whose data was there all the time.
+        """Returns what the rounds of all periods cost somebody whose data was in all of them.
 
         For adaptive budgets, where that is more than the budget, ε and δ of the periods are added up.
         """
-        with self._latest() as state:
-            return totals.over_periods(self._budget(population), state.accounts_of(population))
+        with self._replica.latest() as state:
+            return charging.over_periods(self._budget(population), state.accounts_of(population))
 
     def budget(self, population: str) -> Budget:
-        """A population's budget."""
-        with self._latest():
+        """Returns a population's budget."""
+        with self._replica.latest():
             return self._budget(population)
 
     def budgets(self) -> tuple[Budget, ...]:
-        """All budgets, oldest first."""
-        with self._latest() as state:
+        """Returns all budgets, oldest first."""
+        with self._replica.latest() as state:
             return tuple(state.budgets.values())
 
     def events(self, population: str, last: int | None = None) -> tuple[Entry, ...]:
-        """The population's entries, oldest first; only the last so many, if that is given."""
-        with self._looking() as entries:
+        """Returns the population's entries, oldest first; with `last`, this many from the end."""
+        with self._replica.looking() as (_, entries):
             self._budget(population)
             return tuple(entries.all(population, last))
 
     def find(self, population: str, *, run: str, round: int) -> Entry | None:
-        """The entry of a run's round, for a run that is taken up after a crash; None if it was never reserved.
+        """Returns the entry of a run's round, for a run that goes on after a crash; None if it was never reserved.
 
-        The entry pays for one result. Who finds it may go on with it only if no result was shown before, or if the
-        round will have the very same result again (because its noise follows from a seed).
+        The entry pays for one result. Go on with it only if no result was shown before, or if the round will have the
+        very same result again (because its noise follows from a seed).
         """
-        with self._looking() as entries:
+        with self._replica.looking() as (_, entries):
             self._budget(population)
             return entries.find(population, run, round)
 
     def rounds(self, population: str, run: str) -> frozenset[int]:
-        """The rounds of a run that were reserved."""
-        with self._looking() as entries:
+        """Returns the rounds of a run that were reserved."""
+        with self._replica.looking() as (_, entries):
             self._budget(population)
             return entries.of_run(population, run)
 
     @property
     def head(self) -> Head:
         """The last record's number and hash. Keep it elsewhere; see `verify`."""
-        with self._latest() as state:
+        with self._replica.latest() as state:
             return state.head
 
     def verify(
@@ -290,25 +285,23 @@ class Ledger(Replica):
                 cut off, replaced by an older copy, or rewritten.
             LedgerFormatError: It is not a ledger, or what is kept beside its records does not follow from them.
         """
-        verifier = Verifier(self.path, head, self._witness if witness is None else Witness(Path(witness)), signers)
-        with self._lock, self._store.reading() as connection:
-            verifier.read(connection, last=self._state.head)
-        return verifier.result()
+        seen = self._replica.witness if witness is None else Witness(Path(witness))
+        return verification.verify(self._replica, head, seen, signers)
 
     def seen(self, identity: Ed25519PrivateKey | None = None) -> Line:
-        """The head as a line for a witness, signed if an identity is given."""
-        with self._latest() as state:
+        """Returns the head as a line for a witness, signed if an identity is given."""
+        with self._replica.latest() as state:
             if state.head.number < 0:
                 raise LedgerAccessError(f"{self.path} is empty: it holds no ledger yet. Create a budget first.")
             line = Line(state.head, now(state))
         return line if identity is None else line.signed(identity)
 
     def report(self, identity: Ed25519PrivateKey) -> dict[str, Any]:
-        """What is spent of which budget, signed, for somebody who has neither the ledger nor the data.
+        """Returns what is spent of every budget, signed, for somebody who has neither the ledger nor the data.
 
         `cpsgd.ledger.check_report` verifies it.
         """
-        with self._latest() as state:
+        with self._replica.latest() as state:
             return signed_report(state, now(state), identity)
 
     def repair(self) -> Head:
@@ -318,33 +311,32 @@ class Ledger(Replica):
             The last record, which is a new snapshot.
 
         Raises:
-            LedgerChainError: The records themselves do not hold, or the last of them are missing.
+            LedgerChainError: The records themselves were changed, or the last of them are missing.
         """
-        with self._lock:
-            if self._state.head.number >= 0:
+        with self._replica.lock:
+            if self._replica.state.head.number >= 0:
                 _ = self.head  # refuses a file that went back in time
-            self._state = State()
-            with self._appending(whole=True):
+            self._replica.state = State()
+            with self._replica.appending(whole=True):
                 pass
-            return self._state.head
+            return self._replica.state.head
 
     def export(self) -> dict[str, Any]:
-        """Everything as plain JSON values: the records with their hashes, and what follows from them."""
-        with self._lock, self._store.reading() as connection:
-            self._read(connection)
-            entries = self._entries(connection)
-            rows = list(storage.rows_after(connection, 0))
+        """Returns everything as plain JSON values: the records with their hashes, and what follows from them."""
+        with self._replica.looking() as (connection, entries):
+            state = self._replica.state
+            rows = list(sqlite_store.rows_between(connection, 0))
             populations = [
                 {
                     **budget.to_dict(),
-                    "total": totals.spent(*self._state.purses(name, now(self._state))[0]).to_dict(),
+                    "total": charging.spent(*state.purses(name, now(state))[0]).to_dict(),
                     "entries": [entry.to_dict() for entry in entries.all(name)],
                 }
-                for name, budget in self._state.budgets.items()
+                for name, budget in state.budgets.items()
             ]
             return {
                 "format": "cpsgd ledger 1",
-                "head": str(self._state.head),
+                "head": str(state.head),
                 "populations": populations,
                 "records": [{"number": n, "body": body, "hash": digest} for n, body, digest in rows],
             }
@@ -353,31 +345,32 @@ class Ledger(Replica):
 
     def _budget(self, population: str) -> Budget:
         try:
-            return self._state.budgets[population]
+            return self._replica.state.budgets[population]
         except (KeyError, TypeError):
-            known = ", ".join(map(repr, self._state.budgets)) or "none"
+            known = ", ".join(map(repr, self._replica.state.budgets)) or "none"
             raise PopulationError(
                 f"The ledger {self.path} has no budget for {population!r}; it has {known}. Create one first."
             ) from None
 
-    def _known(self, draft: Draft, number: int, entry: Entry | int) -> Entry:
-        """The entry of that number, which must be the one that was given."""
+    def _known(self, draft: Draft, entry: Entry | int) -> Entry:
+        """Returns the entry on record, which must be the one that was given."""
+        number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         known = draft.known(number)
         if known is None or (isinstance(entry, Entry) and known.event != entry.event):
             raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
         return known
 
-    def _price(self, population: str, event: RoundEvent, time: str) -> Price:
+    def _price(self, population: str, event: RoundEvent, time: str) -> Room:
         self._budget(population)
         prices = []
-        reserved = self._state.reserved(population, time)
-        for budget, accounts in self._state.purses(population, time):
+        reserved = self._replica.state.reserved(population, time)
+        for budget, accounts in self._replica.state.purses(population, time):
             _check(budget, [event], time)
-            price = totals.affordable(budget, accounts, event, reserved)
+            price = charging.affordable(budget, accounts, event, reserved)
             if price is None:
-                raise _exceeded(budget, accounts, totals.priced(budget, accounts, [event], reserved))
+                raise _exceeded(budget, accounts, charging.priced(budget, accounts, [event], reserved))
             prices.append(price)
-        return prices[0] if len(prices) == 1 else replace(prices[0], covers=0)
+        return prices[0] if len(prices) == 1 else replace(prices[0], rounds=0)
 
 
 def _check(budget: Budget, events: Sequence[RoundEvent], time: str) -> None:
@@ -395,7 +388,7 @@ def _exceeded(budget: Budget, accounts: Sequence[Account], asked: Total) -> Budg
     return BudgetExceededError(
         budget.population,
         limit=budget.epsilon,
-        spent=totals.spent(budget, accounts).epsilon,
+        spent=charging.spent(budget, accounts).epsilon,
         total=asked.epsilon,
         delta=budget.delta,
     )

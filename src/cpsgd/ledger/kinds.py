@@ -1,23 +1,23 @@
-"""Rounds sorted by kind: all that the cost of rounds depends on, kept up to date one round at a time."""
+"""Rounds counted by kind. A kind is all that a round's cost depends on; counts are kept up to date round by round."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property, lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, Self
 
-from cpsgd import _validate
+from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
-from cpsgd.ledger.events import RoundEvent, exactly, name, read_protocol
-from cpsgd.participation import Participation
+from cpsgd.ledger.entries import RoundEvent, name, read_protocol
+from cpsgd.neighbours import Participation
 from cpsgd.privacy.examples import example_protocol
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 
 LAST_OCTAVE = 62
-"""Of rounds of a ledger."""
+"""The largest `Entry.octave`."""
 _EVERY = Participation.every()
 
 
@@ -45,66 +45,53 @@ class EntryKind:
 
     @cached_property
     def protocol(self) -> Protocol:
-        """The protocol the accounting is about."""
+        """The protocol that is accounted."""
         if self.examples is None:
             return self.base
-        return replace(example_protocol(self.base, self.examples), rotation_seed=0, modulus=None, promise=None)
+        return _normal(example_protocol(self.base, self.examples))
 
     @cached_property
     def order(self) -> tuple[bytes, int, str, float, float, int, int]:
-        """For sorting, the same in every process."""
+        """A key for sorting, the same in every process."""
         octave = -1 if self.octave is None else self.octave
         who = self.participation
         return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, self.reserved or 0
+
+    @cached_property
+    def apart_from_size(self) -> tuple[object, ...]:
+        """All but the number of messages: rounds that agree in it differ in their size only."""
+        return self.base, self.examples, self.participation, self.overflow, self.octave, self.reserved
 
     @property
     def at_least(self) -> EntryKind:
         """The same round with the fewest messages that were reserved for."""
         if self.reserved is None or self.reserved == self.honest:
             return self
-        return _interned(
-            self.base, self.examples, self.reserved, self.participation, self.overflow, self.octave, self.reserved
-        )
+        return _unique(replace(self, honest=self.reserved))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "protocol": self.base.to_dict(),
-            "examples": self.examples,
-            "honest": self.honest,
-            "participation": asdict(self.participation),
-            "overflow": self.overflow,
-            "octave": self.octave,
-            "reserved": self.reserved,
-        }
+        """Returns plain JSON values."""
+        return {"protocol": self.base.to_dict(), **_plain.to_dict(self, without=["base"])}
 
     @classmethod
     def from_dict(cls, data: object) -> EntryKind:
-        """What `to_dict` gave; anything else is refused with `ParameterError`."""
-        names = {"protocol", "examples", "honest", "participation", "overflow", "octave", "reserved"}
-        if not isinstance(data, Mapping) or set(data) != names:
-            raise ParameterError(f"Expected an object with the fields {sorted(names)} for a kind of round.")
-        examples = data["examples"]
-        if examples is not None:
-            _validate.integer("examples", examples, low=1, high=MAX_CLIENTS)
-        honest = _validate.integer("honest", data["honest"], low=1, high=MAX_CLIENTS)
-        return _interned(
-            _normal(read_protocol(data["protocol"])[0]),
-            examples,
-            honest,
-            Participation(**exactly(Participation, data["participation"])),
-            _validate.fraction("overflow", data["overflow"]),
-            None if data["octave"] is None else _validate.integer("octave", data["octave"], low=0, high=LAST_OCTAVE),
-            None if data["reserved"] is None else _validate.integer("reserved", data["reserved"], low=1, high=honest),
-        )
+        """Returns the kind that `to_dict` wrote; raises `ParameterError` for anything else."""
+        values = _plain.named("kind of round", data, ["protocol", *(field.name for field in fields(cls)[1:])])
+        kind = _plain.build(cls, values, base=_normal(read_protocol(values.pop("protocol"))[0]))
+        _validate.integer("honest", kind.honest, low=1, high=MAX_CLIENTS)
+        _validate.fraction("overflow", kind.overflow)
+        for field, high in (("examples", MAX_CLIENTS), ("octave", LAST_OCTAVE), ("reserved", kind.honest)):
+            if (value := getattr(kind, field)) is not None:
+                _validate.integer(field, value, low=0 if field == "octave" else 1, high=high)
+        return _unique(kind)
 
 
 Groups = frozenset[tuple[frozenset[EntryKind], int]]
-"""Sets of kinds of which a client meets at most one, and how many such sets there are."""
+"""Sets of kinds of which a client meets at most one, each with the number of such sets."""
 
 
 def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> EntryKind:
-    """The kind of a round with this many messages in its sum."""
+    """Returns the kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
     taking_part = event.taking_part
     sampled = taking_part.sampled and taking_part.rate < 1.0
@@ -114,7 +101,8 @@ def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Ent
     honest = max(honest // step * step, event.survivors - event.colluding)
     participation = taking_part if sampled else _EVERY
     reserved = None if octave is None else event.survivors - event.colluding
-    return _interned(_normal(event.protocol), event.examples, honest, participation, event.overflow, octave, reserved)
+    base = _normal(event.protocol)
+    return _unique(EntryKind(base, event.examples, honest, participation, event.overflow, octave, reserved))
 
 
 @lru_cache(maxsize=256)
@@ -123,111 +111,99 @@ def _normal(protocol: Protocol) -> Protocol:
     return replace(protocol, rotation_seed=0, modulus=None, promise=None)
 
 
-# Never emptied: a kind that were made a second time would not be the first, and totals would count it apart.
-@cache
-def _interned(
-    base: Protocol,
-    examples: int | None,
-    honest: int,
-    participation: Participation,
-    overflow: float,
-    octave: int | None,
-    reserved: int | None,
-) -> EntryKind:
-    return EntryKind(base, examples, honest, participation, overflow, octave, reserved)
+def _unique(kind: EntryKind) -> EntryKind:
+    """Returns the one object of this kind. There is never a second one: totals would count it apart."""
+    return _KINDS.setdefault((kind.honest, *kind.apart_from_size), kind)
+
+
+_KINDS: dict[tuple[object, ...], EntryKind] = {}
 
 
 def merged(parts: Iterable[Groups]) -> Groups:
-    """All of several."""
-    first, *others = parts
-    if not others:
-        return first
-    found = Counter(dict(first))
-    for part in others:
+    """Returns the groups of several accounts together."""
+    found: Counter[frozenset[EntryKind]] = Counter()
+    for part in parts:
         found.update(dict(part))
     return frozenset(found.items())
 
 
 def _worst(kinds: Iterable[EntryKind]) -> frozenset[EntryKind]:
-    """Of the kinds that differ in the number of messages only, the one with the fewest."""
-    fewest: dict[tuple[object, ...], EntryKind] = {}
-    for kind in kinds:
-        rest = (kind.base, kind.examples, kind.participation, kind.overflow, kind.octave, kind.reserved)
-        if (known := fewest.get(rest)) is None or kind.honest < known.honest:
-            fewest[rest] = kind
-    return frozenset(fewest.values())
+    """Returns, of the kinds that differ in the number of messages only, the one with the fewest."""
+    # Of several with the same key, the last one stays: the one with the fewest messages.
+    largest_first = sorted(kinds, key=lambda kind: -kind.honest)
+    return frozenset({kind.apart_from_size: kind for kind in largest_first}.values())
 
 
 def _check_one_run(rounds: Mapping[EntryKind, int]) -> None:
     """Refuses a partition in which a run with correlated noise, which is one event, meets anything else.
 
-    Nor has it more rounds than its noise is correlated over: what it costs is proved for so many.
+    Nor may it have more rounds than its noise is correlated over: its cost is proved for that number.
     """
-    runs = [kind.base.mechanism.correlation for kind in rounds]
-    if not any(runs):
+    memories = [kind.base.mechanism.memory for kind in rounds]
+    if not any(memory.one_event for memory in memories):
         return
     if len({(kind.base, kind.examples) for kind in rounds}) > 1:
         raise ParameterError(
             "A partition with correlated noise is one run of one protocol, and this one has rounds of another: name "
             "each run's partition after the run."
         )
-    count, correlation = sum(rounds.values()), runs[0]
-    if correlation is not None and count > correlation.rounds:
+    count, most = sum(rounds.values()), memories[0].rounds
+    if count > most:
         raise ParameterError(
-            f"A partition with correlated noise is one run, here of run_length={correlation.rounds} rounds, and this "
+            f"A partition with correlated noise is one run, here of run_length={most} rounds, and this "
             f"one would have {count}: name each run's partition after the run."
         )
 
 
 class Tally:
-    """How many rounds of which kind. Adding a round, or taking one away, costs the same however many there are."""
+    """Counts of rounds by kind. Adding or removing a round takes the same time however many there are."""
 
     def __init__(self) -> None:
-        """Without rounds."""
+        """Has no rounds."""
         self._rounds: dict[str, Counter[EntryKind]] = {}
         self._groups: Counter[frozenset[EntryKind]] = Counter()
 
     def add(self, kind: EntryKind, partition: str, count: int = 1) -> None:
-        """Adds rounds, or takes them away where `count` is negative.
+        """Adds rounds, or removes them where `count` is negative.
 
         Raises:
-            ParameterError: There are not so many to take away, or the partition is a run of another protocol or of
-                fewer rounds. Nothing was changed.
+            ParameterError: There are too few to remove, or the partition is a run of another protocol or of fewer
+                rounds. Nothing was changed.
         """
         rounds = self._rounds.get(partition, Counter())
         if partition:
             _check_one_run(rounds + Counter({kind: count}))
         left = rounds[kind] + count
         if left < 0:
-            raise ParameterError("there is no such round to take away")
-        before = _worst(rounds) if partition else frozenset([kind])
-        self._rounds[partition] = rounds
-        if left:
-            rounds[kind] = left
-        else:
-            del rounds[kind]
-            if not rounds:
-                del self._rounds[partition]
+            raise ParameterError("there is no such round to remove")
         if partition:
-            self._count(before, -1 if before else 0)
-            after = _worst(rounds)
-            self._count(after, 1 if after else 0)
+            self._count(_worst(rounds), -1)
+        rounds[kind] = left
+        if not left:
+            del rounds[kind]
+        self._rounds[partition] = rounds
+        if not rounds:
+            del self._rounds[partition]
+        if partition:
+            self._count(_worst(rounds), 1)
         else:
-            self._count(before, count)
+            self._count(frozenset([kind]), count)
 
     def _count(self, group: frozenset[EntryKind], change: int) -> None:
-        if not change:
-            return
-        self._groups[group] += change
-        if not self._groups[group]:
-            del self._groups[group]
+        if group:
+            self._groups[group] += change
+            if not self._groups[group]:
+                del self._groups[group]
 
     def groups(self, further: Iterable[tuple[str, EntryKind, int]] = ()) -> Groups:
-        """The rounds in sets of which a client meets at most one, with further ones: partition, kind and how many.
+        """Returns the rounds in sets of which a client meets at most one.
+
+        Args:
+            further: Rounds that are not in the tally: partition, kind and count.
 
         Raises:
-            ParameterError: In a further one's partition a run with correlated noise meets another protocol, or has more
-                rounds than it may have.
+            ParameterError: In a partition a run with correlated noise meets another protocol, or has more rounds than
+                it may have.
         """
         groups = self._groups.copy()
         partitions: dict[str, Counter[EntryKind]] = {}
@@ -245,27 +221,24 @@ class Tally:
         return frozenset((group, count) for group, count in groups.items() if count)
 
     def copy(self) -> Tally:
-        """Another with the same rounds."""
+        """Returns another tally with the same rounds."""
         other = Tally()
         other._rounds = {partition: rounds.copy() for partition, rounds in self._rounds.items()}
         other._groups = self._groups.copy()
         return other
 
     def items(self) -> list[tuple[str, EntryKind, int]]:
-        """Partition, kind and how many rounds, in an order that is the same in every process."""
-        found = [
-            (partition, kind, count) for partition, rounds in self._rounds.items() for kind, count in rounds.items()
-        ]
-        return sorted(found, key=lambda item: (item[0], item[1].order, item[1].examples or 0))
+        """Returns partitions, kinds and counts of rounds, in any order."""
+        return [(partition, kind, count) for partition, kinds in self._rounds.items() for kind, count in kinds.items()]
 
     def kinds(self) -> set[EntryKind]:
-        """All kinds that there are."""
+        """Returns all kinds of rounds in it."""
         return {kind for rounds in self._rounds.values() for kind in rounds}
 
 
 @dataclass(frozen=True)
 class Room:
-    """A proof about more rounds than there are: with so many more of a kind, ε is at most this."""
+    """A proof that ε is at most this, which covers `rounds` more rounds of a kind than there are."""
 
     kind: EntryKind
     rounds: int
@@ -274,28 +247,28 @@ class Room:
 
 
 class Account:
-    """What is known of a population's rounds.
+    """The rounds of a population.
 
     Attributes:
         tally: The rounds as they are accounted now.
-        rounds: How many there are, without those that were given up.
-        unreleased: How many of them were reserved and not (yet) released.
-        reserved: How many were ever reserved.
-        room: What the last reservation was allowed with; None where that was nothing more.
+        rounds: Number of rounds, without those that were given up.
+        unreleased: Number of rounds that were reserved and not (yet) released.
+        reserved: Number of rounds that were ever reserved.
+        room: Further rounds that the proof of the last reservation covers; None where it covers no more.
     """
 
     def __init__(self) -> None:
-        """Without rounds."""
+        """Has no rounds."""
         self.tally = Tally()
         self.rounds = 0
         self.unreleased = 0
         self.reserved = 0
         self.room: Room | None = None
-        # What releases since the last reservation changed, with the opposite sign.
+        # The changes by releases since the last reservation, with the opposite sign.
         self._since: Counter[tuple[str, EntryKind]] = Counter()
 
     def reserve(self, event: RoundEvent, room: Room | None = None, octave: int | None = None) -> None:
-        """One more round, and what it was allowed with."""
+        """Adds a round, and the further rounds that its proof covers."""
         self.tally.add(kind_of(event, event.survivors, octave), event.partition)
         self.room = room
         self.rounds += 1
@@ -304,7 +277,7 @@ class Account:
         self._since.clear()
 
     def release(self, event: RoundEvent, survivors: int, octave: int | None = None) -> None:
-        """A round that was reserved has this many messages.
+        """Releases a round that was reserved, with this many messages.
 
         Raises:
             ParameterError: There is no such round. Nothing was changed.
@@ -315,7 +288,7 @@ class Account:
         self._changed(event.partition, after, -1)
 
     def abandon(self, event: RoundEvent, octave: int | None = None) -> None:
-        """A round that was reserved is given up.
+        """Gives up a round that was reserved.
 
         Raises:
             ParameterError: There is no such round. Nothing was changed.
@@ -337,36 +310,34 @@ class Account:
             del self._since[partition, kind]
 
     def at_the_last_reservation(self) -> Tally:
-        """The rounds as they were accounted when the last of them was reserved."""
+        """Returns the rounds as they were accounted when the last of them was reserved."""
         if not self._since:
             return self.tally
         tally = self.tally.copy()
-        # First what is taken away: a run with correlated noise never has more rounds than it may have.
+        # Removals first: a run with correlated noise never has more rounds than it may have.
         for (partition, kind), change in sorted(self._since.items(), key=lambda item: item[1]):
             tally.add(kind, partition, change)
         return tally
 
     def to_dict(self, places: Mapping[EntryKind, int]) -> dict[str, Any]:
-        """Plain JSON values, with kinds by their places."""
-        since = sorted([partition, places[kind], change] for (partition, kind), change in self._since.items())
-        room = None if self.room is None else {**vars(self.room), "kind": places[self.room.kind]}
+        """Returns plain JSON values, with kinds by their places."""
         return {
-            "room": room,
+            "room": None if self.room is None else {**vars(self.room), "kind": places[self.room.kind]},
             "rounds": self.rounds,
             "unreleased": self.unreleased,
             "reserved": self.reserved,
             "tally": sorted([partition, places[kind], count] for partition, kind, count in self.tally.items()),
-            "since": since,
+            "since": sorted([partition, places[kind], change] for (partition, kind), change in self._since.items()),
         }
 
     def kinds(self) -> set[EntryKind]:
-        """All kinds that `to_dict` refers to."""
+        """Returns all kinds that `to_dict` refers to."""
         room = set() if self.room is None else {self.room.kind}
         return self.tally.kinds() | {kind for _, kind in self._since} | room
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], kinds: list[EntryKind]) -> Self:
-        """What `to_dict` gave."""
+        """Returns the account that `to_dict` wrote."""
         account = cls()
         account.rounds = _validate.integer("rounds", data["rounds"], low=0)
         account.unreleased = _validate.integer("unreleased", data["unreleased"], low=0, high=account.rounds)
@@ -381,7 +352,8 @@ class Account:
         if counted != account.rounds:
             raise ParameterError("its rounds are not those of its kinds")
         for partition, place, change in data["since"]:
-            account._changed(name("partition", partition, empty=True), kinds[place], _whole(change))
+            whole = _validate.integer("change", change, low=-(1 << 62))
+            account._changed(name("partition", partition, empty=True), kinds[place], whole)
         _check_releases(account._since)
         account.at_the_last_reservation()
         return account
@@ -391,17 +363,12 @@ def _check_releases(since: Mapping[tuple[str, EntryKind], int]) -> None:
     """Refuses releases that no reservations lead to: without them there are no fewer rounds, nor more messages."""
     alike: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for (partition, kind), change in since.items():
-        rest = partition, kind.base, kind.examples, kind.participation, kind.overflow, kind.octave, kind.reserved
-        alike.setdefault(rest, []).append((kind.honest, change))
+        alike.setdefault((partition, kind.apart_from_size), []).append((kind.honest, change))
     for changes in alike.values():
         if any(sum_so_far < 0 for sum_so_far in accumulate(change for _, change in sorted(changes))):
             raise ParameterError("it has releases that never were")
 
 
-def _whole(value: object) -> int:
-    return _validate.integer("change", value, low=-(1 << 62))
-
-
 def octave_of(before: int) -> int:
-    """Which share of δ the tails of a round get that comes after so many others; see `Filter.tail`."""
+    """Returns which share of δ pays for the tails of a round after `before` others; see `Filter.tail`."""
     return (before + 1).bit_length() - 1

@@ -1,31 +1,117 @@
-"""`Replica`: what one process knows of a ledger's file, brought up to date before anything is said or written."""
+"""`Replica`: one process's view of a ledger's file, brought up to date before anything is said or written."""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
 from cpsgd import _validate
-from cpsgd.errors import LedgerChainError, WitnessError
-from cpsgd.ledger import snapshots, storage
-from cpsgd.ledger.chain import Head, Remembered, State
-from cpsgd.ledger.drafts import Draft
-from cpsgd.ledger.storage import Index
+from cpsgd._plain import canonical
+from cpsgd.errors import LedgerChainError, LedgerError, WitnessError
+from cpsgd.ledger import snapshots, sqlite_store
+from cpsgd.ledger.chain import LONGEST_RECORD, Head, Remembered, closed, link, read_reservation
+from cpsgd.ledger.entries import Entry
+from cpsgd.ledger.sqlite_store import Index
+from cpsgd.ledger.state import STATE_VERSION, State, digest_of
 from cpsgd.ledger.witness import Line, Witness
 
 
+@dataclass
+class Draft:
+    """Records to be written in one transaction, and the entries they are about.
+
+    Attributes:
+        entries: Entries of the ledger.
+        time: Time of the records.
+        records: The records, without number and time.
+        looked_up: Entries that the records are about.
+        changed: Entries that were made or changed, once the records are written.
+    """
+
+    entries: Index | Remembered
+    time: str
+    records: list[Mapping[str, Any]] = field(default_factory=list)
+    looked_up: Remembered = field(default_factory=Remembered)
+    changed: list[Entry] = field(default_factory=list)
+
+    def known(self, number: int) -> Entry | None:
+        """Returns an entry that one of the records is about; None where there is none of this number."""
+        entry = self.entries.get(number)
+        if entry is not None:
+            self.looked_up.put(entry)
+        return entry
+
+    def write(self, connection: Connection, state: State, memory: Remembered | None) -> list[tuple[int, str, str]]:
+        """Writes all records in the open transaction, after the state's head.
+
+        Args:
+            connection: The transaction.
+            state: What the file holds so far.
+            memory: The file's entries where it has no index that fits; it gets one.
+
+        Returns:
+            The rows: numbers, texts and hashes.
+        """
+        rows: list[tuple[int, str, str]] = []
+        head, snapshot = state.head, state.snapshot
+
+        def append(record: Mapping[str, Any]) -> None:
+            nonlocal head
+            number = head.number + 1
+            text = canonical({**record, "number": number, "time": self.time})
+            if len(text) > LONGEST_RECORD:
+                raise LedgerError("The record is too long for a ledger.")
+            head = Head(number, link(head.hash, text))
+            rows.append((number, text, head.hash))
+            sqlite_store.append(connection, *rows[-1])
+
+        if memory is not None:
+            sqlite_store.clear_cache(connection)
+            for entry in memory.all():
+                sqlite_store.index_entry(connection, entry)
+        # With the index the snapshot went, if there was one.
+        lost = memory is not None and (snapshot >= 0 or not self.records)
+        if lost or head.number - snapshot >= snapshots.SNAPSHOT_EVERY:
+            text = state.to_text()
+            append({"kind": "snapshot", "version": STATE_VERSION, "digest": digest_of(text)})
+            sqlite_store.write_snapshot(connection, text)
+            snapshot = head.number
+        for record in self.records:
+            append(record)
+            self._note(json.loads(rows[-1][1]))
+        for entry in self.changed:
+            sqlite_store.index_entry(connection, entry)
+        sqlite_store.write_head(connection, head.number, head.hash, snapshot)
+        return rows
+
+    def _note(self, body: dict[str, Any]) -> None:
+        if body["kind"] == "reserve":
+            self.changed.append(read_reservation(body))
+        elif body["kind"] in ("release", "abandon"):
+            entry = self.looked_up.get(body["entry"])
+            assert entry is not None
+            self.changed.append(closed(entry, body))
+
+
 class Replica:
-    """The state that follows from a ledger's records, and the end of the chain when it was last looked at.
+    """The state that follows from a ledger's records, and the end of the chain when it was last read.
 
     Threads may share one. Nothing stays open between calls.
 
     Attributes:
         path: The ledger's file.
+        state: The state when the file was last read.
+        witness: The witness that gets every head; None without.
+        lock: Held while the state is used.
+        store: The file.
     """
 
     def __init__(self, path: Path, timeout: float, witness: Witness | None) -> None:
@@ -35,91 +121,91 @@ class Replica:
             WitnessError: The file does not contain what the witness has seen.
         """
         self.path = path
-        self._witness = witness
-        self._store = storage.Store(self.path, _validate.non_negative("timeout", timeout))
-        self._state = State()
+        self.witness = witness
+        self.store = sqlite_store.Store(self.path, _validate.non_negative("timeout", timeout))
+        self.state = State()
         # Entries, where the file has no index, or none that fits its records.
         self._memory: Remembered | None = None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         if self.path.exists() and self.path.stat().st_size > 0:
-            with self._latest():
+            with self.latest():
                 pass
-        elif self._witness is not None and self._witness.path.exists():
+        elif witness is not None and witness.path.exists():
             raise WitnessError(
-                f"There is no ledger at {self.path}, but {self._witness.path} has seen one. Restore it from a copy."
+                f"There is no ledger at {self.path}, but {witness.path} has seen one. Restore it from a copy."
             )
 
     @contextmanager
-    def _latest(self) -> Iterator[State]:
+    def latest(self) -> Iterator[State]:
         """The state with the records that were added since the last time."""
-        with self._lock:
-            with self._store.reading() as connection:
-                self._read(connection)
-            yield self._state
+        with self.lock:
+            with self.store.reading() as connection:
+                self.read(connection)
+            yield self.state
 
     @contextmanager
-    def _looking(self) -> Iterator[Index | Remembered]:
-        """The entries of the latest state."""
-        with self._lock, self._store.reading() as connection:
-            self._read(connection)
-            yield self._entries(connection)
+    def looking(self) -> Iterator[tuple[Connection, Index | Remembered]]:
+        """A transaction, and the entries of the latest state."""
+        with self.lock, self.store.reading() as connection:
+            self.read(connection)
+            yield connection, self._entries(connection)
 
     @contextmanager
-    def _appending(self, *, create: bool = False, whole: bool = False) -> Iterator[Draft]:
-        """What to write: on the disk, and only then known, when the block ends; forgotten if it raises."""
-        with self._lock:
-            with self._store.writing(create=create) as connection:
-                self._read(connection, whole=whole)
-                draft = Draft(self._entries(connection), now(self._state))
+    def appending(self, *, create: bool = False, whole: bool = False) -> Iterator[Draft]:
+        """A draft, whose records are on the disk, and only then known, when the block ends; dropped if it raises."""
+        with self.lock:
+            with self.store.writing(create=create) as connection:
+                self.read(connection, whole=whole)
+                draft = Draft(self._entries(connection), now(self.state))
                 yield draft
-                rows = draft.write(connection, self._state, self._memory)
+                rows = draft.write(connection, self.state, self._memory)
             self._memory = None
             for row in rows:
-                self._state.apply(*row, entries=draft.looked_up)
-            if self._witness is not None and rows:
-                self._witness.append(Line(self._state.head, draft.time))
+                self.state.apply(*row, entries=draft.looked_up)
+            if self.witness is not None and rows:
+                self.witness.append(Line(self.state.head, draft.time))
 
     def _entries(self, connection: Connection) -> Index | Remembered:
-        """Those of the file's index, where it has one that fits."""
+        """Returns the entries of the file's index, or those in memory where the index does not fit."""
         return Index(connection) if self._memory is None else self._memory
 
-    def _read(self, connection: Connection, *, whole: bool = False) -> None:
-        last = self._state.head
+    def read(self, connection: Connection, *, whole: bool = False) -> None:
+        """Brings the state up to date; with `whole` from all records, if nothing was read yet."""
+        last = self.state.head
         if last.number < 0:
-            self._state, self._memory = snapshots.read(connection, whole=whole)
-            if self._witness is not None and self._state.head.number >= 0:
-                self._check_seen(connection, self._witness)
+            self.state, self._memory = snapshots.read(connection, whole=whole)
+            if self.witness is not None and self.state.head.number >= 0:
+                self._check_seen(connection, self.witness)
             return
-        rows = storage.rows_after(connection, last.number)
+        rows = sqlite_store.rows_between(connection, last.number)
         if [row[2] for row in islice(rows, 1)] != [last.hash]:
             raise went_back(self.path)
         entries = self._entries(connection)
         for row in rows:
-            self._state.apply(*row, entries=entries)
+            self.state.apply(*row, entries=entries)
 
     def _check_seen(self, connection: Connection, witness: Witness) -> None:
         """Refuses a ledger that does not contain the newest head that the witness has seen."""
         seen = witness.newest()
-        rows = list(storage.rows_between(connection, seen.number, seen.number))
-        if [row[2] for row in rows] != [seen.hash]:
+        if [row[2] for row in sqlite_store.rows_between(connection, seen.number, seen.number)] != [seen.hash]:
             raise not_contained(self.path, seen, witness)
 
 
 def now(state: State) -> str:
-    """The time, but never before that of the last record: a period does not come back."""
+    """Returns the time, but never one before the last record's: a period does not come back."""
     found = datetime.now(UTC).isoformat(timespec="milliseconds")
     return max(found, state.time) if len(found) == len(state.time) else found
 
 
 def went_back(path: Path) -> LedgerChainError:
-    """The error where a ledger's file lacks records that were read from it before."""
+    """Returns the error for a ledger's file that lacks records which were read from it before."""
     return LedgerChainError(
         f"{path} no longer continues what was read from it before: records that were there are gone."
     )
 
 
 def not_contained(path: Path, seen: Head, witness: Witness) -> WitnessError:
-    """The error where a ledger's file lacks a head that a witness has seen."""
+    """Returns the error for a ledger's file that lacks a head which a witness has seen."""
     return WitnessError(
         f"{path} does not contain the head {seen.number}:{seen.hash[:16]}… that {witness.path} has seen: its end was "
         "cut off, it was replaced by an older copy, or it was written anew. What was spent is not known; find the "

@@ -1,21 +1,19 @@
-"""Opening a ledger from its last snapshot, and what that still checks.
+"""Opening a ledger from its last snapshot.
 
-Reading a record takes some 50 µs: parsing it, checking its hash and that a ledger would have written it. So a ledger of
-a million entries is not read as a whole each time. Every `SNAPSHOT_EVERY` records one more record is written that holds
-the hash of a text with all that follows from the records before it (`State.to_text`); the text itself is kept beside
-the records. Who opens the ledger
+Reading a record takes some 50 µs, so a ledger of a million entries is not read as a whole each time. Every
+`SNAPSHOT_EVERY` records one more record is written that holds the hash of a text with all that follows from the records
+before it (`State.to_text`). The text itself is kept beside the records. Whoever opens the ledger
 
 * takes the text if its hash is the one in the snapshot's record, and that record follows the one before it,
-* reads all records from there on, as ever, and
+* reads and checks all records from there on, and
 * compares the last of them with a copy of the head that is kept on another page of the file.
 
-Where anything of this does not fit, or there is no snapshot yet, all records are read, and SQLite's pages checked.
+Where one of these does not fit, or there is no snapshot yet, all records are read and SQLite's pages checked.
 
-**What is kept of the chain's promise.** The text is part of the chain: its hash is in a record, so whoever keeps a
-later head keeps it, too. Damage to records before the snapshot is not noticed on opening, nor does it change what
-counts as spent. Whoever changes the text, or totals through it, has to write the chain anew from the snapshot's record
-on, as they would have to for any other record, and is found in the same way: by a head kept elsewhere. `Ledger.verify`
-reads everything, and computes every snapshot anew.
+**What this still promises.** The text's hash is in a record, so the text is part of the chain. Damage to records before
+the snapshot is not noticed on opening, nor does it change what counts as spent. Whoever changes the text has to write
+the chain anew from the snapshot's record on, which a head kept elsewhere reveals. `Ledger.verify` reads everything and
+computes every snapshot anew.
 """
 
 from __future__ import annotations
@@ -24,9 +22,10 @@ import sqlite3
 from sqlite3 import Connection
 
 from cpsgd.errors import LedgerChainError, LedgerError, ParameterError
-from cpsgd.ledger import storage
-from cpsgd.ledger.chain import STATE_VERSION, Head, Remembered, State, digest_of, read_record
-from cpsgd.ledger.storage import Index
+from cpsgd.ledger import sqlite_store
+from cpsgd.ledger.chain import Head, Remembered, read_record
+from cpsgd.ledger.sqlite_store import Index
+from cpsgd.ledger.state import STATE_VERSION, State, digest_of
 
 SNAPSHOT_EVERY = 128
 """Records after which a new snapshot is made."""
@@ -40,26 +39,26 @@ _UNUSABLE = (_NotUsableError, LedgerError, sqlite3.Error)
 
 
 def read(connection: Connection, *, whole: bool = False) -> tuple[State, Remembered | None]:
-    """The state of a ledger, and its entries where the file has no index that fits.
+    """Returns the state of a ledger, and its entries where the file has no index that fits.
 
     Args:
         connection: A transaction.
-        whole: Read all records, and take the index for damaged.
+        whole: Whether to read all records, and treat the index as damaged.
 
     Raises:
         LedgerFormatError: It is damaged.
         LedgerChainError: It was tampered with.
     """
-    cached = storage.has_cache(connection)
+    cached = sqlite_store.has_cache(connection)
     if cached and not whole:
         try:
             return _read_from_snapshot(connection), None
         except _UNUSABLE:
             pass  # Reading all says what is wrong, if it is more than the snapshot.
-    storage.check_pages(connection)
+    sqlite_store.check_pages(connection)
     entries = Remembered()
     state = State(entries=entries)
-    for row in storage.rows_after(connection, 0):
+    for row in sqlite_store.rows_between(connection, 0):
         state.apply(*row)
     if cached:
         _check_end(connection, state)
@@ -70,24 +69,24 @@ def read(connection: Connection, *, whole: bool = False) -> tuple[State, Remembe
 
 
 def fits(connection: Connection, state: State, entries: Remembered) -> bool:
-    """Whether what is kept beside the records is what follows from them."""
+    """Returns whether index, snapshot and head, which are kept beside the records, follow from them."""
     try:
-        if storage.read_head(connection) != (state.head.number, state.head.hash, state.snapshot):
+        if sqlite_store.read_head(connection) != (state.head.number, state.head.hash, state.snapshot):
             return False
         if state.snapshot >= 0:
             _text(connection, state.snapshot)
-        return storage.index_digest(connection) == entries.digest
+        return sqlite_store.index_digest(connection) == entries.digest
     except _UNUSABLE:
         return False
 
 
 def _read_from_snapshot(connection: Connection) -> State:
-    head = storage.read_head(connection)
+    head = sqlite_store.read_head(connection)
     if head is None or not isinstance(head[2], int) or head[2] < 1:
         raise _NotUsableError
     state = _snapshot(connection, head[2])
     index = Index(connection)
-    for row in storage.rows_after(connection, state.head.number + 1):
+    for row in sqlite_store.rows_between(connection, state.head.number + 1):
         state.apply(*row, entries=index)
     if head[:2] != (state.head.number, state.head.hash):
         raise _NotUsableError
@@ -95,7 +94,7 @@ def _read_from_snapshot(connection: Connection) -> State:
 
 
 def _snapshot(connection: Connection, number: int) -> State:
-    """The state after the record of this number, which is a snapshot."""
+    """Returns the state after the record of this number, which is a snapshot."""
     text, version, digest = _text(connection, number)
     if version != STATE_VERSION:
         raise _NotUsableError
@@ -106,9 +105,9 @@ def _snapshot(connection: Connection, number: int) -> State:
 
 
 def _text(connection: Connection, number: int) -> tuple[str, object, str]:
-    """The text that the record of this number speaks of, its version, and the hash of the record."""
-    rows = list(storage.rows_between(connection, number - 1, number))
-    text = storage.read_snapshot(connection)
+    """Returns the text whose hash is in the record of this number, its version, and the record's hash."""
+    rows = list(sqlite_store.rows_between(connection, number - 1, number))
+    text = sqlite_store.read_snapshot(connection)
     if len(rows) != 2 or not isinstance(rows[0][2], str) or not text.isascii():
         raise _NotUsableError
     try:
@@ -122,7 +121,7 @@ def _text(connection: Connection, number: int) -> tuple[str, object, str]:
 
 def _check_end(connection: Connection, state: State) -> None:
     """Refuses a file whose last records are not there any more."""
-    head = storage.read_head(connection)
+    head = sqlite_store.read_head(connection)
     if head is not None and head[:2] != (state.head.number, state.head.hash):
         raise LedgerChainError(
             "The end of the ledger is missing, or damaged: its last record is not the one that was written last. "

@@ -1,8 +1,8 @@
-"""A witness: heads of a ledger in a second place, so that a ledger that goes back in time is found out.
+"""A witness: heads of a ledger in a second place, which show that a ledger went back in time.
 
-A chain tells that records were changed, not that the last of them are gone, or that all were written anew: for that
-one needs a head from before, kept where whoever writes the ledger's file cannot change it. A witness is a text of such
-heads, one per line, the newest last:
+A chain shows that records were changed, not that the last of them are gone or that all were written anew. For that one
+needs an earlier head, kept where the writer of the ledger's file cannot change it. A witness is a text of such heads,
+one per line, the newest last:
 
     cpsgd-witness 1 NUMBER HASH TIME [KEY SIGNATURE]
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpsgd._durable import append
 from cpsgd.errors import LedgerAccessError, LedgerStorageError, ParameterError, WitnessError
 from cpsgd.ledger.chain import Head
 
@@ -39,8 +40,8 @@ class Line:
 
     Attributes:
         head: The head.
-        time: When, by the clock of whoever saw it.
-        key: Raw public key of whoever signed it; None if nobody did.
+        time: The time, by the clock of whoever saw it.
+        key: Raw public key of whoever signed it; None without a signature.
         signature: The signature.
     """
 
@@ -59,8 +60,8 @@ class Line:
         return f"{_MARK} {_VERSION} {self.head.number} {self.head.hash} {self.time}"
 
     def signed(self, identity: Ed25519PrivateKey) -> Line:
-        """The same with a signature."""
-        from cpsgd.secagg.identity import public_bytes
+        """Returns the same line with a signature."""
+        from cpsgd.secagg.keys import public_bytes
 
         signature = identity.sign((_DOMAIN + self._said).encode())
         return Line(self.head, self.time, public_bytes(identity), signature)
@@ -81,7 +82,7 @@ class Line:
 
     @classmethod
     def parse(cls, text: str) -> Line:
-        """What `str` gave; anything else is refused with `ParameterError`."""
+        """Returns the line that `str` wrote; raises `ParameterError` for anything else."""
         words = text.split(" ")
         try:
             if len(words) not in (5, 7) or words[:2] != [_MARK, _VERSION] or not text.isprintable():
@@ -96,10 +97,10 @@ class Line:
 
 
 class Witness:
-    """A file of heads, which others only ever append to."""
+    """A file of heads that only grows."""
 
     def __init__(self, path: Path) -> None:
-        """The file, which need not exist yet."""
+        """Names the file, which need not exist yet."""
         self.path = path
 
     def append(self, line: Line) -> None:
@@ -109,17 +110,12 @@ class Witness:
             LedgerStorageError: That failed. The ledger's record was written before, and stays.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                size = os.fstat(descriptor).st_size
+            with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b") as file:
                 # What a crash has left of a line stays a line of its own, which says nothing.
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                text = ("\n" * torn + f"{line}\n").encode()
-                if os.write(descriptor, text) != len(text):
-                    raise OSError("the disk is full")
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                torn = file.read(1) not in (b"", b"\n")
+                append(file, ("\n" * torn + f"{line}\n").encode())
         except OSError as error:
             raise LedgerStorageError(
                 f"{self.path}: {error.strerror or error}. The record is on the ledger, but its head is not with the "
@@ -127,7 +123,7 @@ class Witness:
             ) from None
 
     def lines(self, *, last: bool = False) -> list[Line]:
-        """All lines, or some of the last. What is no line of a witness is passed over: half a line after a crash.
+        """Returns all lines, or some of the last. Skips what is no line of a witness, as half a line after a crash.
 
         Raises:
             LedgerAccessError: There is no such file, or it may not be read.
@@ -149,9 +145,9 @@ class Witness:
             except ParameterError:
                 continue
         if not found:
-            raise WitnessError(f"{self.path} is no witness: there is no head of a ledger in it.")
+            raise WitnessError(f"{self.path} is no witness: it holds no head of a ledger.")
         return found
 
     def newest(self) -> Head:
-        """The head with the largest number among the last lines."""
+        """Returns the head with the largest number among the last lines."""
         return max((line.head for line in self.lines(last=True)), key=lambda head: head.number)

@@ -1,11 +1,11 @@
-"""What a mechanism must say: all that is particular to one way of turning a coordinate into a few bits.
+"""`Mechanism`: everything that is particular to one way of turning a coordinate into a few bits.
 
-A mechanism is a frozen dataclass. Nothing outside its own file (and kernels) asks which one it is: the codec, the
-aggregator, secure aggregation, simulation, planner, accountant, ledger and auditor ask it the questions below.
-To add one, write a file beside this one and name the class in `cpsgd/mechanisms/__init__.py`.
+A mechanism is a frozen dataclass. No other room asks which one it is: they ask the questions below. To add one, write
+a file beside this one and name its class in `cpsgd/mechanisms/__init__.py`. The abstract members are all that it must
+write; the others follow from these and may be overridden.
 
-Vectors reach a mechanism clipped to norm D and, if the protocol says so, rotated. A client's *integers* are what it
-sends, one per coordinate; `scale` (s) is what one unit of them is worth.
+Vectors reach a mechanism clipped to norm D and, if the protocol says so, rotated. A client sends one *integer* per
+coordinate; one unit of it is worth `scale` (s) in the vector's units.
 """
 
 from __future__ import annotations
@@ -14,24 +14,31 @@ import dataclasses
 import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
-from cpsgd.codec.formats import Format
+from cpsgd.codec import clip
+from cpsgd.codec.formats import Format, Integers
 from cpsgd.codec.rounding import Grid
-from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.law import Law, Normal, Steps
-from cpsgd.mechanisms.sums import Deviation as Deviation
-from cpsgd.randomness import Keystream
+from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, expected_clipping
+from cpsgd.mechanisms.memory import INDEPENDENT, NoiseMemory
+from cpsgd.mechanisms.noise import Noise
+from cpsgd.mechanisms.sums import Deviation, MeanCoordinate, rounding_cumulant
+from cpsgd.neighbours import Adjacency
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
+
+RANGES = (1e-20, 1e20)
+"""Outside this interval float32 arithmetic could overflow or vanish on the way through the codec."""
+
+# At most eight float operations behind a sensitivity, each within 2^-53 of the exact result.
+_ROUNDING = 1.0 + 8 * 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ class ErrorBound:
         >>> from cpsgd import Protocol
         >>> given = Protocol.rotated_binomial(clients=1000, dim=64, clip_norm=1.0, levels=4, trials=12)
         >>> bound = given.error_bound()
-        >>> bound.squared_error > 0, bound.theorem.partition(",")[0]
-        (True, 'cpSGD')
+        >>> round(bound.squared_error, 4), bound.theorem.partition(",")[0]
+        (0.1877, 'cpSGD')
     """
 
     squared_error: float
@@ -57,7 +64,7 @@ class ExpectedError:
     Attributes:
         noise: Variance of the noise that was added.
         rounding: Variance of the stochastic rounding.
-        clipping: Squared bias: what clipping (to the norm, to the range, to the grid) moved the mean by.
+        clipping: Squared bias by clipping (to the norm, to the range, to the grid).
 
     Example:
         >>> ExpectedError(noise=0.5, rounding=0.25, clipping=0.0).total
@@ -75,25 +82,18 @@ class ExpectedError:
 
 
 @dataclass(frozen=True)
-class FairCoins:
-    """Noise that a device's own kernels can draw: the number of heads among so many fair coins."""
-
-    trials: int
-
-
-@dataclass(frozen=True)
 class Rounding:
-    """How a device's kernels turn a point g of the grid into an integer.
+    """Describes to a device's kernels how a grid point g becomes an integer.
 
     g is clipped to ±`limit`. A draw is ⌊(g + offset + u) / 2^F⌋, u uniform on 0, ..., 2^F - 1: one of the two
-    neighbouring levels. It is a coin, 0 or 1, where F = 16 and limit <= offset = 2^15; coins may be counted or sampled.
+    neighbouring levels. It is a coin, 0 or 1, where F = 16 and limit <= offset = 2^15.
 
     Attributes:
         limit: The largest |g|.
-        offset: What is added to g, at least `limit`.
+        offset: Added to g, at least `limit`.
         fraction_bits: F, at most 16; 0 leaves grid points as they are.
-        coins: So many coins are tossed and the integer is the number of heads; None for a single draw.
-        rate: Of 2^16: with this probability a coin is tossed, 2 for heads and 0 for tails, otherwise the integer is 1.
+        coins: Number of coins that are tossed, of which the heads are counted; None for a single draw.
+        rate: In units of 2^-16, the probability that a coin is tossed: 2 for heads, 0 for tails, 1 for no toss.
             None where every coordinate is included.
     """
 
@@ -111,75 +111,56 @@ class Rounding:
 
 
 @dataclass(frozen=True)
-class SumRounding:
-    """Noise that comes before the rounding, and is drawn by a device for the sum of all clients' grid points.
-
-    The sum of n points, moved to the middle, gets Gaussian noise of this deviation, and n - 1 numbers uniform on one
-    level; then it is rounded to the nearest level, and `centre` is added for every client. That is the law of a sum of
-    numbers that are rounded one by one (docs/accounting.md, section 13).
+class Extent:
+    """The size of a coordinate's range in the unit that the noise's law is stated in.
 
     Attributes:
-        deviation: In grid points.
-        fraction_bits: F.
-        clients: n.
-        offset: What `Rounding` added to every grid point.
-        centre: The mean of a client's integer whose coordinate is zero.
+        unit: One unit of the law, in the vector's units.
+        half: Half of the range: no coordinate moves further from zero, in units of the law.
+        growth: Factor on all distances, for noise that is accounted for over several rounds at once; rounded up.
     """
 
-    deviation: float
-    fraction_bits: int
-    clients: int
-    offset: int
-    centre: float
+    unit: float
+    half: float
+    growth: float = 1.0
 
+    def reach(self, adjacency: Adjacency) -> float:
+        """Returns the largest distance of two neighbours in one coordinate."""
+        return adjacency.distance(self.half) * self.growth
 
-@dataclass(frozen=True)
-class RunNoise:
-    """What the noise of a run is made of where its rounds are correlated, for whoever simulates its sums.
+    def sensitivity(
+        self, grid: Grid | None, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None
+    ) -> float:
+        """Returns the largest Euclidean distance of two neighbours, rounded up.
 
-    A client's number is x + Σ_k g_k z_(t-k) + ξ, before it is rounded: ξ is noise of its own that nobody takes away.
-
-    Attributes:
-        correlation: g.
-        deviation: σ, the standard deviation of a client's z, in steps.
-        own_variance: That of ξ, in squared steps.
-        vector_bits: x has 2 to this power of points per step.
-        noise_bits: The same for z.
-        finest_bits: The same for ξ, and for the whole.
-        limit: The largest |x|, in its points.
-        window: How many integers a message can hold.
-        centre: The mean of a client's integer whose coordinate is zero.
-    """
-
-    correlation: Correlation
-    deviation: float
-    own_variance: float
-    vector_bits: int
-    noise_bits: int
-    finest_bits: int
-    limit: int
-    window: int
-    centre: float
-
-    def rest(self, count: int) -> SumRounding:
-        """What the sum of `count` clients' points has beside the noise of lineages: own noise, and the rounding."""
-        deviation = math.ldexp(math.sqrt(self.own_variance * count), self.vector_bits)
-        return SumRounding(deviation, self.vector_bits, count, self.limit, self.centre)
+        That is 2D for replace-one and D for zero-out, and never more than the diagonal of the cube of coordinates.
+        Rotation keeps distances, and clipping coordinates is a projection on a convex set: neither increases it. Nor
+        does the grid, since the encoder shrinks a vector whose norm *on the grid* exceeds D. Nothing on the grid
+        enforces a distance that is stated for replace-one: there the resolution (`cpsgd.codec.clip.apart`) is added.
+        """
+        if grid is None:
+            return adjacency.distance(clip_norm, replace_one_distance) / self.unit
+        ball, side = adjacency.distance(clip_norm) / self.unit, adjacency.distance(self.half)
+        found = min(ball, math.sqrt(dim) * side)
+        if replace_one_distance is not None and adjacency is Adjacency.REPLACE_ONE:
+            points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=grid.unit)
+            found = min(found, points / (grid.unit * self.unit))
+        return found * self.growth * _ROUNDING
 
 
 @dataclass(frozen=True)
 class Search:
-    """What the planner tells a mechanism that is to name candidates.
+    """The planner's question to a mechanism that is to name candidates.
 
     Attributes:
-        values: How many values a message may hold.
+        values: Number of values that a message may hold.
         honest: Clients whose noise counts.
         variation: The total variation that a client's sampler may have per draw.
         dim: d.
         clip_norm: D.
         rotate: Whether vectors are rotated.
-        rough_scale: The scale that a candidate will need for the (ε, δ) asked for, roughly.
-        fits: Whether sums of a candidate, at its rough scale, fit the modulus (always, where there is none).
+        rough_scale: Estimates the scale that a candidate will need for the (ε, δ) asked for.
+        fits: Says whether sums of a candidate, at its rough scale, fit the modulus (always, where there is none).
         bits: Bits per coordinate, which may be less than one; None where the values say it all.
     """
 
@@ -201,27 +182,33 @@ class Mechanism(ABC):
     """Its name in protocol files and on the command line."""
 
     title: ClassVar[str]
-    """What it does to a coordinate, in a few words."""
+    """A few words on what it does to a coordinate."""
 
     published: ClassVar[tuple[str, str] | None] = None
     """Name and citation of its authors' own accounting, shown beside ours; None where there is none."""
 
     sampler_remedy: ClassVar[str] = "add noise"
-    """What to do where the resolution of the sampler (`variation`) costs too much of δ."""
+    """The advice where the resolution of the sampler (`Noise.variation`) costs too much of δ."""
 
     planned: ClassVar[bool] = True
     """Whether the planner is to consider it where no mechanism is named."""
 
     not_summed: ClassVar[str | None] = None
-    """Why clients' integers may not be added up by others (secure aggregation, an all-reduce), and what to use then."""
+    """Why clients' integers may not be added up by others (secure aggregation, an all-reduce), and the alternative."""
 
     caution: ClassVar[str | None] = None
-    """What whoever uses it must mind, beyond what holds for all."""
+    """A warning to whoever uses it, beyond those that hold for all."""
 
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
 
-    # ------------------------------------------------------------------ what a coordinate becomes
+    levels: int = 0
+    """k: neighbours' integers differ by at most k - 1 before the noise; 0 for floats and real numbers."""
+
+    coordinate_range: float
+    """X, each (rotated) coordinate is clipped to plus or minus this; infinite for floats."""
+
+    # ------------------------------------------------------------------ to be written: what a coordinate becomes
 
     @property
     @abstractmethod
@@ -235,68 +222,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def kernel(self) -> Any:
-        """The kernel for one client's coordinates: a `cpsgd.codec.formats.Kernel`, or `FloatKernel` for floats."""
-
-    def packer(self) -> tuple[Any, int]:
-        """The kernel that writes payloads, and its bytes of private randomness per coordinate that is written.
-
-        `kernel` and `keystream_bytes`, unless messages leave coordinates out.
-        """
-        return self.kernel(), self.keystream_bytes
-
-    # ------------------------------------------------------------------ rounds of a run
-
-    @property
-    def correlation(self) -> Correlation | None:
-        """How the noise of a run's rounds hangs together; None where rounds are independent.
-
-        With one, all that is said of privacy below is about the whole run: one guarantee pays for all its rounds.
-        """
-        return None
-
-    def run_noise(self) -> RunNoise | None:
-        """What the noise of a run is made of, where its rounds are correlated; None where they are independent."""
-        return None
-
-    def continued(self, seeds: Sequence[bytes | None], round: int, dim: int) -> NDArray[np.int64]:
-        """The noise of a client's lineage in a round, which its kernel is to add: see `Lineages.noise`.
-
-        Raises:
-            ParameterError: Noise is not correlated, or these are no seeds of a lineage.
-        """
-        raise ParameterError(f"The noise of {self.name} follows from no seeds: leave them out.")
-
-    @property
-    def hands_on(self) -> bool:
-        """Whether a client may be handed the seeds of another one's noise, which the accounting then allows for."""
-        return False
-
-    @property
-    def settled_variance(self) -> float:
-        """The noise of a client's message in the later rounds of a run, where `noise_variance` is that of its first."""
-        return self.noise_variance
-
-    def rotation_round(self, round: int) -> int:
-        """The round whose rotation is used in a round.
-
-        Raises:
-            ParameterError: There is no such round.
-        """
-        return round
-
-    def check_messages(self, count: int, clients: int) -> None:
-        """Raises `ParameterError` where the accounting covers no round of `count` messages planned for `clients`."""
-        return
-
-    def check_honest(self, honest: int, colluding: int, clients: int) -> None:
-        """Raises `ConditionError` where the proofs ask more of a round's clients than that one is honest."""
-        return
-
-    # ------------------------------------------------------------------ messages and their sums
-
-    @abstractmethod
-    def format(self, clip_norm: float, modulus: int | None) -> Format:
-        """What a message holds, and how messages are summed."""
+        """Returns the kernel for one client's coordinates: a `cpsgd.codec.formats.Kernel`, or a `FloatKernel`."""
 
     @property
     @abstractmethod
@@ -311,81 +237,142 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def scale(self) -> float:
-        """s, what one unit of the integers is worth in the vector's units."""
-
-    @abstractmethod
-    def deviations(
-        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
-    ) -> list[Deviation]:
-        """Bounds on the distance of one coordinate of a sum from its centre; each of them holds.
-
-        `mean_norm` bounds the norm of the mean of the vectors, clipped to `clip_norm`.
-        """
-
-    # ------------------------------------------------------------------ simulation: rounding and noise apart
-
-    @abstractmethod
-    def without_noise(self) -> Mechanism:
-        """Rounding to the same range without noise, hence without privacy: what the noise is measured against."""
-
-    def rounding_part(self) -> Mechanism:
-        """What each client is simulated by; `sum_noise` is the rest of the sum.
-
-        Rounding without noise; the mechanism itself, where the rounding is the noise.
-        """
-        return self.without_noise()
+        """s, the worth of one unit of the integers in the vector's units."""
 
     @property
     @abstractmethod
-    def is_noisy(self) -> bool:
-        """Whether there is noise, hence privacy."""
+    def noise(self) -> Noise:
+        """The noise of a client."""
+
+    @property
+    @abstractmethod
+    def extent(self) -> Extent:
+        """The range of coordinates in units of the noise's law."""
 
     @abstractmethod
-    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
-        """What the noise of `count` clients adds to their sum, drawn in one go."""
+    def without_noise(self) -> Mechanism:
+        """Returns rounding to the same range without noise, hence without privacy."""
 
-    def sum_variation(self, count: int) -> float:
-        """An upper bound on the total variation of a coordinate of `sum_noise` from what `law` says of the sum.
+    # ------------------------------------------------------------------ to be written: planning
 
-        The accounting counts `count` times `variation`. Where this is more, a release takes `clients_noise`.
+    @classmethod
+    @abstractmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """Yields mechanisms worth certifying that fit the values, at any scale: the planner finds the scale."""
+
+    @abstractmethod
+    def with_scale(self, scale: float) -> Self:
+        """Returns the same with another scale. A larger one means more noise in the vector's units: more privacy."""
+
+    @property
+    @abstractmethod
+    def widest_range(self) -> float:
+        """The largest `coordinate_range` that `with_scale` leaves, in units of the scale."""
+
+    @abstractmethod
+    def quieter(self, factor: float) -> Self | None:
+        """Returns the same with about `factor` < 1 of the noise's variance, and less in any case; None if none has."""
+
+    # ------------------------------------------------------------------ messages and their sums
+
+    def packer(self) -> tuple[Any, int]:
+        """Returns the kernel that writes payloads and its bytes of private randomness per written coordinate.
+
+        These are `kernel` and `keystream_bytes`, unless messages leave coordinates out.
         """
-        return 0.0
+        return self.kernel(), self.keystream_bytes
 
-    def clients_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64] | NDArray[np.float64]:
-        """What `sum_noise` draws, by the clients' own sampler, once for each of them."""
-        return self.sum_noise(count, dim, keystream)
+    def format(self, clip_norm: float, modulus: int | None) -> Format:
+        """Returns the layout of a message, which also says how messages are summed; packed integers by default."""
+        return Integers(modulus or self.values, self.values)
 
-    @abstractmethod
+    def deviations(
+        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
+    ) -> list[Deviation]:
+        """Returns bounds on the distance of one coordinate of a sum from its centre; each of them holds.
+
+        Vectors, rounding and noise are independent given the rotation, and have cumulants. The vectors enter by a
+        coordinate of their mean (`MeanCoordinate`), n/s times. docs/planning.md has the proof. `mean_norm` bounds the
+        norm of the mean of the vectors, clipped to `clip_norm`.
+        """
+        grid, noise = self.grid, self.noise
+        if grid is None:
+            return []  # sums of floats do not wrap around
+        mean = MeanCoordinate(clients, dim, clip_norm, self.coordinate_range, rotate, mean_norm, grid.unit)
+        # Vectors are rounded to the grid, and a float32 transform is off by less than 2^-18 D per coordinate.
+        slack = clients * (2.0**-grid.fraction_bits + 2.0**-18 * clip_norm / self.scale)
+        unit = clients / self.scale
+
+        def noise_alone(slope: float) -> float:
+            return clients * noise.cumulant(slope)
+
+        def spread(slope: float) -> float:
+            return noise_alone(slope) + (clients * rounding_cumulant(slope) if noise.separate else 0.0)
+
+        def rotated(vectors: Callable[[float], float]) -> Callable[[float], float]:
+            return lambda slope: spread(slope) + vectors(slope * unit)
+
+        found = [Deviation(mean.largest * unit + slack, spread)]
+        if noise.separate and self.coordinate_range <= clip_norm:
+            # Rounded values themselves lie within the range.
+            found.append(Deviation(self.coordinate_range * unit, noise_alone))
+        return found + [Deviation(slack, rotated(vectors)) for vectors in mean.cumulants()]
+
     def device_rounding(self) -> Rounding | None:
-        """What `rounding_part` does, for a device's own kernels; None where floats are sent as they are."""
-
-    def device_noise(self, count: int) -> FairCoins | Normal | SumRounding | None:
-        """What `sum_noise` draws as a law that a device draws by itself; None where `sum_noise` is to draw it."""
-        return None
+        """Describes the rounding to a device's kernels; None where floats are sent as they are."""
+        if self.grid is None:
+            return None
+        limit = int(self.grid.limit)
+        return Rounding(limit, limit, self.grid.fraction_bits)
 
     # ------------------------------------------------------------------ error
 
     @property
-    @abstractmethod
-    def noise_variance(self) -> float:
-        """Variance of one client's noise, in squared integers: what is there whatever the coordinate is."""
+    def is_noisy(self) -> bool:
+        """Whether there is noise, hence privacy."""
+        return self.noise.variance > 0.0
 
     @property
-    @abstractmethod
     def largest_rounding_variance(self) -> float:
-        """The largest variance of one coordinate's rounding, in squared integers: what is there beyond the noise."""
+        """The largest variance of one coordinate's rounding, in squared integers; 1/4 halfway between two levels."""
+        return 0.0 if self.grid is None else 0.25
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:
-        """The variance of rounding, added up over a vector of grid points within the limit, in squared integers."""
+        """Returns the variance of rounding, summed over a vector of grid points within the limit."""
         assert self.grid is not None  # floats are not rounded
         return self.grid.fraction_variance(points)
 
-    @abstractmethod
+    def expected_rounding(self, *, dim: int, clip_norm: float, rotate: bool) -> float:
+        """Returns the mean variance of rounding per coordinate over vectors of norm D; unrotated, its maximum."""
+        return self.largest_rounding_variance
+
     def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
-        """The expected squared error of the mean over vectors of norm `clip_norm`, before any is seen."""
+        """Predicts the squared error of the mean over vectors of norm D, before any is seen.
+
+        * noise: d s² v / n, v the variance of a client's noise, exact whatever the vectors are;
+        * rounding: d s²/n times `expected_rounding`;
+        * clipping: coordinates beyond ±X are cut to it, a bias of the mean (`expected_clipping`). With it counts the
+          codec's own resolution, next to nothing but for very many clients or a very large ε: the margin that vectors
+          are clipped with and the grid they are put on.
+
+        Example:
+            >>> from cpsgd.mechanisms import Binomial
+            >>> mechanism = Binomial(levels=3, trials=5, coordinate_range=0.1)
+            >>> error = mechanism.predicted_error(clients=1000, dim=4096, clip_norm=1.0, rotate=True)
+            >>> round(error.noise, 6), round(error.rounding, 6), round(error.clipping, 6)
+            (0.0512, 0.004106, 0.0)
+        """
+        per_unit = dim * self.scale**2 / clients
+        noise = per_unit * self.noise.variance
+        if self.grid is None:
+            return ExpectedError(noise, 0.0, 0.0)
+        rounding = per_unit * self.expected_rounding(dim=dim, clip_norm=clip_norm, rotate=rotate)
+        clipped = expected_clipping(self.coordinate_range, dim=dim, clip_norm=clip_norm, rotate=rotate)
+        resolution = (clip.MARGIN * clip_norm) ** 2 + dim / self.grid.unit**2 / 12.0
+        return ExpectedError(noise, rounding, clipped + resolution)
 
     def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
-        """The published bound on the expected squared error of the mean, with its theorem.
+        """Returns the published bound on the expected squared error of the mean, with its theorem.
 
         Raises:
             ConditionError: There is none, or it does not cover these parameters.
@@ -394,45 +381,19 @@ class Mechanism(ABC):
 
     # ------------------------------------------------------------------ privacy
 
-    @abstractmethod
-    def law(self, honest: int) -> Law | Normal | Steps:
-        """The law of the noise in one coordinate of a sum, from `honest` clients; of the sum, where rounding is noise.
-
-        Raises:
-            ConditionError: There is no noise.
-        """
-
-    levels: int
-    """k: neighbours' integers differ by at most k - 1 before the noise; 0 for floats."""
-
-    @abstractmethod
     def sensitivity(
         self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
     ) -> float:
-        """S, the largest Euclidean distance of two neighbours in units of the law, rounded up.
+        """Returns the largest Euclidean distance of two neighbours in units of the law, rounded up: see `Extent`.
 
-        `replace_one_distance` is a bound on the distance of two clients' vectors that is stated beside D, if any. What
-        the codec's resolution adds to it (`cpsgd.codec.clip.apart`) is for the mechanism to count.
+        `replace_one_distance` is a bound on the distance of two clients' vectors that is stated beside D, if any.
         """
-
-    @abstractmethod
-    def reach(self, adjacency: Adjacency) -> float:
-        """The largest distance of two neighbours in one coordinate, in units of the law."""
-
-    @property
-    @abstractmethod
-    def variation(self) -> float:
-        """An upper bound on the total variation of one draw of noise from its law; 0 where the sampler is exact."""
-
-    def likelihood_slack(self, honest: int) -> float:
-        """λ: up to `variation`, sums have e^±λ times the probabilities of what `law` speaks of, in each coordinate.
-
-        0 where the law is that of the sums.
-        """
-        return 0.0
+        return self.extent.sensitivity(
+            self.grid, dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
+        )
 
     def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """ε by its authors' own accounting (see `published`), for comparison.
+        """Returns ε by its authors' own accounting (see `published`), for comparison.
 
         Raises:
             ConditionError: A condition of their theorem fails.
@@ -441,41 +402,40 @@ class Mechanism(ABC):
 
     # ------------------------------------------------------------------ planning
 
-    @classmethod
-    @abstractmethod
-    def candidates(cls, search: Search) -> Iterator[Self]:
-        """Mechanisms worth certifying that fit the values, at any scale: the planner finds the scale."""
-
-    @abstractmethod
-    def with_scale(self, scale: float) -> Self:
-        """The same with another scale. A larger one means more noise in the vector's units, and more privacy."""
-
-    @abstractmethod
     def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
-        """The scales between which clipping and noise are weighed: below too much is clipped, above nothing."""
+        """Returns the scales between which clipping and noise are weighed: below too much is clipped, above nothing.
 
-    @abstractmethod
-    def quieter(self, factor: float) -> Self | None:
-        """The same with about `factor` < 1 of the noise's variance, and less in any case; None if there is none."""
+        Ranges are a few standard deviations of a rotated coordinate; without rotation nothing may be clipped.
+        """
+        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
+        return clip_norm * least / self.widest_range, clip_norm * enough / self.widest_range
+
+    @property
+    def memory(self) -> NoiseMemory:
+        """The dependence of the noise on other rounds of a run; none by default."""
+        return INDEPENDENT
 
     # ------------------------------------------------------------------ as data
 
     @classmethod
-    @abstractmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Parameters that are taken where a person names none."""
+        """Returns the parameters that are taken where a person names none."""
+        return {}
 
-    @abstractmethod
     def describe(self) -> str:
-        """Its parameters in a line."""
+        """Returns its parameters in a line."""
+        return ", ".join(f"{name} = {value:g}" for name, value in self._parameters().items())
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
-        """Its part of a protocol file, as plain JSON values."""
-        return {"mechanism": self.name, **asdict(self)}  # type: ignore[call-overload]  # every one is a dataclass
+        """Returns its part of a protocol file, as plain JSON values."""
+        return {"mechanism": self.name, **self._parameters()}
+
+    def _parameters(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload,no-any-return]  # every one is a dataclass
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
-        """The mechanism that `to_fields` wrote, its name left out.
+        """Returns the mechanism that `to_fields` wrote, its name left out.
 
         Raises:
             ParameterError: A field is unknown, missing or out of range.

@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
-from cpsgd.mechanisms.base import ErrorBound, FairCoins, Search
-from cpsgd.mechanisms.lattice import Lattice
+from cpsgd.mechanisms.base import ErrorBound, Search
+from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
+from cpsgd.mechanisms.noise import FairCoins
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds, theorem
 from cpsgd.randomness import Keystream
 
@@ -37,12 +38,81 @@ MAX_TRIALS = 2**31
 MAX_COINS = 256
 """More fair coins than these are drawn by inversion."""
 
-# From so many fair coins on, the sampler of `sum_noise` is faster than a device's own.
+# From this many fair coins on, `of_sum` is faster than a device's own sampler.
 _MAX_DEVICE_COINS = 1 << 22
 # More noise than this is as good as Gaussian already, and slow to certify.
 _MOST_NOISE_TRIALS = 10**10
 # Up to here all integers involved are exact in floating point.
 _MAX_EXACT = 2**52
+
+
+@dataclass(frozen=True)
+class BinomialNoise(IntegerNoise):
+    """Binomial(m, p): the number of heads among m coins."""
+
+    trials: int
+    p: float
+
+    @property
+    def largest(self) -> int:
+        """m: all coins heads."""
+        return self.trials
+
+    @property
+    def mean(self) -> float:
+        """m p."""
+        return self.trials * self.p
+
+    @property
+    def variance(self) -> float:
+        """m p (1 - p)."""
+        return self.trials * self.p * (1.0 - self.p)
+
+    def law(self, honest: int) -> BinomialLaw:
+        """Returns Binomial(m · honest, p)."""
+        if self.trials == 0:
+            raise ConditionError("trials=0 adds no noise, so there is no privacy; choose trials >= 1.")
+        return BinomialLaw(self.trials * honest, self.p)
+
+    @property
+    def variation(self) -> float:
+        """See `total_variation`."""
+        return total_variation(self.trials, self.p)
+
+    def cumulant(self, slope: float) -> float:
+        """Returns the exact m (log(1 - p + p e^λ) - p λ), for the sign of λ that makes it larger."""
+        one = _coin_cumulant(min(self.p, 1.0 - self.p), slope)
+        return self.trials * min(0.125 * slope * slope, one)
+
+    def table(self) -> Table:
+        """Returns the thresholds, or none where coins are counted."""
+        return table(self.trials, self.p)
+
+    @property
+    def keystream_bytes(self) -> int:
+        """Coins in whole words, or one number of 128 bits."""
+        return lattice.coin_bytes(self.trials) if uses_coins(self.trials, self.p) else KEYSTREAM_BYTES
+
+    def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
+        """Draws Binomial(count m, p) in each coordinate: the sum of `count` independent Binomial(m, p)."""
+        noise = np.zeros(dim, dtype=np.int64)
+        for trials in self._parts(count):
+            noise += sample(trials, self.p, dim, keystream)
+        return noise
+
+    def sum_variation(self, count: int) -> float:
+        """The bound for all draws together. Where clients count coins, theirs are exact, and these are not."""
+        return sum(total_variation(trials, self.p) for trials in self._parts(count))
+
+    def _parts(self, count: int) -> list[int]:
+        """Splits the coins of a sum into draws of at most `MAX_TRIALS`."""
+        whole, rest = divmod(count * self.trials, MAX_TRIALS)
+        return [MAX_TRIALS] * whole + [rest] * (rest > 0)
+
+    def on_device(self, count: int) -> FairCoins | None:
+        """Returns fair coins, unless there are too many."""
+        trials = count * self.trials
+        return FairCoins(trials) if self.p == 0.5 and trials <= _MAX_DEVICE_COINS else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,79 +141,13 @@ class Binomial(Lattice):
         object.__setattr__(self, "p", _validate.probability("p", self.p))
 
     @property
-    def largest_noise(self) -> int:
-        """All coins heads."""
-        return self.trials
-
-    @property
-    def noise_mean(self) -> float:
-        """m p."""
-        return self.trials * self.p
-
-    @property
-    def noise_variance(self) -> float:
-        """m p (1 - p)."""
-        return self.trials * self.p * (1.0 - self.p)
-
-    @property
-    def noise_proxy(self) -> tuple[float, float]:
-        """m/4: so many centred Bernoulli variables (Hoeffding)."""
-        return 0.25 * self.trials, math.inf
-
-    def noise_cumulant(self, slope: float) -> float:
-        """The exact m (log(1 - p + p e^λ) - p λ), for the sign of λ that makes it larger."""
-        one = _coin_cumulant(min(self.p, 1.0 - self.p), slope)
-        return self.trials * min(0.125 * slope * slope, one)
-
-    def noise_table(self) -> Table:
-        """Thresholds, or none where coins are counted."""
-        return table(self.trials, self.p)
-
-    @property
-    def noise_bytes(self) -> int:
-        """Coins in whole words, or one number of 128 bits."""
-        return lattice.coin_bytes(self.trials) if uses_coins(self.trials, self.p) else KEYSTREAM_BYTES
-
-    @property
-    def variation(self) -> float:
-        """See `total_variation`."""
-        return total_variation(self.trials, self.p)
+    def noise(self) -> BinomialNoise:
+        """Binomial(m, p)."""
+        return BinomialNoise(self.trials, self.p)
 
     def without_noise(self) -> Self:
-        """The same with no coins."""
+        """Returns the same with no coins."""
         return replace(self, trials=0, p=0.5)
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether there are coins."""
-        return self.trials > 0
-
-    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
-        """Binomial(count m, p) in each coordinate: the sum of so many independent Binomial(m, p)."""
-        noise = np.zeros(dim, dtype=np.int64)
-        for trials in self._parts(count):
-            noise += sample(trials, self.p, dim, keystream)
-        return noise
-
-    def sum_variation(self, count: int) -> float:
-        """Of all draws together. Where clients count coins, theirs are exact, and these are not."""
-        return sum(total_variation(trials, self.p) for trials in self._parts(count))
-
-    def _parts(self, count: int) -> list[int]:
-        """The coins of a sum, as many draws as it takes."""
-        whole, rest = divmod(count * self.trials, MAX_TRIALS)
-        return [MAX_TRIALS] * whole + [rest] * (rest > 0)
-
-    def device_noise(self, count: int) -> FairCoins | None:
-        """Fair coins, unless there are too many."""
-        trials = count * self.trials
-        return FairCoins(trials) if self.p == 0.5 and trials <= _MAX_DEVICE_COINS else None
-
-    def law(self, honest: int) -> BinomialLaw:
-        """Binomial(m · honest, p)."""
-        if self.trials == 0:
-            raise ConditionError("trials=0 adds no noise, so there is no privacy; choose trials >= 1.")
-        return BinomialLaw(self.trials * honest, self.p)
 
     def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
         """The paper's Theorems 3 and 4."""
@@ -155,7 +159,7 @@ class Binomial(Lattice):
                 clip_norm=clip_norm,
                 coordinate_range=self.coordinate_range,
                 levels=self.levels,
-                noise_variance=self.noise_variance,
+                noise_variance=self.noise.variance,
                 grid_step=self.scale * 2.0**-self.grid.fraction_bits,
             )
         )

@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
-from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import Flipper
 from cpsgd.mechanisms import published
 from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
+from cpsgd.neighbours import Adjacency
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -94,10 +93,6 @@ class Coins(Tilted):
     def device_rounding(self) -> Rounding:
         """Tosses as many on a device."""
         return Rounding(int(self.grid.limit), 1 << (FRACTION_BITS - 1), FRACTION_BITS, coins=self.coins)
-
-    def format(self, clip_norm: float, modulus: int | None) -> Integers:
-        """Packed integers; bits, for one coin."""
-        return Integers(modulus or self.values, self.values)
 
     @property
     def values(self) -> int:

@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
-from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric, SymmetricLaw
+from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -59,6 +59,56 @@ _UNIT = 2.0**-53
 _DRAWN_NATS = 100.0
 
 
+@dataclass(frozen=True)
+class DiscreteGaussianNoise(SymmetricNoise):
+    """N_Z(0, v)."""
+
+    size_name = "sigma_squared"
+
+    @property
+    def variance(self) -> float:
+        """The variance of N_Z(0, v)."""
+        return integer_variance(self.size)
+
+    def sum_law(self, honest: int) -> DiscreteGaussianLaw:
+        """Returns the sum of `honest` clients' noise, as it is sent."""
+        return DiscreteGaussianLaw(honest, self.size, self.limit)
+
+    def cumulant(self, slope: float) -> float:
+        """Returns λ²v/2: e^(λj) moves the bell by λv, and its sum over the integers is largest where it is centred."""
+        return 0.5 * self.size * slope * slope
+
+    @staticmethod
+    def truncation(size: float, limit: int) -> float:
+        """Returns Chernoff's bound, 2 e^(-(W+1)²/(2v))."""
+        return min(1.0, 2.0 * math.exp(-((limit + 1) ** 2) / (2.0 * size) * (1.0 - 1e-12)) * (1.0 + 1e-12))
+
+    @staticmethod
+    def thresholds(size: float, limit: int) -> Table:
+        """Returns them from masses with many digits."""
+        return table(size, limit)
+
+    def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
+        """Draws from the law of the sum, in parts of not too large a variance.
+
+        Unlike a client's own, these draws have the digits of the law's window.
+        """
+        noise = np.full(dim, count * self.limit, dtype=np.int64)
+        most = max(1, math.floor(MAX_SIZE / self.size)) if self.size else 1
+        left = count if self.size else 0
+        while left > 0:
+            part = min(left, most)
+            thresholds = sum_table(self.size, part)
+            reach = len(thresholds.high) // 2
+            noise += lattice.draw(thresholds, 2 * reach, dim, keystream).astype(np.int64) - reach
+            left -= part
+        return noise
+
+    def sum_variation(self, count: int) -> float:
+        """1: the digits of a window are those of float64, and no bound is claimed."""
+        return 1.0 if self.size else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGaussian(Symmetric):
     """k levels and discrete Gaussian noise.
@@ -72,55 +122,10 @@ class DiscreteGaussian(Symmetric):
     title = "rounding and discrete Gaussian noise"
     noise_name = "discrete Gaussian"
     published: ClassVar[tuple[str, str] | None] = published.DISCRETE_GAUSSIAN
-    size_field = "sigma_squared"
+    noise_type = DiscreteGaussianNoise
     least_size = 2.0**-6
 
     sigma_squared: float
-
-    @property
-    def noise_variance(self) -> float:
-        """That of N_Z(0, v)."""
-        return integer_variance(self.sigma_squared)
-
-    @property
-    def noise_proxy(self) -> tuple[float, float]:
-        """V for all λ: e^(λj) moves the bell by λv, and its sum over the integers is largest where it is centred."""
-        return self.sigma_squared, math.inf
-
-    @staticmethod
-    def truncation(variance: float, limit: int) -> float:
-        """Chernoff's bound, 2 e^(-(W+1)²/(2v))."""
-        return min(1.0, 2.0 * math.exp(-((limit + 1) ** 2) / (2.0 * variance) * (1.0 - 1e-12)) * (1.0 + 1e-12))
-
-    @staticmethod
-    def table(variance: float, limit: int) -> Table:
-        """From masses with many digits."""
-        return table(variance, limit)
-
-    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
-        """What the law of the sum says, in parts of not too large a variance.
-
-        Unlike a client's own, these draws have the digits of the law's window.
-        """
-        noise = np.full(dim, count * self._limit, dtype=np.int64)
-        most = max(1, math.floor(MAX_SIZE / self.sigma_squared)) if self.is_noisy else 1
-        left = count if self.is_noisy else 0
-        while left > 0:
-            part = min(left, most)
-            thresholds = sum_table(self.sigma_squared, part)
-            reach = len(thresholds.high) // 2
-            noise += lattice.draw(thresholds, 2 * reach, dim, keystream).astype(np.int64) - reach
-            left -= part
-        return noise
-
-    def sum_variation(self, count: int) -> float:
-        """Nothing is said: the digits of a window are those of float64."""
-        return 1.0 if self.is_noisy else 0.0
-
-    def law(self, honest: int) -> DiscreteGaussianLaw:
-        """The sum of so many clients' noise, as it is sent."""
-        self.check_noise()
-        return DiscreteGaussianLaw(honest, self.sigma_squared, self._limit)
 
     def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
         """By the authors' concentrated differential privacy."""

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.formats import Floats
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms.base import Deviation, ErrorBound, ExpectedError, Mechanism, Search
-from cpsgd.mechanisms.lattice import RANGES
+from cpsgd.mechanisms.base import RANGES, ErrorBound, Extent, Mechanism, Search
 from cpsgd.mechanisms.law import Normal
+from cpsgd.mechanisms.noise import Noise
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
 
@@ -28,6 +27,34 @@ _REACH = 40.0
 # Coordinates worked on at a time, so that wide temporaries stay small.
 _CHUNK = 1 << 10
 _NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing to plan. Choose its sigma yourself."
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Noise):
+    """N(0, σ²), in floats."""
+
+    sigma: float
+
+    @property
+    def variance(self) -> float:
+        """σ²."""
+        return self.sigma**2
+
+    def law(self, honest: int) -> Normal:
+        """Returns N(0, honest σ²), its deviation rounded down."""
+        if honest == 0:
+            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
+        return Normal(self.sigma * math.sqrt(honest) * (1.0 - 2.0**-52))
+
+    def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.float64]:
+        """Draws N(0, count σ²)."""
+        entropy = int.from_bytes(keystream.take(32).tobytes(), "little")
+        normal = np.random.Generator(np.random.PCG64(entropy)).standard_normal(dim)
+        return self.sigma * math.sqrt(count) * normal
+
+    def on_device(self, count: int) -> Normal:
+        """Returns the law: a device draws it by itself."""
+        return Normal(self.sigma * math.sqrt(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +73,20 @@ class Gaussian(Mechanism):
     values = 0
     centre = 0.0
     scale = 1.0
-    levels = 0
-    variation = 0.0
-    is_noisy = True
-    largest_rounding_variance = 0.0
+    coordinate_range = math.inf
+    widest_range = math.inf
+    extent = Extent(1.0, math.inf)
 
     sigma: float
 
     def __post_init__(self) -> None:
         low, high = RANGES
         object.__setattr__(self, "sigma", _validate.positive("sigma", self.sigma, low=low, high=high))
+
+    @property
+    def noise(self) -> GaussianNoise:
+        """N(0, σ²)."""
+        return GaussianNoise(self.sigma)
 
     def kernel(self) -> Gaussian:
         """The mechanism itself adds the noise."""
@@ -75,57 +106,13 @@ class Gaussian(Mechanism):
         """float32, within what an honest client can send."""
         return Floats(clip_norm + _REACH * self.sigma, "D + 40 σ")
 
-    def deviations(
-        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
-    ) -> list[Deviation]:
-        """Sums of floats do not wrap around."""
-        return []
-
     def without_noise(self) -> NoReturn:
         """Floats without noise are no mechanism."""
         raise ParameterError("Floats without noise are no mechanism; use NoPrivacy.")
 
-    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.float64]:
-        """N(0, count σ²)."""
-        entropy = int.from_bytes(keystream.take(32).tobytes(), "little")
-        normal = np.random.Generator(np.random.PCG64(entropy)).standard_normal(dim)
-        return self.sigma * math.sqrt(count) * normal
-
-    def device_rounding(self) -> None:
-        """Floats are not rounded."""
-
-    def device_noise(self, count: int) -> Normal:
-        """A device draws it by itself."""
-        return Normal(self.sigma * math.sqrt(count))
-
-    @property
-    def noise_variance(self) -> float:
-        """σ²."""
-        return self.sigma**2
-
-    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
-        """Nothing but noise."""
-        return ExpectedError(dim * self.sigma**2 / clients, 0.0, 0.0)
-
     def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
         """The paper's Theorem 2."""
         return ErrorBound(*bounds.gaussian_error(clients=clients, dim=dim, sigma=self.sigma))
-
-    def law(self, honest: int) -> Normal:
-        """N(0, honest σ²), its deviation rounded down."""
-        if honest == 0:
-            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
-        return Normal(self.sigma * math.sqrt(honest) * (1.0 - 2.0**-52))
-
-    def sensitivity(
-        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
-    ) -> float:
-        """2D or D, or the distance stated: that of real numbers, as all of this protocol's guarantee."""
-        return adjacency.distance(clip_norm, replace_one_distance)
-
-    def reach(self, adjacency: Adjacency) -> float:
-        """Without bound but the norm's."""
-        return math.inf
 
     # ------------------------------------------------------------------ planning
 
@@ -137,10 +124,6 @@ class Gaussian(Mechanism):
     def with_scale(self, scale: float) -> Self:
         """The same with σ times as large."""
         return replace(self, sigma=self.sigma * scale)
-
-    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
-        """Any: floats have no range."""
-        return 0.0, 0.0
 
     def quieter(self, factor: float) -> None:
         """There is nothing that must fit."""

@@ -12,14 +12,16 @@ because the ratios fall away from the mode.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 
 Array = NDArray[np.float64]
 
@@ -32,10 +34,37 @@ _UNIT = 2.0**-53
 
 
 @dataclass(frozen=True)
+class Summands:
+    """The independent integers that a sum is made of in one coordinate, for computing its exact law by convolution.
+
+    A client's *point* says where its coordinate lies between the levels, from 0 to k - 1.
+
+    Attributes:
+        client: Maps a point to the first outcome and the masses of one of a client's integers.
+        copies: Number of such integers that a client adds up.
+        first: First outcome of what is added beside the clients' integers.
+        mass: Its masses.
+        largest: No integer is ever further from its mean than this.
+        narrowing: A mass of the sum of all integers but one is at most this many times a neighbouring mass of the sum.
+    """
+
+    client: Callable[[float], tuple[int, Array]]
+    copies: int = 1
+    first: int = 0
+    mass: Array = field(default_factory=lambda: np.ones(1))
+    largest: float = 1.0
+    narrowing: float = 2.0
+
+
+@dataclass(frozen=True)
 class Normal:
     """A Gaussian of this standard deviation, on the real numbers."""
 
     deviation: float
+
+    def summands(self, nats: float) -> Summands:
+        """Raises `ParameterError`: a sum of floats is no sum of integers."""
+        raise ParameterError("Only sums of integers have a law that can be convolved.")
 
 
 @dataclass(frozen=True)
@@ -45,10 +74,29 @@ class RoundedNormal(Normal):
     Attributes:
         part: Standard deviation of what one client adds before it rounds to the nearest integer.
         lowest: The mean of a client's integer whose coordinate is at the lower end of its range.
+        method: Name of the method that proves something of it.
     """
 
     part: float
     lowest: float
+    method: str = "rounded-gaussian"
+
+    def summands(self, nats: float) -> Summands:
+        """Returns the clients' integers: Gaussian noise around the client's point, rounded to the nearest integer.
+
+        Moments are those of a Gaussian and of numbers uniform on a level, which are sums of ever smaller parts.
+        """
+        reach = math.ceil(math.sqrt(2.0 * nats) * self.part) + 1
+
+        from scipy.special import ndtr  # late: who only encodes does without SciPy
+
+        def client(point: float) -> tuple[int, Array]:
+            middle = math.floor(self.lowest + point)
+            ends = (np.arange(-reach, reach + 2) - 0.5 + (middle - self.lowest - point)) / self.part
+            # By the nearer tail, so that small masses keep their digits.
+            return middle - reach, np.where(ends[1:] <= 0.0, np.diff(ndtr(ends)), -np.diff(ndtr(-ends)))
+
+        return Summands(client)
 
 
 @dataclass(frozen=True)
@@ -70,6 +118,17 @@ class Steps:
     high: tuple[float, ...]
     clients: int
     copies: int = 1
+
+    def summands(self, nats: float) -> Summands:
+        """Returns the clients' integers, whose law is affine in a client's point from 0 to 1."""
+        low, high = np.array(self.low), np.array(self.high)
+        integers = np.arange(len(low))
+        largest = max(float(np.max(np.abs(integers - end @ integers))) for end in (low, high))
+        # The largest mass of a part is convex in the point, and the same at points that mirror each other: least at ½.
+        narrowing = 2.0 / float(np.max(low + high))
+        return Summands(
+            lambda point: (0, (1.0 - point) * low + point * high), self.copies, largest=largest, narrowing=narrowing
+        )
 
 
 @dataclass(frozen=True)
@@ -133,6 +192,19 @@ class Law(ABC):
 
         The latter in units of 2^-53.
         """
+
+    def summands(self, nats: float) -> Summands:
+        """Returns this noise, without the rarest e^-nats, and the clients' rounding to a level next to their point.
+
+        The noise is a sum of independent coins, or a limit of such sums, as the rounding is.
+        """
+        window = self.window(nats)
+
+        def client(point: float) -> tuple[int, Array]:
+            below = math.floor(point)
+            return below, np.array([1.0 - (point - below), point - below])
+
+        return Summands(client, first=window.first, mass=window.mass)
 
     @abstractmethod
     def with_parts(self, parts: int) -> Self:

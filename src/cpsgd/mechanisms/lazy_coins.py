@@ -50,8 +50,8 @@ class LazyCoins(SampledCoins):
         """All coordinates are sent."""
         return self.kernel(), self.keystream_bytes
 
-    def format(self, clip_norm: float, modulus: int | None) -> Integers:  # type: ignore[override]
-        """Packed integers."""
+    def format(self, clip_norm: float, modulus: int | None) -> Integers:
+        """Returns packed integers."""
         return Integers(modulus or self.values, self.values)
 
     # ------------------------------------------------------------------ planning

@@ -25,7 +25,7 @@ from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Array
 
 if TYPE_CHECKING:
-    from cpsgd.adjacency import Adjacency
+    from cpsgd.neighbours import Adjacency
 
 DISCRETE_GAUSSIAN = (
     "distributed-discrete-gaussian",

@@ -14,7 +14,7 @@ beyond it are cut off at its ends. That, too, is a total variation that δ pays 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -23,20 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
-from cpsgd.codec import clip
-from cpsgd.codec.formats import Integers
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, Grid
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Deviation, ExpectedError, Mechanism, Rounding, Search, SumRounding
+from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH
 from cpsgd.mechanisms.discrete_gaussian import closeness
 from cpsgd.mechanisms.fine_gaussian import CELL
-from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
 from cpsgd.mechanisms.law import RoundedNormal
-from cpsgd.mechanisms.sums import MeanCoordinate
-from cpsgd.randomness import Keystream
+from cpsgd.mechanisms.noise import Noise, SumRounding
 
 LEAST_SIGMA, MOST_SIGMA = 0.8, 2047.0
 MAX_WINDOW = 1 << 17
@@ -70,8 +66,6 @@ class RoundedGaussian(Mechanism):
     title = "Gaussian noise before rounding"
     sampler_remedy: ClassVar[str] = "use a wider window, more noise per client (noise_deviation), or more clients"
     fewest_values = 12
-    is_noisy = True
-    levels = 0
     least_deviation: ClassVar[float] = LEAST_SIGMA
 
     noise_deviation: float
@@ -100,7 +94,7 @@ class RoundedGaussian(Mechanism):
         if self.grid.limit > _MAX_POINTS:
             raise ParameterError(
                 f"Expected coordinate_range={reach:g} to be at most {_MAX_POINTS} grid points of "
-                f"{self.step * 2.0**-self._fraction_bits:.3g}; use a larger step or a smaller range."
+                f"{self.step * 2.0**-self.fraction_bits:.3g}; use a larger step or a smaller range."
             )
 
     # ------------------------------------------------------------------ what a coordinate becomes
@@ -111,32 +105,27 @@ class RoundedGaussian(Mechanism):
         return self.coordinate_range / self.step
 
     @cached_property
-    def _fraction_bits(self) -> int:
+    def fraction_bits(self) -> int:
         """F: the standard deviation has between 8 and 16 cells of 2^8 points."""
         return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
 
     @property
     def _ratio(self) -> float:
         """σ in cells, exactly."""
-        return math.ldexp(self.noise_deviation, self._fraction_bits) / CELL
+        return math.ldexp(self.noise_deviation, self.fraction_bits) / CELL
 
     @property
-    def _cells(self) -> int:
+    def cells(self) -> int:
         """The largest |H|: further out every coordinate would be cut off, or nothing is worth drawing."""
-        reach = (self.window << (self._fraction_bits - 1)) + int(self.grid.limit) + UNIFORMS * CELL // 2
+        reach = (self.window << (self.fraction_bits - 1)) + int(self.grid.limit) + UNIFORMS * CELL // 2
         return min(fine_gaussian.farthest(self._ratio), math.ceil(reach / CELL))
 
     @property
     def grid(self) -> Grid:
         """2^F points per step."""
-        bits = self._fraction_bits
+        bits = self.fraction_bits
         limit = max(1.0, math.floor(math.ldexp(self._steps, bits)))
         return Grid(math.ldexp(1.0, bits) / self.step, limit, bits)
-
-    @property
-    def _farthest(self) -> float:
-        """What no coordinate on the grid is beyond, in steps: X, or a point where X is less than that."""
-        return max(self._steps, math.ldexp(1.0, -self._fraction_bits))
 
     @property
     def keystream_bytes(self) -> int:
@@ -145,14 +134,8 @@ class RoundedGaussian(Mechanism):
 
     def kernel(self) -> GaussianRounder:
         """Adds the noise and rounds."""
-        table = fine_gaussian.table(self._ratio, self._cells)
-        return GaussianRounder(int(self.grid.limit), self.window, self._fraction_bits, table.high, table.low)
-
-    # ------------------------------------------------------------------ messages and their sums
-
-    def format(self, clip_norm: float, modulus: int | None) -> Integers:
-        """Packed integers."""
-        return Integers(modulus or self.values, self.values)
+        table = fine_gaussian.table(self._ratio, self.cells)
+        return GaussianRounder(int(self.grid.limit), self.window, self.fraction_bits, table.high, table.low)
 
     @property
     def values(self) -> int:
@@ -162,66 +145,25 @@ class RoundedGaussian(Mechanism):
     @property
     def centre(self) -> float:
         """The middle of the window, and half a grid point: halves are rounded up."""
-        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self._fraction_bits)
+        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.fraction_bits)
 
     @property
     def scale(self) -> float:
         """s."""
         return self.step
 
-    def deviations(
-        self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
-    ) -> list[Deviation]:
-        """Bounds from the vectors, the noise and its rounding; docs/planning.md has the proof.
-
-        A client's integer Y, before it is cut off, has E exp(λ(Y - x)) <= exp(λ²(σ² + 1/12)/2) (1 + 2.1 exp(-2π²σ²)),
-        and cutting off adds at most its probability.
-        """
-        mean = MeanCoordinate(clients, dim, clip_norm, self.coordinate_range, rotate, mean_norm, self.grid.unit)
-        slack = clients * (2.0**-self._fraction_bits + 2.0**-18 * clip_norm / self.step)
-        unit = clients / self.step
-        proxy = clients * (self.settled_variance + 1.0 / 12.0) * _ROUNDING
-        more = clients * (self._ripple + self._cut)
-
-        def rest(slope: float) -> float:
-            return more
-
-        def rotated(vectors: Callable[[float], float]) -> Callable[[float], float]:
-            return lambda slope: more + vectors(slope * unit)
-
-        found = [Deviation(mean.largest * unit + slack, proxy, cumulant=rest)]
-        return found + [Deviation(slack, proxy, cumulant=rotated(vectors)) for vectors in mean.cumulants()]
-
-    # ------------------------------------------------------------------ simulation
+    @property
+    def noise(self) -> RoundedNoise:
+        """Gaussian noise of deviation σ."""
+        return RoundedNoise(self)
 
     def without_noise(self) -> Binomial:
-        """As many values, spread over the range as levels: rounding alone."""
+        """Returns rounding alone: as many values, spread over the range as levels."""
         return Binomial(levels=self.window, trials=0, coordinate_range=self.coordinate_range)
 
-    def rounding_part(self) -> Self:
-        """The mechanism itself: the noise comes before the rounding."""
-        return self
-
-    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
-        """None after the rounding."""
-        return np.zeros(dim, dtype=np.int64)
-
     def device_rounding(self) -> Rounding:
-        """None: a device adds up grid points, and rounds their sum (`device_noise`)."""
+        """Describes no rounding: a device adds up grid points, and rounds their sum (`RoundedNoise.on_device`)."""
         return Rounding(int(self.grid.limit), int(self.grid.limit), 0)
-
-    def device_noise(self, count: int) -> SumRounding:
-        """The sum's Gaussian, and its rounding."""
-        bits = self._fraction_bits
-        deviation = math.ldexp(self.noise_deviation, bits) * math.sqrt(count)
-        return SumRounding(deviation, bits, count, int(self.grid.limit), self.centre)
-
-    # ------------------------------------------------------------------ error
-
-    @property
-    def noise_variance(self) -> float:
-        """σ²."""
-        return self.noise_deviation**2
 
     @property
     def largest_rounding_variance(self) -> float:
@@ -232,71 +174,20 @@ class RoundedGaussian(Mechanism):
         """1/12 each."""
         return points.size / 12.0
 
-    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
-        """What the mean will be off by.
-
-        Noise and rounding are (s²/n) d (σ² + 1/12). Clipping is that all clients hold the same vector, as for other
-        mechanisms; with it counts the codec's resolution.
-        """
-        per_unit = dim * self.step**2 / clients
-        reach = self.coordinate_range
-        resolution = (clip.MARGIN * clip_norm) ** 2 + dim / self.grid.unit**2 / 12.0
-        clipped = max(0.0, clip_norm - reach) ** 2
-        if rotate and reach < clip_norm:
-            clipped = min(clipped, clip_norm**2 * gaussian_clipping(reach / clip_norm * math.sqrt(dim)))
-        return ExpectedError(per_unit * self.noise_variance, per_unit / 12.0, clipped + resolution)
-
-    # ------------------------------------------------------------------ privacy
+    @property
+    def extent(self) -> Extent:
+        """The law is in steps; X, or a grid point where X is less than that, is the largest coordinate."""
+        return Extent(self.step, max(self._steps, math.ldexp(1.0, -self.fraction_bits)) * _ROUNDING)
 
     @property
-    def _counted_variance(self) -> float:
-        """The variance of the continuous Gaussian, in squared steps, that the noise on the grid is a rounding of."""
-        return self.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self._fraction_bits)
-
-    def law(self, honest: int) -> RoundedNormal:
-        """N(0, honest σ²), its deviation rounded down."""
-        if honest == 0:
-            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
-        deviation = math.sqrt(honest * self._counted_variance) / _ROUNDING
-        lowest = self.centre - math.ldexp(self.grid.limit, -self._fraction_bits)
-        return RoundedNormal(deviation, self.noise_deviation, lowest)
-
-    def sensitivity(
-        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
-    ) -> float:
-        """2D/s for replace-one and D/s for zero-out, and never more than the cube of grid points allows, in steps."""
-        ball = adjacency.distance(clip_norm) / self.step
-        found = min(ball, math.sqrt(dim) * adjacency.distance(self._farthest)) * _ROUNDING
-        if replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
-            return found
-        points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=self.grid.unit)
-        return min(found, math.ldexp(points, -self._fraction_bits) * _ROUNDING)
-
-    def reach(self, adjacency: Adjacency) -> float:
-        """2X/s for replace-one and X/s for zero-out, or a grid point in place of X."""
-        return adjacency.distance(self._farthest) * _ROUNDING
+    def farthest_point(self) -> float:
+        """The largest |coordinate| on the grid, in steps."""
+        return math.ldexp(self.grid.limit, -self.grid.fraction_bits)
 
     @property
-    def variation(self) -> float:
-        """What is cut off at the window's ends, the sampler's distance from its law, and that of the grid from it."""
-        resolution = 2.0 * (2 * self._cells + 2) * 2.0**-128
-        return self._cut + fine_gaussian.SMOOTHING + resolution + fine_gaussian.GRID_VARIATION
-
-    def likelihood_slack(self, honest: int) -> float:
-        """How far the fractional parts may be from uniform, given the sum: within 1 ± τ in density."""
-        excess = uniformity(self._counted_variance, honest)
-        return -math.log1p(-excess) * (1.0 + 1e-12) if excess < 1.0 else math.inf
-
-    @property
-    def _cut(self) -> float:
-        """A bound on the probability that noise leaves the window, for the coordinate that is nearest to an end."""
-        room = (0.5 * self.window - math.ldexp(self.grid.limit, -self._fraction_bits)) * (1.0 - 1e-12)
-        return cut_off(room / self.noise_deviation)
-
-    @property
-    def _ripple(self) -> float:
-        """What the rounding's periodic part adds to a moment generating function."""
-        return 2.1 * math.exp(-2.0 * math.pi**2 * self.noise_deviation**2)
+    def lowest(self) -> float:
+        """The mean of a client's integer whose coordinate is at the lower end of its range."""
+        return self.centre - self.farthest_point
 
     # ------------------------------------------------------------------ planning
 
@@ -351,14 +242,13 @@ class RoundedGaussian(Mechanism):
         """The same with another step; X shrinks where it would leave the window, or the grid."""
         if scale == self.step:
             return self
-        widest = min(_MOST_OF_WINDOW * self.window, math.ldexp(_MAX_POINTS, -self._fraction_bits))
+        widest = min(self.widest_range, math.ldexp(_MAX_POINTS, -self.fraction_bits))
         return replace(self, step=scale, coordinate_range=min(self.coordinate_range, widest * scale))
 
-    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
-        """From where the window holds a few standard deviations of a rotated coordinate; or all of it, unrotated."""
-        half = _MOST_OF_WINDOW * self.window
-        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
-        return clip_norm * least / half, clip_norm * enough / half
+    @property
+    def widest_range(self) -> float:
+        """A little less than half of the window."""
+        return _MOST_OF_WINDOW * self.window
 
     def quieter(self, factor: float) -> Self | None:
         """The same with less noise, in a window as wide."""
@@ -378,6 +268,66 @@ class RoundedGaussian(Mechanism):
             f"Gaussian noise of {self.noise_deviation:.4g} steps of {self.step:.4g}, rounded to one of {self.window:,} "
             f"integers, in ±{self.coordinate_range:.4g}"
         )
+
+
+@dataclass(frozen=True)
+class RoundedNoise(Noise):
+    """Gaussian noise before the rounding, together with the rounding."""
+
+    of: RoundedGaussian
+    separate = False
+
+    @property
+    def variance(self) -> float:
+        """σ²."""
+        return self.of.noise_deviation**2
+
+    @property
+    def counted_variance(self) -> float:
+        """The variance of the continuous Gaussian, in squared steps, that the noise on the grid is a rounding of."""
+        return self.of.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self.of.fraction_bits)
+
+    def law(self, honest: int) -> RoundedNormal:
+        """Returns N(0, honest σ²), its deviation rounded down."""
+        if honest == 0:
+            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
+        deviation = math.sqrt(honest * self.counted_variance) / _ROUNDING
+        return RoundedNormal(deviation, self.of.noise_deviation, self.of.lowest)
+
+    @property
+    def variation(self) -> float:
+        """The mass beyond the window's ends, and the distances of the sampler and of the grid from their laws."""
+        resolution = 2.0 * (2 * self.of.cells + 2) * 2.0**-128
+        return self.cut + fine_gaussian.SMOOTHING + resolution + fine_gaussian.GRID_VARIATION
+
+    def slack(self, honest: int) -> float:
+        """Returns a bound on -log(1 - τ): given the sum, fractional parts are uniform within 1 ± τ in density."""
+        excess = uniformity(self.counted_variance, honest)
+        return -math.log1p(-excess) * (1.0 + 1e-12) if excess < 1.0 else math.inf
+
+    @property
+    def cut(self) -> float:
+        """Upper bound on the probability that noise leaves the window, for the coordinate nearest to an end."""
+        room = (0.5 * self.of.window - self.of.farthest_point) * (1.0 - 1e-12)
+        return cut_off(room / self.of.noise_deviation)
+
+    @property
+    def ripple(self) -> float:
+        """The rounding's periodic part in a moment generating function."""
+        return 2.1 * math.exp(-2.0 * math.pi**2 * self.of.noise_deviation**2)
+
+    def cumulant(self, slope: float) -> float:
+        """Returns a bound for a client's integer Y before it is cut off; docs/planning.md has the proof.
+
+        E exp(λ(Y - x)) <= exp(λ²(σ² + 1/12)/2) (1 + 2.1 exp(-2π²σ²)), and cutting off adds at most its probability.
+        """
+        return 0.5 * slope * slope * (self.settled_variance + 1.0 / 12.0) * _ROUNDING + self.ripple + self.cut
+
+    def on_device(self, count: int) -> SumRounding:
+        """Returns the sum's Gaussian, and its rounding."""
+        of = self.of
+        deviation = math.ldexp(math.sqrt(self.variance), of.fraction_bits) * math.sqrt(count)
+        return SumRounding(deviation, of.fraction_bits, count, int(of.grid.limit), of.centre)
 
 
 def usual_fields(

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.formats import Sampled
+from cpsgd.codec.formats import Integers, Sampled
 from cpsgd.codec.rounding import Flipper
 from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
@@ -100,7 +100,7 @@ class SampledCoins(Tilted):
         """Flips the coins of coordinates that were chosen."""
         return Flipper(int(self.grid.limit), 1), 2
 
-    def format(self, clip_norm: float, modulus: int | None) -> Sampled:
+    def format(self, clip_norm: float, modulus: int | None) -> Integers:
         """Bits of the chosen coordinates."""
         return Sampled(2, 2, self._below)
 

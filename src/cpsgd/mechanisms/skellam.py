@@ -22,22 +22,70 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.kernels import kernels
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.mechanisms import lattice, published
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
-from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric, SymmetricLaw
+from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise
+from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
 
-# E exp(λ Z) = exp(v (cosh λ - 1)), and cosh λ - 1 <= _STEEPNESS λ²/2 up to λ = _STEEPEST.
-_STEEPEST = 0.5
-_STEEPNESS = 2.0 * (math.cosh(_STEEPEST) - 1.0) / _STEEPEST**2 * (1.0 + 1e-12)
 # What is left of a recurrence's first ratio when it reaches the first one that is used.
 _FORGOTTEN = 2.0**-60
+
+
+@dataclass(frozen=True)
+class SkellamNoise(SymmetricNoise):
+    """Skellam noise of variance v."""
+
+    size_name = "variance"
+
+    @property
+    def variance(self) -> float:
+        """v."""
+        return self.size
+
+    def sum_law(self, honest: int) -> SkellamLaw:
+        """Returns Skellam noise of variance v · honest, as it is sent."""
+        return SkellamLaw(honest, self.size, self.limit)
+
+    def cumulant(self, slope: float) -> float:
+        """Returns the exact v (cosh λ - 1) = 2 v sinh²(λ/2); leaving out large |Z| only lowers it."""
+        return 2.0 * self.size * math.sinh(0.5 * slope) ** 2 if slope < 700.0 else math.inf
+
+    @staticmethod
+    def truncation(size: float, limit: int) -> float:
+        """Returns Chernoff's bound."""
+        return truncation(size, limit)
+
+    @staticmethod
+    def thresholds(size: float, limit: int) -> Table:
+        """Returns them by a recurrence of integers."""
+        return table(size, limit)
+
+    def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
+        """Draws Skellam noise of variance count v, and adds W per client."""
+        noise = np.full(dim, count * self.limit, dtype=np.int64)
+        for part, limit in self._parts(count):
+            noise += lattice.draw(table(part, limit), 2 * limit, dim, keystream).astype(np.int64) - limit
+        return noise
+
+    def sum_variation(self, count: int) -> float:
+        """The bound for all draws together: the mass beyond their limits, and their tables' rounding."""
+        return sum(truncation(part, limit) + table(part, limit).rounding for part, limit in self._parts(count))
+
+    def _parts(self, count: int) -> list[tuple[float, int]]:
+        """Returns the variances and limits of the draws of a sum."""
+        left, most = count * self.size, count * self.limit
+        found = []
+        while left > 0.0:
+            part = min(left, MAX_SIZE)
+            found.append((part, min(self.limit_of(part, DEFAULT_TRUNCATION), most)))
+            left -= part
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,60 +100,10 @@ class Skellam(Symmetric):
     title = "rounding and Skellam noise"
     noise_name = "Skellam"
     published: ClassVar[tuple[str, str] | None] = published.SKELLAM
-    size_field = "variance"
+    noise_type = SkellamNoise
     least_size = 2.0**-20
 
     variance: float
-
-    @property
-    def noise_variance(self) -> float:
-        """The variance v."""
-        return self.variance
-
-    @property
-    def noise_proxy(self) -> tuple[float, float]:
-        """E exp(λ Z) = exp(v (cosh λ - 1)); leaving out large |Z| only lowers E cosh(λ Z)."""
-        return _STEEPNESS * self.variance, _STEEPEST
-
-    def noise_cumulant(self, slope: float) -> float:
-        """The exact v (cosh λ - 1) = 2 v sinh²(λ/2); leaving out large |Z| only lowers it."""
-        return 2.0 * self.variance * math.sinh(0.5 * slope) ** 2 if slope < 700.0 else math.inf
-
-    @staticmethod
-    def truncation(variance: float, limit: int) -> float:
-        """Chernoff's bound."""
-        return truncation(variance, limit)
-
-    @staticmethod
-    def table(variance: float, limit: int) -> Table:
-        """By a recurrence of integers."""
-        return table(variance, limit)
-
-    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
-        """Skellam noise of variance count v, and what the clients add to send it from 0 up."""
-        noise = np.full(dim, count * self._limit, dtype=np.int64)
-        for part, limit in self._parts(count):
-            noise += lattice.draw(table(part, limit), 2 * limit, dim, keystream).astype(np.int64) - limit
-        return noise
-
-    def sum_variation(self, count: int) -> float:
-        """Of all draws together: what lies beyond their limits, and their tables' rounding."""
-        return sum(truncation(part, limit) + table(part, limit).rounding for part, limit in self._parts(count))
-
-    def _parts(self, count: int) -> list[tuple[float, int]]:
-        """Variances and limits of the draws that it takes."""
-        left, most = count * self.variance, count * self._limit
-        found = []
-        while left > 0.0:
-            part = min(left, MAX_SIZE)
-            found.append((part, min(self.limit_of(part, DEFAULT_TRUNCATION), most)))
-            left -= part
-        return found
-
-    def law(self, honest: int) -> SkellamLaw:
-        """Skellam noise of variance v · honest, as it is sent."""
-        self.check_noise()
-        return SkellamLaw(honest, self.variance, self._limit)
 
     def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
         """By the authors' Rényi bound."""

@@ -31,25 +31,21 @@ _SMALL_SLOPE = 1e-2
 
 @dataclass(frozen=True)
 class Deviation:
-    """A bound on how far a sum of messages lies from its centre, in integers.
+    """A bound on the distance of a sum of messages from its centre, in integers.
 
     Attributes:
-        offset: The largest possible part that is bounded as it is.
-        proxy: V, such that the rest Z has E exp(λ Z) <= exp(λ² V/2 + cumulant(|λ|)) for |λ| <= `steepest`.
-        steepest: The largest |λ| of that bound.
-        cumulant: What is not sub-Gaussian, or bounded better than that; None for nothing.
+        offset: The part that is bounded as it is.
+        cumulant: For the rest Z, a bound on log E exp(±λZ) at λ >= 0.
+        steepest: The largest λ of that bound.
     """
 
     offset: float
-    proxy: float
+    cumulant: Callable[[float], float]
     steepest: float = math.inf
-    cumulant: Callable[[float], float] | None = None
 
     def at(self, slope: float) -> float:
-        """λ² V/2 + cumulant(λ) for a λ >= 0, infinite beyond the steepest."""
-        if slope > self.steepest:
-            return math.inf
-        return 0.5 * self.proxy * slope * slope + (self.cumulant(slope) if self.cumulant is not None else 0.0)
+        """Returns the cumulant at a λ >= 0, infinite beyond the steepest."""
+        return self.cumulant(slope) if slope <= self.steepest else math.inf
 
 
 def rounding_cumulant(slope: float) -> float:

@@ -1,7 +1,7 @@
 """Rounding to k levels plus noise that is symmetric about zero, has no end, and is cut off at ±W.
 
-The noise is sent from 0 up, moved by W. What lies beyond ±W (`noise_limit`) is never drawn; `variation` is what that
-and the resolution of the table move, and the accounting adds it to δ. A subclass says which law it is.
+The noise is sent from 0 up, moved by W (`noise_limit`). Nothing beyond ±W is drawn. `variation` bounds the effect of
+that and of the table's resolution, and the accounting adds it to δ. A subclass brings the law.
 """
 
 from __future__ import annotations
@@ -16,18 +16,96 @@ from cpsgd import _validate
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, Table
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.base import Search
-from cpsgd.mechanisms.lattice import Lattice
+from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Law, check_points
 
 MAX_SIZE = 2.0**29
 DEFAULT_TRUNCATION = 2.0**-120
-"""What a limit that is not given costs: far less than any δ."""
+"""The truncation of a limit that is not given: far less than any δ."""
 
 # A limit that costs less than the first of these is of no use, and its table would be huge; one that costs more than
 # the second is not the noise that it is called any more.
 _LEAST_TRUNCATION, _MOST_TRUNCATION = 2.0**-200, 1e-6
 # More noise than this is as good as Gaussian already, and slow to certify.
 _MOST_NOISE = 2.5e9
+
+
+@dataclass(frozen=True)
+class SymmetricNoise(IntegerNoise):
+    """Symmetric noise of size v, about its variance in squared levels, moved up by W.
+
+    Attributes:
+        size: v; 0 for no noise.
+        limit: W.
+    """
+
+    size: float
+    limit: int
+
+    size_name: ClassVar[str]
+    """The name of v as a parameter."""
+
+    @staticmethod
+    @abstractmethod
+    def truncation(size: float, limit: int) -> float:
+        """Returns an upper bound on P(|Z| > W)."""
+
+    @staticmethod
+    @abstractmethod
+    def thresholds(size: float, limit: int) -> Table:
+        """Returns the thresholds of the outcomes 0, ..., 2W, which mean -W, ..., W."""
+
+    @abstractmethod
+    def sum_law(self, honest: int) -> Law:
+        """Returns the law of the summed noise of `honest` clients, moved up by W each."""
+
+    def law(self, honest: int) -> Law:
+        """Returns the law of a sum.
+
+        Raises:
+            ConditionError: v = 0.
+        """
+        if not self.size:
+            name = self.size_name
+            raise ConditionError(f"{name}=0 adds no noise, so there is no privacy; choose a {name} > 0.")
+        return self.sum_law(honest)
+
+    @property
+    def largest(self) -> int:
+        """2 W."""
+        return 2 * self.limit
+
+    @property
+    def mean(self) -> float:
+        """W."""
+        return float(self.limit)
+
+    def table(self) -> Table:
+        """Returns the thresholds of the law between -W and W."""
+        return self.thresholds(self.size, self.limit) if self.size else COINS
+
+    @property
+    def keystream_bytes(self) -> int:
+        """One number of 128 bits."""
+        return KEYSTREAM_BYTES if self.size else 0
+
+    @property
+    def variation(self) -> float:
+        """The mass beyond ±W, and the mass moved by rounding the thresholds."""
+        if not self.size:
+            return 0.0
+        return self.truncation(self.size, self.limit) + self.table().rounding
+
+    @classmethod
+    def limit_of(cls, size: float, allowed: float) -> int:
+        """Returns the smallest W with a truncation of at most `allowed`."""
+        low, high = 0, 1
+        while cls.truncation(size, high) > allowed:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if cls.truncation(size, middle) <= allowed else (middle, high)
+        return high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,128 +120,65 @@ class Symmetric(Lattice):
     sampler_remedy = "use a larger noise_limit, or add noise"
 
     noise_name: ClassVar[str]
-    """What the noise is called in a line of parameters."""
+    """The name of the noise in a line of parameters."""
+
+    noise_type: ClassVar[type[SymmetricNoise]]
+    """The noise; its `size_name` is the field that holds v."""
 
     least_size: ClassVar[float]
     """The smallest v but 0."""
 
-    size_field: ClassVar[str]
-    """The field that holds v, the size of a client's noise: about its variance, in squared levels; 0 for none."""
-
     noise_limit: int | None = None
-
-    @staticmethod
-    @abstractmethod
-    def truncation(size: float, limit: int) -> float:
-        """An upper bound on P(|Z| > W)."""
-
-    @staticmethod
-    @abstractmethod
-    def table(size: float, limit: int) -> Table:
-        """The thresholds of the outcomes 0, ..., 2W, which mean -W, ..., W."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size = _validate.finite(self.size_field, self.size) + 0.0  # which makes -0.0 zero
+        name, kind = self.noise_type.size_name, self.noise_type
+        size = _validate.finite(name, self.size) + 0.0  # which makes -0.0 zero
         if size != 0.0 and not self.least_size <= size <= MAX_SIZE:
-            raise ParameterError(
-                f"Expected {self.size_field} to be 0 or in [{self.least_size:g}, {MAX_SIZE:g}], got {size!r}."
-            )
-        object.__setattr__(self, self.size_field, size)
+            raise ParameterError(f"Expected {name} to be 0 or in [{self.least_size:g}, {MAX_SIZE:g}], got {size!r}.")
+        object.__setattr__(self, name, size)
         limit = self.noise_limit
         if limit is None:
-            limit = self.limit_of(size, DEFAULT_TRUNCATION) if size else 0
+            limit = kind.limit_of(size, DEFAULT_TRUNCATION) if size else 0
         low, high = 0, 0
         if size:
-            low, high = self.limit_of(size, _MOST_TRUNCATION), self.limit_of(size, _LEAST_TRUNCATION)
+            low, high = kind.limit_of(size, _MOST_TRUNCATION), kind.limit_of(size, _LEAST_TRUNCATION)
         object.__setattr__(self, "noise_limit", _validate.integer("noise_limit", limit, low=low, high=high))
 
     @property
     def size(self) -> float:
-        """The number v."""
-        size: float = getattr(self, self.size_field)
+        """v, the size of a client's noise."""
+        size: float = getattr(self, self.noise_type.size_name)
         return size
 
     @property
-    def _limit(self) -> int:
+    def noise(self) -> SymmetricNoise:
+        """The noise of size v within ±W."""
         assert self.noise_limit is not None  # set when the object was made
-        return self.noise_limit
-
-    @property
-    def largest_noise(self) -> int:
-        """2 W: noise is sent from 0 up."""
-        return 2 * self._limit
-
-    @property
-    def noise_mean(self) -> float:
-        """W."""
-        return float(self._limit)
-
-    def noise_table(self) -> Table:
-        """Thresholds of the law between -W and W."""
-        return self.table(self.size, self._limit) if self.size else COINS
-
-    @property
-    def noise_bytes(self) -> int:
-        """One number of 128 bits."""
-        return KEYSTREAM_BYTES if self.size else 0
-
-    @property
-    def variation(self) -> float:
-        """The mass beyond ±W, and what rounding of the thresholds moves."""
-        if not self.size:
-            return 0.0
-        return self.truncation(self.size, self._limit) + self.noise_table().rounding
+        return self.noise_type(self.size, self.noise_limit)
 
     def without_noise(self) -> Self:
-        """The same with v = 0."""
+        """Returns the same with v = 0."""
         return self._with_noise(0.0, 0)
 
-    @property
-    def is_noisy(self) -> bool:
-        """Whether v > 0."""
-        return self.size > 0.0
-
-    def check_noise(self) -> None:
-        """Refuses to speak of the law of no noise.
-
-        Raises:
-            ConditionError: v = 0.
-        """
-        if not self.size:
-            raise ConditionError(
-                f"{self.size_field}=0 adds no noise, so there is no privacy; choose a {self.size_field} > 0."
-            )
-
     def _with_noise(self, size: float, limit: int) -> Self:
-        changes: dict[str, Any] = {self.size_field: size, "noise_limit": limit}
+        changes: dict[str, Any] = {self.noise_type.size_name: size, "noise_limit": limit}
         return replace(self, **changes)
-
-    @classmethod
-    def limit_of(cls, size: float, allowed: float) -> int:
-        """The smallest W with a truncation of at most `allowed`."""
-        low, high = 0, 1
-        while cls.truncation(size, high) > allowed:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if cls.truncation(size, middle) <= allowed else (middle, high)
-        return high
 
     # ------------------------------------------------------------------ planning
 
     @classmethod
     def loudest(cls, levels: int, search: Search) -> Self | None:
-        """The largest v for these levels and values whose truncation the search can afford."""
-        room = (search.values - levels) // 2
+        """Returns the largest v for these levels and values whose truncation the search can afford."""
+        room, kind = (search.values - levels) // 2, cls.noise_type
         affordable = min(max(0.5 * search.variation, 2.0**-100), _MOST_TRUNCATION)
-        if room < 1 or cls.truncation(cls.least_size, room) > affordable:
+        if room < 1 or kind.truncation(cls.least_size, room) > affordable:
             return None
 
         most = min(MAX_SIZE, max(_MOST_NOISE / search.honest, cls.least_size))
-        size = cls._largest(lambda v: cls.truncation(v, room) <= affordable, most)
-        limit = min(room, cls.limit_of(size, affordable))
-        start = cls(levels=levels, **{cls.size_field: size}, noise_limit=limit, coordinate_range=1.0)
+        size = cls._largest(lambda v: kind.truncation(v, room) <= affordable, most)
+        limit = min(room, kind.limit_of(size, affordable))
+        start = cls(levels=levels, **{kind.size_name: size}, noise_limit=limit, coordinate_range=1.0)
         if search.fits(start):
             return start
         fitting = cls._largest(lambda v: search.fits(start.quieter(v / size) or start), size)
@@ -171,7 +186,7 @@ class Symmetric(Lattice):
 
     @classmethod
     def _largest(cls, fits: Callable[[float], bool], most: float) -> float:
-        """The largest v up to `most` that fits, within a thousandth, or else the smallest there is."""
+        """Returns the largest v up to `most` that fits, within a thousandth, or else the smallest there is."""
         if fits(most):
             return most
         low, high = cls.least_size, most
@@ -181,21 +196,21 @@ class Symmetric(Lattice):
         return low
 
     def quieter(self, factor: float) -> Self | None:
-        """The same with a smaller v, cut off where it costs as much."""
-        size = self.size * min(factor, 0.99)
+        """Returns the same with a smaller v, cut off where it costs as much."""
+        size, noise = self.size * min(factor, 0.99), self.noise
         if size < self.least_size:
             return None
-        allowed = max(self.truncation(self.size, self._limit), _LEAST_TRUNCATION)
-        return self._with_noise(size, min(self._limit, self.limit_of(size, allowed)))
+        allowed = max(noise.truncation(self.size, noise.limit), _LEAST_TRUNCATION)
+        return self._with_noise(size, min(noise.limit, noise.limit_of(size, allowed)))
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """The noise of 14 coins."""
+        """Returns the noise of 14 coins."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
-        return {**found, cls.size_field: 3.5}
+        return {**found, cls.noise_type.size_name: 3.5}
 
     def describe(self) -> str:
-        """Levels, range and noise."""
+        """Returns levels, range and noise."""
         return (
             f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, {self.noise_name} noise of variance "
             f"{self.size:.6g} within ±{self.noise_limit:,}"
@@ -220,11 +235,11 @@ class SymmetricLaw(Law):
         return 2 * self.parts * self.limit
 
     def with_parts(self, parts: int) -> Self:
-        """With another number of clients."""
+        """Returns the law of another number of clients."""
         return replace(self, parts=parts)
 
     def half_window(self, nats: float, margin: int) -> int:
-        """How far a window goes from the centre: far enough for Skellam noise, and for noise of lighter tails.
+        """Returns the reach of a window from the centre: enough for Skellam noise, and for lighter tails.
 
         Raises:
             ConditionError: It would have too many points.

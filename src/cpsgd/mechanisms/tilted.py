@@ -21,15 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
-from cpsgd.codec import clip
 from cpsgd.codec.rounding import Grid
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.base import Deviation, ExpectedError, FairCoins, Mechanism, Search
-from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, RANGES, gaussian_clipping
+from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Search
+from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, clipped_square
 from cpsgd.mechanisms.law import Steps
-from cpsgd.mechanisms.sums import MeanCoordinate
-from cpsgd.randomness import Keystream
+from cpsgd.mechanisms.noise import FairCoins, Noise
+from cpsgd.mechanisms.sums import Deviation, MeanCoordinate
 
 FRACTION_BITS = 16
 _ONE = 1 << FRACTION_BITS
@@ -57,6 +55,30 @@ def sixteenth_bits(name: str, value: object, *, most: float, remedy: str) -> flo
     return math.floor(found * _ONE) / _ONE
 
 
+@dataclass(frozen=True)
+class TiltedNoise(Noise):
+    """The variance of a client's integer that is there whatever its coordinate is: a - b θ²."""
+
+    of: Tilted
+    separate = False
+
+    @property
+    def variance(self) -> float:
+        """a - b θ², the variance at the ends of the range."""
+        most, fall = self.of.variances
+        return most - fall * self.of.theta**2
+
+    def law(self, honest: int) -> Steps:
+        """Returns the law of a sum over `honest` clients."""
+        if honest == 0:
+            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
+        return self.of.steps(honest)
+
+    def on_device(self, count: int) -> FairCoins:
+        """Returns no coins: there is no noise beside the rounding."""
+        return FairCoins(0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tilted(Mechanism):
     """Integers whose odds a coordinate tilts.
@@ -66,9 +88,7 @@ class Tilted(Mechanism):
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
     """
 
-    is_noisy = True
     levels = 2
-    variation = 0.0
     most_theta: ClassVar[float] = 0.5
 
     theta: float
@@ -90,7 +110,7 @@ class Tilted(Mechanism):
     @property
     @abstractmethod
     def variances(self) -> tuple[float, float]:
-        """A and b: the variance of a client's integer is a - b (θ x/X)²."""
+        """a and b: the variance of a client's integer is a - b (θ x/X)²."""
 
     @abstractmethod
     def steps(self, honest: int) -> Steps:
@@ -109,23 +129,15 @@ class Tilted(Mechanism):
         """s = X / (θ γ)."""
         return self.coordinate_range / (self.theta * self.gain)
 
-    def rounding_part(self) -> Self:
-        """The mechanism itself: its noise cannot be drawn apart."""
-        return self
-
-    def sum_noise(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
-        """None beside the rounding."""
-        return np.zeros(dim, dtype=np.int64)
-
-    def device_noise(self, count: int) -> FairCoins:
-        """None beside the rounding."""
-        return FairCoins(0)
+    @property
+    def noise(self) -> TiltedNoise:
+        """The part of the spread that does not depend on the coordinate."""
+        return TiltedNoise(self)
 
     @property
-    def noise_variance(self) -> float:
-        """a - b θ², the variance at the ends of the range."""
-        most, fall = self.variances
-        return most - fall * self.theta**2
+    def extent(self) -> Extent:
+        """The law is in units of X."""
+        return Extent(self.coordinate_range, 1.0)
 
     @property
     def largest_rounding_variance(self) -> float:
@@ -176,57 +188,20 @@ class Tilted(Mechanism):
         cumulants = [at_most, *map(rotated, mean.cumulants())]
         # Beyond this floats overflow, and nothing is claimed.
         steepest = _LARGEST_EXPONENT / (len(steps.low) - 1 - centre)
-        return [Deviation(slack, 0.0, steepest, cumulant) for cumulant in cumulants]
+        return [Deviation(slack, cumulant, steepest) for cumulant in cumulants]
 
-    def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
-        """What the mean will be off by.
+    def expected_rounding(self, *, dim: int, clip_norm: float, rotate: bool) -> float:
+        """Returns b θ² (1 - E[x²]/X²), x the clipped coordinate.
 
-        * noise and rounding together: (s²/n) Σ_j (a - b θ² E[x_j²]/X²), x_j the clipped coordinate. A rotated vector of
-          norm D has coordinates close to N(0, D²/d); without rotation the worst vector of norm D has the largest
-          coordinate there is;
-        * clipping: as for rounding to levels (`Lattice.predicted_error`), that all clients hold the same vector; and
-          the codec's resolution, the margin of the norm and the grid.
+        A rotated vector of norm D has coordinates close to N(0, D²/d). Without rotation the worst vector of norm D has
+        the largest coordinate there is.
         """
-        per_unit = dim * self.scale**2 / clients
-        reach = self.coordinate_range
-        resolution = (clip.MARGIN * clip_norm) ** 2 + dim / self.grid.unit**2 / 12.0
-        deviation = clip_norm / math.sqrt(dim)
+        reach, deviation = self.coordinate_range, clip_norm / math.sqrt(dim)
+        # No coordinate of a vector of norm D exceeds D. Clipping takes most from a vector with a single coordinate.
+        square = min(clip_norm, reach) ** 2 / dim
         if rotate and reach < clip_norm:
-            # Of all vectors of norm D clipping takes most from one with a single coordinate.
-            square = max(deviation**2 * _clipped_square(reach / deviation), reach**2 / dim)
-            clipped = min(clip_norm * clip_norm * gaussian_clipping(reach / deviation), (clip_norm - reach) ** 2)
-        else:
-            # No coordinate of a vector of norm D exceeds D, whatever the rotation.
-            square = min(clip_norm, reach) ** 2 / dim
-            clipped = max(0.0, clip_norm - reach) ** 2
-        rounding = per_unit * self.largest_rounding_variance * (1.0 - square / reach**2)
-        return ExpectedError(per_unit * self.noise_variance, rounding, clipped + resolution)
-
-    def law(self, honest: int) -> Steps:
-        """The law of a sum over `honest` clients."""
-        if honest == 0:
-            raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
-        return self.steps(honest)
-
-    def sensitivity(
-        self, *, dim: int, clip_norm: float, adjacency: Adjacency, replace_one_distance: float | None = None
-    ) -> float:
-        """2D/X for replace-one and D/X for zero-out, and never more than the cube of coordinates allows.
-
-        In units of X. Rotation keeps distances, and clipping coordinates is a projection on a convex set. The grid does
-        not increase it either: a vector whose norm on the grid exceeds D is shrunk. Nothing on the grid enforces a
-        distance that is stated for replace-one: there the resolution is added.
-        """
-        ball = adjacency.distance(clip_norm) / self.coordinate_range
-        found = min(ball, math.sqrt(dim) * adjacency.distance(1.0)) * _ROUNDING
-        if replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
-            return found
-        points = clip.apart(replace_one_distance, dim=dim, clip_norm=clip_norm, unit=self.grid.unit)
-        return min(found, points / self.grid.limit * _ROUNDING)
-
-    def reach(self, adjacency: Adjacency) -> float:
-        """2 for replace-one and 1 for zero-out, in units of X."""
-        return adjacency.distance(1.0)
+            square = max(deviation**2 * clipped_square(reach / deviation), square)
+        return self.largest_rounding_variance * (1.0 - square / reach**2)
 
     # ------------------------------------------------------------------ planning
 
@@ -241,11 +216,10 @@ class Tilted(Mechanism):
         theta = min(max(1.0, float(round(wanted))), math.floor(self.most_theta * _ONE)) / _ONE
         return replace(self, theta=theta, coordinate_range=scale * (theta * self.gain))
 
-    def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
-        """With the largest θ, from ranges of a few standard deviations of a rotated coordinate; or unclipped."""
-        most = self.most_theta * self.gain
-        least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
-        return clip_norm * least / most, clip_norm * enough / most
+    @property
+    def widest_range(self) -> float:
+        """θ γ at the largest θ."""
+        return self.most_theta * self.gain
 
     @staticmethod
     def usual_range(*, dim: int, clip_norm: float, rotate: bool) -> float:
@@ -265,14 +239,7 @@ class Tilted(Mechanism):
         That scale is S/√(a - b θ²) for a constant S, and θ = X/(γ s): solved for θ.
         """
         most, fall = self.variances
-        constant = search.rough_scale(self) * math.sqrt(self.noise_variance)
+        constant = search.rough_scale(self) * math.sqrt(self.noise.variance)
         tilt = self.coordinate_range / (self.gain * constant)
         theta = tilt * math.sqrt(most / (1.0 + fall * tilt * tilt))
         return self.with_scale(self.coordinate_range / (self.gain * theta))
-
-
-def _clipped_square(reach: float) -> float:
-    """E[min(g², reach²)] of a standard normal g: 1 - 2 [(1 - x²) Φ(-x) + x φ(x)] at x = reach."""
-    tail = 0.5 * math.erfc(reach / math.sqrt(2.0))
-    density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
-    return 1.0 - 2.0 * ((1.0 - reach * reach) * tail + reach * density)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 
 if TYPE_CHECKING:

@@ -15,17 +15,17 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.correlation import MAX_BANDS, MAX_ROUNDS, Correlation
+from cpsgd.correlated.mechanism import LEAST_SIGMA, CorrelatedGaussian
+from cpsgd.correlated.weights import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
-from cpsgd.mechanisms.correlated_gaussian import LEAST_SIGMA
+from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, AnyDesign, Considered, Design, values_of
@@ -325,10 +325,9 @@ class _Run:
         return best
 
     def _error(self, mechanism: Mechanism) -> float:
-        """The mean over rounds of the squared error of the model so far."""
+        """Returns the mean over rounds of the squared error of the model so far."""
         of_z, of_own, of_bias = self._weights
-        setting, noise = self.problem.setting, mechanism.run_noise()
-        assert noise is not None  # rounds are correlated
+        setting, noise = self.problem.setting, cast(CorrelatedGaussian, mechanism).run_noise()
         per_unit = setting.dim * mechanism.scale**2 / setting.surviving
         own = noise.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping
@@ -354,5 +353,5 @@ class _Run:
     def _settled(design: AnyDesign) -> AnyDesign:
         """With the error of a round's mean when lineages have gone on for b rounds."""
         error, mechanism = design.error, design.mechanism
-        grown = mechanism.settled_variance / mechanism.noise_variance
+        grown = mechanism.noise.settled_variance / mechanism.noise.variance
         return replace(design, error=ExpectedError(error.noise * grown, error.rounding, error.clipping))

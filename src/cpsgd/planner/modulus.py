@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Required, TypedDict, Unpack
 
 from cpsgd.mechanisms import Mechanism
-from cpsgd.mechanisms.base import Deviation
+from cpsgd.mechanisms.sums import Deviation
 
 DEFAULT_OVERFLOW = 1e-9
 # More than what rounding to 128 bits moves in a table of 2^20 thresholds. That tails are cut off only helps.
@@ -57,7 +57,7 @@ def overflow_probability(
     deviations = mechanism.deviations(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, mean_norm=mean_norm)
     half = 0.5 * modulus - _misplaced(mechanism, clients)
     # The bounds are about the exact law of the noise; a sampler that is not exact may place this much of it anywhere.
-    sampled = clients * dim * _RESOLUTION if mechanism.variation else 0.0
+    sampled = clients * dim * _RESOLUTION if mechanism.noise.variation else 0.0
     return min(1.0, min(_tail(half, deviation, dim) for deviation in deviations) + sampled)
 
 
@@ -123,38 +123,27 @@ def _tail(half: float, deviation: Deviation, dim: int) -> float:
     reach = half - deviation.offset
     if reach <= 0.0:
         return 1.0
-    if deviation.cumulant is not None:
-        best = _smallest(lambda slope: deviation.at(slope) - slope * reach, deviation)
-        exponent = min(best * (1.0 - 1e-12), 0.0)
-    elif deviation.proxy == 0.0:
-        return 0.0
-    elif reach <= deviation.steepest * deviation.proxy:
-        exponent = -0.5 * reach * reach / deviation.proxy
-    else:
-        exponent = (0.5 * deviation.steepest * deviation.proxy - reach) * deviation.steepest
+    best = _smallest(lambda slope: deviation.at(slope) - slope * reach, deviation)
+    exponent = min(best * (1.0 - 1e-12), 0.0)
     return min(1.0, 2.0 * dim * math.exp(exponent) * (1.0 + 1e-12))
 
 
 def _reach(deviation: Deviation, nats: float) -> float:
     """The smallest t with Λ(λ) - λ t <= -nats for some λ."""
-    if deviation.cumulant is not None:
-        return _smallest(lambda slope: (deviation.at(slope) + nats) / slope, deviation)
-    # λ t - λ² V/2 = nats at the best λ, √(2 nats/V), or at the largest.
-    reach = math.sqrt(2.0 * nats * deviation.proxy)
-    if reach > deviation.steepest * deviation.proxy:
-        reach = nats / deviation.steepest + 0.5 * deviation.steepest * deviation.proxy
-    return reach
+    return _smallest(lambda slope: (deviation.at(slope) + nats) / slope, deviation)
 
 
 def _smallest(objective: Callable[[float], float], deviation: Deviation) -> float:
     """The smallest value over λ of a function that falls and then rises: by doubling, and golden sections of log λ."""
+    last = math.log(deviation.steepest)
 
     def at(place: float) -> float:
-        return objective(min(math.exp(place), deviation.steepest))
+        return objective(min(math.exp(place), deviation.steepest)) if place <= last else math.inf
 
     # About where a Gaussian of the same variance has its best λ.
     variance = 2.0 * deviation.at(_PROBE) / _PROBE**2
     high = math.log(_TYPICAL_NATS / variance) * 0.5 if variance > 0.0 else 0.0
+    high = min(high, last)
     low = high - 1.0
     at_low, at_high = at(low), at(high)
     step = -1.0 if at_low < at_high else 1.0
@@ -162,8 +151,6 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
         low, high, at_low, at_high = high, low, at_high, at_low
     # From `low` to `high` it falls (or both are out of reach); go on until it rises.
     while at_high <= at_low and abs(high) < _FARTHEST:
-        if math.exp(low) >= deviation.steepest and step > 0.0:
-            return at_low  # there is no larger λ
         low, high, at_low, at_high = high, high + step, at_high, at(high + step)
     left, right = sorted((low - step, high))
     # Where it is smooth, the vertex of a parabola through three places is soon as good as the best place itself.

@@ -10,10 +10,10 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
-from cpsgd.adjacency import Adjacency
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms import CorrelatedGaussian, ExpectedError, Mechanism
-from cpsgd.participation import Participation
+from cpsgd.mechanisms import ExpectedError, Mechanism
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.correlated import PrefixNoise, check_correlated, correlated_plan
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
 from cpsgd.planner.nearest import too_accurate, too_few_bits
@@ -21,8 +21,9 @@ from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.promise import Promise
+from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 
 # Without a requirement on bits or error: the fewest bits that come this close to the Gaussian mechanism.
 _CLOSE_TO_GAUSSIAN = 1.1
@@ -314,20 +315,20 @@ def _assembled(
             for b, point in sorted(points.items())
         )
 
-    promise = Promise(
-        # What was asked for: what was proved is at most that.
-        epsilon=problem.target.epsilon,
-        delta=problem.target.delta,
-        surviving=problem.setting.surviving,
+    # What was asked for: what was proved is at most that.
+    claim = Claim(problem.target.epsilon, problem.target.delta)
+    conditions = Conditions.of(
+        problem.setting.surviving,
         adjacency=problem.target.adjacency,
         colluding=problem.colluding,
         rounds=problem.target.rounds,
         participation=problem.target.participation,
         examples=examples,
     )
+    promise = Promise(claim, conditions)
     return Plan(
         protocol=replace(design.protocol, promise=promise),
-        guarantee=design.guarantee,
+        guarantee=replace(design.guarantee, run=Run(design.protocol, conditions)),
         wished_epsilon=problem.target.epsilon,
         bits=bits,
         error=design.error,

@@ -7,18 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec import pack
 from cpsgd.distance import check_distance
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms.law import Steps
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import modulus
 from cpsgd.planner.requirements import Requirements, checked_mean_norm, mechanisms_for, surviving
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, gaussian_squared_error, values_of
 from cpsgd.planner.target import Target
-from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
 from cpsgd.protocol import NORM_LIMITS, Protocol
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
@@ -204,7 +202,7 @@ class Problem:
             protocol, guarantee = self._account(design)
         if self.target.participation.sampled:
             return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
-        if isinstance(design.mechanism.law(self.target.honest), Steps) and guarantee.epsilon > _NEARLY * epsilon:
+        if isinstance(design.mechanism.noise.law(self.target.honest), Steps) and guarantee.epsilon > _NEARLY * epsilon:
             return design, protocol, guarantee  # the search was through the same certificate
         # ε is nearly proportional to 1/s.
         factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)

@@ -19,14 +19,15 @@ from functools import lru_cache
 
 from scipy.optimize import brentq, minimize_scalar
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.codec.rounding import MAX_LEVELS
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import Binomial, Coins, by_name, published
+from cpsgd.mechanisms import Binomial, Coins, published
+from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, gaussian_clipping, gaussian_rounding
 from cpsgd.mechanisms.discrete_gaussian import integer_variance
-from cpsgd.mechanisms.lattice import ENOUGH_REACH, LEAST_REACH, gaussian_clipping, gaussian_rounding
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner.search import values_of
 from cpsgd.protocol import Protocol
+from cpsgd.registry import by_name
 
 # How many standard deviations of the sum the modulus holds either way: the discrete Gaussian's authors' choice.
 _DEVIATIONS = 4.0

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpsgd import _validate, mechanisms
-from cpsgd.adjacency import Adjacency
+from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Mechanism
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
+from cpsgd.registry import MECHANISMS
 
 BEST = "best"
 """In place of a mechanism's name: whichever is the most accurate."""
@@ -94,9 +94,9 @@ def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
         ParameterError: The one that is named does not exist, or does not go with secure aggregation.
     """
     if required.mechanism == BEST:
-        kinds = [kind for kind in mechanisms.MECHANISMS.values() if kind.planned]
+        kinds = [kind for kind in MECHANISMS.values() if kind.planned]
         return tuple(kind for kind in kinds if not required.secure or kind.not_summed is None)
-    kind = mechanisms.MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *mechanisms.MECHANISMS))]
+    kind = MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *MECHANISMS))]
     if required.secure and kind.not_summed is not None:
         raise ParameterError(kind.not_summed)
     return (kind,)

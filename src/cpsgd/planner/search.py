@@ -367,7 +367,7 @@ def _fitting(setting: Setting, mechanism: Mechanism, scale: float, values: int) 
     """
     candidate: Mechanism | None = mechanism
     while candidate is not None:
-        rougher = scale * math.sqrt(mechanism.noise_variance / candidate.noise_variance)
+        rougher = scale * math.sqrt(mechanism.noise.variance / candidate.noise.variance)
         needed = setting.needed_modulus(candidate.with_scale(rougher))
         if needed is None or needed <= values:
             return None if candidate is mechanism else candidate

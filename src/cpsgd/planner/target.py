@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Law, Normal, Steps
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.costs import SAMPLED_TAIL_SHARE, counted_tail
@@ -122,21 +121,21 @@ class Target:
 
     def ideal_scale(self, mechanism: Mechanism) -> float:
         """The scale that a Gaussian of the same variance would need, which no certificate comes below by much."""
-        return self.distance / (math.sqrt(self.honest * mechanism.noise_variance) * self.gaussian_mu)
+        return self.distance / (math.sqrt(self.honest * mechanism.noise.variance) * self.gaussian_mu)
 
     def rough_scale(self, mechanism: Mechanism) -> float:
         """The scale that a Gaussian of slightly smaller variance would need; only ranks candidates."""
-        law = mechanism.law(self.honest)
+        law = mechanism.noise.law(self.honest)
         if isinstance(law, Steps):
             return self.ideal_scale(mechanism) * _STEPS_EXCESS
         if isinstance(law, Normal):
             return self.ideal_scale(mechanism) * self.gaussian_mu / self._normal_mu(self._spent_on(mechanism))
-        deviation = math.sqrt(self.honest * mechanism.noise_variance)
+        deviation = math.sqrt(self.honest * mechanism.noise.variance)
         return self.ideal_scale(mechanism) * (1.0 + _EXCESS / deviation)
 
     def quick_scale(self, mechanism: Mechanism) -> float:
         """The smallest scale by the quickest certificate there is; a rough one where there is no quick certificate."""
-        law = mechanism.law(self.honest)
+        law = mechanism.noise.law(self.honest)
         if isinstance(law, Steps):
             return self.rough_scale(mechanism)
         try:
@@ -148,7 +147,7 @@ class Target:
 
     def quickly_certified(self, mechanism: Mechanism) -> bool:
         """Whether the quickest certificate proves anything about so much noise."""
-        law = mechanism.law(self.honest)
+        law = mechanism.noise.law(self.honest)
         if isinstance(law, Steps):
             return False
         try:
@@ -170,7 +169,7 @@ class Target:
         Raises:
             ConditionError: No certificate exists for so little noise.
         """
-        law, levels = mechanism.law(self.honest), mechanism.levels
+        law, levels = mechanism.noise.law(self.honest), mechanism.levels
         if isinstance(law, Normal):
             return self._normal_scale(law, mechanism)
         if isinstance(law, Steps):
@@ -197,7 +196,7 @@ class Target:
 
     def _scale_for(self, mechanism: Mechanism, allowed: float) -> float:
         """The smallest s at which neighbours are at most `allowed` apart; 0 where the range sees to that."""
-        cube = math.sqrt(self.dim) * mechanism.reach(self.adjacency)
+        cube = math.sqrt(self.dim) * mechanism.extent.reach(self.adjacency)
         return 0.0 if allowed >= cube else self._scale_at(mechanism, allowed)
 
     def _normal_scale(self, law: Normal, mechanism: Mechanism) -> float:
@@ -206,7 +205,7 @@ class Target:
         Raises:
             ConditionError: That costs too much of δ or ε.
         """
-        slack = self.counted_rounds * self.dim * mechanism.likelihood_slack(self.honest)
+        slack = self.counted_rounds * self.dim * mechanism.noise.slack(self.honest)
         spent = self._spent_on(mechanism)
         if spent > _MOST_FOR_VARIATION or slack > _MOST_FOR_SLACK * self.epsilon:
             raise ConditionError(f"The noise is too far from a Gaussian; {mechanism.sampler_remedy}.")
@@ -215,7 +214,7 @@ class Target:
     def _spent_on(self, mechanism: Mechanism) -> float:
         """The share of δ that a sampler's total variation costs."""
         draws = self.counted_rounds * self.honest * self.dim
-        return draws * mechanism.variation * (1.0 + math.exp(self.epsilon)) / self.delta
+        return draws * mechanism.noise.variation * (1.0 + math.exp(self.epsilon)) / self.delta
 
     def _normal_mu(self, spent: float, slack: float = 0.0) -> float:
         """The largest μ of a round of a Gaussian mechanism, where a share of δ is spent, and ε has to make up for λ.
@@ -244,13 +243,13 @@ class Target:
         last: tuple[float, float] | None = None
         for _ in range(_STEPS_TRIES):
             tried = mechanism.with_scale(scale)
-            law = tried.law(self.honest)
+            law = tried.noise.law(self.honest)
             assert isinstance(law, Steps)
             # Odds are multiples of 2^-16: where none are left between what is enough and what is not, this is it.
             seen[law] += 1
             if seen[law] > _SAME_ODDS and enough < math.inf:
                 break
-            sensitivity, reach = tried.sensitivity(**self._size), tried.reach(self.adjacency)
+            sensitivity, reach = tried.sensitivity(**self._size), tried.extent.reach(self.adjacency)
             try:
                 found = smoothed_certificate(
                     law, dim=self.dim, sensitivity=sensitivity, reach=reach, tail=tail, rounds=rounds
@@ -291,7 +290,7 @@ class Target:
                 return smoothed_sensitivity(
                     law,
                     dim=self.dim,
-                    reach=mechanism.reach(self.adjacency),
+                    reach=mechanism.extent.reach(self.adjacency),
                     mu=mu,
                     tail=share * self.delta,
                     rounds=self.counted_rounds,

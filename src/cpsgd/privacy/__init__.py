@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cpsgd.adjacency import Adjacency as Adjacency
-from cpsgd.participation import Participation as Participation
+from cpsgd.neighbours import Adjacency as Adjacency
+from cpsgd.neighbours import Participation as Participation
 from cpsgd.privacy.accountant import NoiseBudget as NoiseBudget
 from cpsgd.privacy.accountant import solve as solve
 from cpsgd.privacy.certificate import GaussianCertificate as GaussianCertificate
@@ -17,10 +17,12 @@ from cpsgd.privacy.gaussian import classical_sigma as classical_sigma
 from cpsgd.privacy.gaussian import gdp_delta as gdp_delta
 from cpsgd.privacy.gaussian import gdp_epsilon as gdp_epsilon
 from cpsgd.privacy.gaussian import gdp_mu as gdp_mu
-from cpsgd.privacy.guarantees import CITATIONS as CITATIONS
 from cpsgd.privacy.guarantees import Guarantee as Guarantee
 from cpsgd.privacy.guarantees import guarantee as guarantee
+from cpsgd.privacy.guarantees import guarantee_over_rounds as guarantee_over_rounds
 from cpsgd.privacy.renyi import RenyiCertificate as RenyiCertificate
 from cpsgd.privacy.renyi import renyi_certificate as renyi_certificate
-from cpsgd.privacy.rounds import RoundsGuarantee as RoundsGuarantee
-from cpsgd.privacy.rounds import guarantee_over_rounds as guarantee_over_rounds
+from cpsgd.privacy.single import CITATIONS as CITATIONS
+
+RoundsGuarantee = Guarantee
+"""The name in 0.2.0 of a guarantee over rounds."""

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
 

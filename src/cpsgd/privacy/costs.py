@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cpsgd.adjacency import Adjacency
-from cpsgd.correlation import Correlation
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Normal, Steps
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon
 from cpsgd.privacy.certificate import gaussian_certificate
-from cpsgd.privacy.guarantees import CITATIONS, normal_cost
 from cpsgd.privacy.products import smoothed_certificate
+from cpsgd.privacy.single import CITATIONS, normal_cost
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -48,11 +46,10 @@ def round_cost(
 ) -> Rounds:
     """What `count` rounds with this many clients cost, each with a tail of this mass."""
     honest, mechanism = surviving - colluding, protocol.mechanism
-    mechanism.check_messages(surviving, protocol.clients)
-    mechanism.check_honest(honest, colluding, protocol.clients)
-    if mechanism.correlation is not None:
-        check_run(mechanism.correlation, 1, scheme)
-    law = mechanism.law(honest)
+    mechanism.memory.check_messages(surviving, protocol.clients)
+    mechanism.memory.check_honest(honest, colluding, protocol.clients)
+    mechanism.memory.check_run(1, scheme)
+    law = mechanism.noise.law(honest)
     sensitivity = protocol.sensitivity(adjacency)
     if isinstance(law, Normal):
         return normal_cost(protocol, law, adjacency, honest, count)
@@ -74,7 +71,7 @@ def round_cost(
         levels=mechanism.levels,
         tail=min(0.5, tail / counted),
     )
-    variation = honest * protocol.dim * mechanism.variation
+    variation = honest * protocol.dim * mechanism.noise.variation
     return Rounds(certificate.mu, count, counted * certificate.tail_mass * (1.0 + 1e-15), variation)
 
 
@@ -86,7 +83,7 @@ def joint_cost(protocol: Protocol, adjacency: Adjacency, honest: int, count: int
     Raises:
         ConditionError: There is no smoothed certificate.
     """
-    law = protocol.mechanism.law(honest)
+    law = protocol.mechanism.noise.law(honest)
     if isinstance(law, Normal):
         raise ConditionError("Gaussian noise needs no smoothing.")
     # Up to the next power of two the certificate is made for, so that the same serves every count.
@@ -103,7 +100,7 @@ def joint_cost(protocol: Protocol, adjacency: Adjacency, honest: int, count: int
         mu=found.mu / math.sqrt(count) * (1.0 + 1e-15),
         count=count,
         tail_mass=found.tail_mass / count * (1.0 + 1e-15),
-        variation=honest * protocol.dim * protocol.mechanism.variation,
+        variation=honest * protocol.dim * protocol.mechanism.noise.variation,
     )
 
 
@@ -146,7 +143,7 @@ def gaussian_epsilon(
     best = min(found, key=lambda pair: pair[0])
     if math.isinf(best[0]):
         reason = "ε would be over 500"
-        if protocol.mechanism.variation > 0.0:
+        if protocol.mechanism.noise.variation > 0.0:
             reason += ", or so large that the noise sampler's resolution spends δ"
         raise ConditionError(f"Nothing is proved about {sizes.total()} such rounds ({reason}); run fewer or add noise.")
     return best
@@ -156,27 +153,3 @@ def composition_citation(schemes: Iterable[str]) -> str:
     """The theorems behind composing equivalent Gaussians of rounds with these schemes of participation."""
     certificates = [CITATIONS["gaussian-certificate"], CITATIONS["smoothed-certificate"]]
     return "; ".join([*certificates, *(COMPOSED[scheme] for scheme in sorted(schemes))])
-
-
-def check_run(correlation: Correlation, rounds: int, scheme: Participation) -> None:
-    """Refuses rounds and participation that the correlation of a run's noise does not cover.
-
-    Raises:
-        ConditionError: It does not.
-    """
-    if rounds > correlation.rounds:
-        raise ConditionError(
-            f"The noise is correlated over a run of {correlation.rounds:,} rounds, and {rounds:,} are asked about; "
-            "plan a longer run, or begin a new one with a protocol of its own."
-        )
-    if scheme.sampled:
-        raise ConditionError(
-            "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
-            "'once', or independent noise."
-        )
-    if scheme.scheme == "every" and rounds > 1 and correlation.separation != 1:
-        apart = "in one of them at most" if correlation.separation is None else f"{correlation.separation} apart"
-        raise ConditionError(
-            f"The run's noise is for clients that take part {apart}, not in every round; use participation 'once', "
-            "separation=1 (which does not pay), or independent noise."
-        )

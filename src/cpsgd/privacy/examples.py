@@ -33,8 +33,8 @@ import math
 from dataclasses import dataclass, fields
 
 from cpsgd import _validate
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ParameterError
+from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
 HEADROOM = 2.0**-10

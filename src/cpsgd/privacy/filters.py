@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.fixed_size import sampled_divergence
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cpsgd.adjacency import Adjacency
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Law, Normal
-from cpsgd.participation import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy import composition
 from cpsgd.privacy.accountant import LARGEST_EPSILON
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.guarantees import CITATIONS, Guarantee, guarantee, quick_guarantee
 from cpsgd.privacy.products import smoothed_epsilon
 from cpsgd.privacy.renyi import renyi_floor, summed_renyi_certificate
+from cpsgd.privacy.single import CITATIONS, best_proof, quick_proof
+from cpsgd.run import Run
 
 if TYPE_CHECKING:
     from cpsgd.protocol import Protocol
@@ -50,13 +50,13 @@ def smoothed_proof(
 ) -> Proof:
     """ε by the smoothed certificate of all rounds' coordinates together, each as if it had the fewest clients."""
     mechanism, dim, rounds, honest = protocol.mechanism, protocol.dim, sizes.total(), min(sizes) - colluding
-    law, sensitivity = mechanism.law(honest), protocol.sensitivity(adjacency)
+    law, sensitivity = mechanism.noise.law(honest), protocol.sensitivity(adjacency)
     assert not isinstance(law, Normal)
     if isinstance(law, Law):
         floor = gdp_epsilon(sensitivity * math.sqrt(rounds / law.variance), delta) * _GAIN
         if floor >= below:
             raise ConditionError(f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed")
-    moved = dim * mechanism.variation * rounds * max(sizes)
+    moved = dim * mechanism.noise.variation * rounds * max(sizes)
 
     def prove(delta: float) -> tuple[float, float]:
         epsilon, certificate = smoothed_epsilon(
@@ -76,13 +76,13 @@ def renyi_proof(
         raise ConditionError(f"is computed for rounds of up to {_MOST_RENYI_SIZES} different numbers of clients")
     mechanism, dim = protocol.mechanism, protocol.dim
     sensitivity = protocol.sensitivity(adjacency)
-    laws = [(mechanism.law(size - colluding), count) for size, count in sizes.items()]
+    laws = [(mechanism.noise.law(size - colluding), count) for size, count in sizes.items()]
     rounds = [(law, count) for law, count in laws if isinstance(law, Law)]
     slope = sum(count * sensitivity**2 / (2.0 * law.variance) for law, count in rounds)
     if (floor := renyi_floor(slope, delta)) >= below:
         raise ConditionError(f"could not come below {math.floor(1e4 * floor) / 1e4:g}, so not computed")
     # Both neighbours' laws are, over all rounds, this close in total variation to the ones the certificates are about.
-    moved = dim * mechanism.variation * sum(count * (size - colluding) for size, count in sizes.items())
+    moved = dim * mechanism.noise.variation * sum(count * (size - colluding) for size, count in sizes.items())
 
     def prove(delta: float) -> tuple[float, float]:
         found = summed_renyi_certificate(rounds, dim=dim, sensitivity=sensitivity, levels=mechanism.levels, delta=delta)
@@ -117,31 +117,25 @@ def _with_sampler(
 
 
 def per_round_proof(
-    scheme: Participation,
-    protocol: Protocol,
-    delta: float,
-    sizes: Counter[int],
-    adjacency: Adjacency,
-    colluding: int,
-    below: float,
+    run: Run, protocol: Protocol, delta: float, sizes: Counter[int], adjacency: Adjacency, colluding: int, below: float
 ) -> Proof:
     """Each round's (ε, δ) alone, by whichever certificate is best for one round, composed optimally.
 
     Where even Gaussian noise of the same variance would not come `below`, by the quickest certificate.
     """
-    rounds, fewest = sizes.total(), min(sizes)
-    _check_composable(scheme, rounds)
+    rounds = run.rounds
+    _check_composable(run.participation, rounds)
     each = 0.5 * delta / rounds
 
     def composed(epsilon: float) -> float:
         return composition.optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
 
-    law = protocol.mechanism.law(fewest - colluding)
-    prove: Callable[..., Guarantee] = guarantee
+    law = protocol.mechanism.noise.law(run.honest)
+    prove = best_proof
     if isinstance(law, Law):
         least = gdp_epsilon(protocol.sensitivity(adjacency) / math.sqrt(law.variance), each) * _NEARLY
-        prove = quick_guarantee if composed(least) >= below else guarantee
-    single = prove(protocol, each, adjacency=adjacency, surviving=fewest, colluding=colluding)
+        prove = quick_proof if composed(least) >= below else best_proof
+    single = prove(run, each)
     if (epsilon := composed(single.epsilon)) > LARGEST_EPSILON:
         raise ConditionError(f"Nothing worth the name is proved about {rounds} such rounds; run fewer or add noise.")
     return epsilon, rounds * single.tail, f"{single.citation}; {composition.CITATION}"
@@ -158,7 +152,7 @@ def published_epsilon(
     """ε by the published accounting of the protocol's mechanism, rounds composed optimally.
 
     For the paper's mechanism that is its Theorem 1. For comparison only:
-    `cpsgd.privacy.guarantees.COMPARISONS` says where that fails.
+    `cpsgd.privacy.single.COMPARISONS` says where that fails.
 
     Raises:
         ConditionError: The published theorem does not apply to the protocol.

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import CpsgdError, GuaranteeError, ParameterError
-from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.rounds import RoundsGuarantee, guarantee_over_rounds
-
-if TYPE_CHECKING:
-    from cpsgd.promise import Promise
-    from cpsgd.protocol import Protocol
+from cpsgd.privacy.guarantees import Guarantee, guarantee
+from cpsgd.promise import Promise
+from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 
 # Rounds of one run mostly end with the same few numbers of messages.
 _REMEMBERED = 256
 
 
-def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | None = None) -> RoundsGuarantee | None:
+def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | None = None) -> Guarantee | None:
     """What is proved of a release with so many messages; None where the protocol promises nothing.
 
     Args:
@@ -49,33 +46,43 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
             )
         return None
     messages = _validate.integer("messages", messages, low=1)
-    limit = promise.epsilon if accept_epsilon is None else accept_epsilon
-    found = proved(protocol, promise, min(messages, promise.surviving))
-    if isinstance(found, str):
-        raise GuaranteeError(promise, messages, epsilon=None, accepted=accept_epsilon, reason=found)
-    if found.epsilon > limit:
-        raise GuaranteeError(promise, messages, epsilon=found.epsilon, accepted=accept_epsilon)
+    claim, conditions = promise.claim, promise.conditions
+    limit = claim.epsilon if accept_epsilon is None else accept_epsilon
+    fewest = min(messages, conditions.surviving)
+    run = Run(protocol, replace(conditions, sizes=((fewest, conditions.rounds),)))
+    found = proved(run, claim.delta)
+    if isinstance(found, str) or found.epsilon > limit:
+        raise _refusal(promise, messages, found, accept_epsilon)
     return found
 
 
+def _refusal(promise: Promise, messages: int, found: Guarantee | str, accepted: float | None) -> GuaranteeError:
+    """Returns the error that says what was promised, what is true, and what to do."""
+    claim, conditions = promise.claim, promise.conditions
+    few = messages < conditions.surviving
+    text = f"{messages:,} message{'s are' if messages > 1 else ' is'} in the sum, and {claim} was promised"
+    text += f" for at least {conditions.surviving:,}." if few else "."
+    number = "so few" if few else "so many"
+    rounds = f" over {conditions.rounds:,} rounds of {number}" if conditions.rounds > 1 else f" with {number}"
+    if isinstance(found, str):
+        epsilon = None
+        text += f" Nothing is proved{rounds}: {found} Nothing was released; wait for more messages."
+    else:
+        epsilon, true = found.epsilon, rounded_up(found.epsilon)
+        text += f" The ε that is true{rounds} is {true}"
+        text += "" if accepted is None else f", and {rounded_up(accepted)} was accepted"
+        wait = "wait for more messages, " if few else "plan again, "
+        text += f". Nothing was released: {wait}or accept it with accept_epsilon={true} (--accept-epsilon {true})."
+    return GuaranteeError(
+        text, epsilon=epsilon, promised=claim.epsilon, messages=messages, surviving=conditions.surviving
+    )
+
+
 @lru_cache(_REMEMBERED)
-def proved(protocol: Protocol, promise: Promise, messages: int) -> RoundsGuarantee | str:
-    """The guarantee of the promised rounds if each ends with so many messages, or why there is none."""
+def proved(run: Run, delta: float) -> Guarantee | str:
+    """Returns the guarantee of a run, or why there is none."""
     try:
-        found = guarantee_over_rounds(
-            protocol if promise.examples is None else example_protocol(protocol, promise.examples),
-            promise.delta,
-            rounds=promise.rounds,
-            participation=promise.participation,
-            adjacency=promise.adjacency,
-            surviving=messages,
-            colluding=promise.colluding,
-        )
+        return guarantee(run, delta)
     except CpsgdError as error:
         # Beyond the first line it is about each method by itself.
         return str(error).splitlines()[0]
-    if promise.examples is None:
-        return found
-    # The paper's theorem would be about sums whose norm is one example's.
-    kept = tuple(pair for pair in found.alternatives if not pair[0].startswith("paper-theorem"))
-    return replace(found, alternatives=kept)

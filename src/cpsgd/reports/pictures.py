@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cpsgd.audit import AuditReport
     from cpsgd.ledger import Budget, Entry
     from cpsgd.planner import FrontierPoint, Plan
-    from cpsgd.statistics.results import Statistic
+    from cpsgd.statistics.rows import Statistic
 
 # Rounds whose marks are large enough to be counted.
 _FEW_ROUNDS = 40

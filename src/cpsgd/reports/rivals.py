@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.mechanisms import MECHANISMS
 from cpsgd.mechanisms.law import Array
 from cpsgd.planner import plan
 from cpsgd.planner.problem import Problem
 from cpsgd.planner.published import PublishedProblem, published_error
 from cpsgd.planner.requirements import Requirements
+from cpsgd.registry import MECHANISMS
 from cpsgd.reports import plotting
 from cpsgd.reports.numbers import power, rounded_up
 

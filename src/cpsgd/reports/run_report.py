@@ -1,4 +1,4 @@
-"""A run's curves as a picture, and what is said about it in words. Its page is `cpsgd.dashboard.saved`."""
+"""A run's curves as a picture, and what is said about it in words. Its page is `cpsgd.dashboard.run_view`."""
 
 from __future__ import annotations
 

@@ -5,16 +5,16 @@ The protocol of Bonawitz et al. (2017) on the sparse graph of Bell et al. (2020)
 is described in docs/secure-aggregation.md, what it protects in docs/threat-model.md.
 """
 
-from cpsgd.secagg.client import SecureClient as SecureClient
+from cpsgd.secagg.coordinator import SecureServer as SecureServer
+from cpsgd.secagg.coordinator import SecureSum as SecureSum
+from cpsgd.secagg.frames import Invitation as Invitation
+from cpsgd.secagg.frames import Stage as Stage
 from cpsgd.secagg.graph import Risk as Risk
 from cpsgd.secagg.graph import risk as risk
-from cpsgd.secagg.identity import create_identity as create_identity
-from cpsgd.secagg.identity import public_line as public_line
-from cpsgd.secagg.identity import read_identity as read_identity
-from cpsgd.secagg.identity import read_roster as read_roster
+from cpsgd.secagg.identity_files import create_identity as create_identity
+from cpsgd.secagg.identity_files import public_line as public_line
+from cpsgd.secagg.identity_files import read_identity as read_identity
+from cpsgd.secagg.identity_files import read_roster as read_roster
 from cpsgd.secagg.parameters import SecureParameters as SecureParameters
-from cpsgd.secagg.recovery import offenders as offenders
-from cpsgd.secagg.server import SecureServer as SecureServer
-from cpsgd.secagg.server import SecureSum as SecureSum
-from cpsgd.secagg.wire import Invitation as Invitation
-from cpsgd.secagg.wire import Stage as Stage
+from cpsgd.secagg.participant import SecureClient as SecureClient
+from cpsgd.secagg.shamir import offenders as offenders

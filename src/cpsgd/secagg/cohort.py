@@ -16,10 +16,87 @@ from functools import cached_property
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
-from cpsgd.secagg import graph, identity, keys, wire
-from cpsgd.secagg.wire import Advert, Session
+from cpsgd.secagg import frames, graph, keys
+from cpsgd.secagg.frames import Session
 
-_MEMBER_BYTES = identity.PUBLIC_BYTES + 32
+_MEMBER_BYTES = keys.PUBLIC_BYTES + 32
+_KEYS_BYTES = 2 * keys.KEY_BYTES
+ADVERT_BYTES = _KEYS_BYTES + keys.PUBLIC_BYTES + keys.SIGNATURE_BYTES
+
+
+@dataclass(frozen=True)
+class Advert:
+    """What is public about a client in one round.
+
+    Attributes:
+        keys: The X25519 public keys: 32 bytes for the channels to its neighbours, 32 for its masks.
+        identity: The Ed25519 public key it signs with: of who the client is, with a roster; else made for the round.
+        signature: By that identity, over all of this, the client's number, the session and the roster.
+    """
+
+    keys: bytes
+    identity: bytes
+    signature: bytes
+
+    @property
+    def channel_key(self) -> bytes:
+        """The public key shares are sealed for."""
+        return self.keys[: keys.KEY_BYTES]
+
+    @property
+    def mask_key(self) -> bytes:
+        """The public key masks are agreed on with."""
+        return self.keys[keys.KEY_BYTES :]
+
+    def to_bytes(self) -> bytes:
+        """160 bytes."""
+        return self.keys + self.identity + self.signature
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Advert:
+        """What `to_bytes` wrote, unchecked but for its length.
+
+        Raises:
+            MessageError: The length is wrong.
+        """
+        if len(data) != ADVERT_BYTES:
+            raise MessageError(f"An advert takes {ADVERT_BYTES} bytes, got {len(data)}.")
+        end = _KEYS_BYTES + keys.PUBLIC_BYTES
+        return cls(data[:_KEYS_BYTES], data[_KEYS_BYTES:end], data[end:])
+
+    @classmethod
+    def make(
+        cls,
+        session: Session,
+        client: int,
+        public_keys: bytes,
+        signer: Ed25519PrivateKey,
+        roster: frozenset[bytes] | None,
+    ) -> Advert:
+        """The advert of a client, signed."""
+        signature = signer.sign(_signed(session, client, public_keys, roster))
+        return cls(public_keys, keys.public_bytes(signer), signature)
+
+    def check(self, session: Session, client: int, roster: frozenset[bytes] | None) -> None:
+        """Whether the advert is by whoever it says, and that is somebody on the roster, if there is one.
+
+        Raises:
+            SignatureError: It is not, or who made it has another roster.
+        """
+        if roster is not None and self.identity not in roster:
+            raise SignatureError(f"Client {client} is nobody on the roster.")
+        try:
+            keys.verify(self.identity, self.signature, _signed(session, client, self.keys, roster), client)
+        except SignatureError:
+            raise SignatureError(
+                f"The signature of client {client} is wrong, or its roster is not the same as here."
+            ) from None
+
+
+def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes] | None) -> bytes:
+    """What an advert signs. With the roster in it, all who accept each other have the same one."""
+    known = keys.roster_digest(roster or frozenset())
+    return keys.digest(b"advert", session.context, frames.INDEX.pack(client), public_keys, known)
 
 
 @dataclass(frozen=True)
@@ -47,15 +124,15 @@ class Cohort:
             MessageError: It is cut off.
         """
         body = memoryview(body)
-        start = wire.set_bytes(clients)
-        listed = sorted(wire.read_set(body[:start], clients))
+        start = frames.set_bytes(clients)
+        listed = sorted(frames.read_set(body[:start], clients))
         end = start + _MEMBER_BYTES * len(listed)
-        members = wire.split_entries(body[start:end], _MEMBER_BYTES, len(listed))
+        members = frames.split_entries(body[start:end], _MEMBER_BYTES, len(listed))
         return cls(clients, dict(zip(listed, members, strict=True))), body[end:]
 
     def to_bytes(self) -> bytes:
         """One bit for each client that was invited, then 64 bytes for each that takes part, in increasing order."""
-        return wire.write_set(frozenset(self.members), self.clients) + b"".join(self.members.values())
+        return frames.write_set(frozenset(self.members), self.clients) + b"".join(self.members.values())
 
     @cached_property
     def digest(self) -> bytes:
@@ -73,7 +150,7 @@ class Cohort:
 
     def identity(self, client: int) -> bytes:
         """The key that a member signs with."""
-        return self.members[client][: identity.PUBLIC_BYTES]
+        return self.members[client][: keys.PUBLIC_BYTES]
 
     def check(self, session: Session, me: int, adverts: Mapping[int, Advert], roster: frozenset[bytes] | None) -> None:
         """Refuses a list that is not of different people, or does not fit the adverts of `me` and its neighbours.
@@ -112,7 +189,7 @@ class Statement:
 
     def to_bytes(self) -> bytes:
         """32 bytes that stand for it."""
-        announced = wire.write_set(self.survivors, self.cohort.clients)
+        announced = frames.write_set(self.survivors, self.cohort.clients)
         return keys.digest(b"survivors", self.session.context, self.cohort.digest, announced)
 
     def sign(self, signer: Ed25519PrivateKey) -> bytes:
@@ -131,7 +208,7 @@ class Statement:
         for client, signature in signatures.items():
             if client not in self.survivors or client not in self.cohort.members:
                 raise SenderError(f"Client {client} cannot have confirmed the survivors.")
-            identity.verify(self.cohort.identity(client), signature, signed, client)
+            keys.verify(self.cohort.identity(client), signature, signed, client)
         quorum = self.session.parameters.quorum
         if len(signatures) < quorum:
             raise ThresholdError(

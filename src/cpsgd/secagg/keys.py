@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
+from functools import lru_cache
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from cpsgd.errors import MessageError, ShareError
+from cpsgd.errors import MessageError, ParameterError, ShareError, SignatureError
 
 _LABEL = b"cpsgd secagg 1 "
 _PAIR = struct.Struct("<II")
 KEY_BYTES = 32
 TAG_BYTES = 16
+PUBLIC_BYTES = 32
+SIGNATURE_BYTES = 64
 # A key seals one message, so the nonce may be constant.
 _NONCE = bytes(12)
 
@@ -86,3 +91,45 @@ def _channel(
 
 def _derive(secret: bytes, info: bytes, length: int) -> bytes:
     return HKDF(algorithm=SHA256(), length=length, salt=None, info=_LABEL + info).derive(secret)
+
+
+# ---------------------------------------------------------------------- identities, rosters and signatures
+
+
+def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
+    """The roster as a set of raw public keys, of 32 bytes each."""
+    found = frozenset(roster)
+    if not found or not all(isinstance(key, bytes) and len(key) == PUBLIC_BYTES for key in found):
+        raise ParameterError("Expected roster to hold Ed25519 public keys as 32 bytes each.")
+    return found
+
+
+@lru_cache(maxsize=4)
+def roster_digest(roster: frozenset[bytes]) -> bytes:
+    """32 bytes that stand for the roster, whatever order its keys were read in."""
+    return digest(b"roster", *sorted(roster))
+
+
+def public_bytes(identity: Ed25519PrivateKey) -> bytes:
+    """The public key by which a roster knows this identity."""
+    return identity.public_key().public_bytes_raw()
+
+
+def verify(public: bytes, signature: bytes, signed: bytes, client: int) -> None:
+    """Checks a signature.
+
+    Raises:
+        SignatureError: It is wrong, or over something else.
+    """
+    if not _is_signed(public, signature, signed):
+        raise SignatureError(f"The signature of client {client} is wrong.")
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
+    # Remembered, for clients that share a process, as in simulations, all check the same signatures.
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

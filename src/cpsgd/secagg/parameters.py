@@ -182,7 +182,7 @@ class SecureParameters:
             )
         if surviving is None and protocol.promise is not None:
             # Where fewer are invited, all of them, which may be refused below.
-            surviving = min(protocol.promise.surviving, clients)
+            surviving = min(protocol.promise.conditions.surviving, clients)
         found = cls.choose(
             clients,
             protocol.dim,

@@ -24,6 +24,8 @@ import hashlib
 import math
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +34,47 @@ from cpsgd import _validate
 from cpsgd.codec import clip, pipeline, wire
 from cpsgd.codec.formats import Sums
 from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
+from cpsgd.mechanisms import Mechanism
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
-from cpsgd.simulation.correlated import SummedLineages
 
 # Rows a thread takes at a time: enough to hide the cost of handing them out.
 _ROWS = 16
 # The draw that belongs to no client, numbered after any client.
 _NOISE = 2**64 - 1
+
+
+class SumSource(TypingProtocol):
+    """The source of the noise of a round's sum."""
+
+    @property
+    def client(self) -> Any:
+        """Stands in for each client's mechanism: its `kernel()`, `values` and `keystream_bytes`."""
+
+    @property
+    def variance(self) -> float:
+        """The noise's variance per client."""
+
+    def noisy(self, sums: Any, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Any:
+        """Returns the sums of `count` clients with their noise, which may come from the stream `own`."""
+
+
+class FreshNoise:
+    """A mechanism's noise, drawn afresh for every sum."""
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        """Draws the noise of this mechanism."""
+        self._noise = mechanism.noise
+        apart = self._noise.separate and mechanism.grid is not None
+        self.client = mechanism.without_noise() if apart else mechanism
+        self.variance = self._noise.variance
+
+    def noisy(self, sums: Sums, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Sums:
+        """Adds the noise of all clients in one go where that is as exact as the accounting says, or `seeded`."""
+        at_once = seeded or self._noise.sum_variation(count) <= count * self._noise.variation
+        draw = self._noise.of_sum if at_once else self._noise.of_clients
+        total: Sums = sums + draw(count, len(sums), own).astype(sums.dtype)
+        return total
 
 
 class RoundSimulator:
@@ -62,7 +97,7 @@ class RoundSimulator:
         *,
         seed: int | None = None,
         threads: int = 2,
-        lineages: SummedLineages | None = None,
+        lineages: SumSource | None = None,
         first: int = 0,
     ) -> None:
         """Starts an empty round.
@@ -73,7 +108,7 @@ class RoundSimulator:
             seed: None for randomness from the operating system. A number makes the round repeatable, whatever the
                 chunks and threads: good for experiments, but noise that can be repeated protects nobody.
             threads: Threads that share the rows of a chunk.
-            lineages: Where noise is correlated over rounds, that of the run; without, all lineages begin here.
+            lineages: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
             first: The number of the first client, where a round's clients are shared: each has numbers of its own.
         """
         self.protocol = protocol
@@ -84,11 +119,9 @@ class RoundSimulator:
         self._first = first
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
-        self._lineages = lineages
-        rounding = protocol.mechanism if self._floats else protocol.mechanism.rounding_part()
-        self._rounder = rounding.kernel() if lineages is None else lineages.grid_points
-        self._values = rounding.values if lineages is None else lineages.grid_points.count
-        self._keystream_bytes = rounding.keystream_bytes if lineages is None else 0
+        self._source: SumSource = FreshNoise(protocol.mechanism) if lineages is None else lineages
+        client = self._source.client
+        self._rounder, self._values, self._keystream_bytes = client.kernel(), client.values, client.keystream_bytes
         self._mean: NDArray[np.float32] | None = None
 
     def add(self, vectors: NDArray[np.float32]) -> None:
@@ -147,18 +180,12 @@ class RoundSimulator:
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count, settled=self._lineages is not None)
+        return noise_norm(self.protocol, self.count, variance=self._source.variance)
 
     def _noisy_sums(self) -> Sums:
-        keystream = self._keystream(_NOISE)
-        if self._lineages is not None:
-            return self._lineages.rounded(self._sums.astype(np.uint64), self.count, self.round, keystream)
-        mechanism = self.protocol.mechanism
-        at_once = self._seed is not None or mechanism.sum_variation(self.count) <= self.count * mechanism.variation
-        draw = mechanism.sum_noise if at_once else mechanism.clients_noise
-        noise = draw(self.count, self.protocol.dim, keystream)
-        total: Sums = self._sums + noise.astype(self._sums.dtype)
-        return total
+        keystream, seeded = self._keystream(_NOISE), self._seed is not None
+        noisy: Sums = self._source.noisy(self._sums, self.count, self.round, keystream, seeded=seeded)
+        return noisy
 
     def _rounded_sum(self, vectors: NDArray[np.float32], starts: range) -> NDArray[np.uint64]:
         protocol = self.protocol
@@ -257,12 +284,12 @@ def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.fl
     return sums
 
 
-def noise_norm(protocol: Protocol, count: int, *, settled: bool = False) -> float:
-    """√E‖noise‖² of the mean of `count` messages: the noise added, and rounding at its largest.
+def noise_norm(protocol: Protocol, count: int, *, variance: float | None = None) -> float:
+    """Returns √E‖noise‖² of the mean of `count` messages: the noise added, and rounding at its largest.
 
-    Where noise is correlated over rounds, that of a round with new lineages only, or with those that are `settled`.
+    `variance` is that of a client's noise; by default that of a round whose noise is fresh.
     """
     mechanism = protocol.mechanism
-    variance = mechanism.settled_variance if settled else mechanism.noise_variance
+    variance = mechanism.noise.variance if variance is None else variance
     variance += mechanism.largest_rounding_variance
     return mechanism.scale * math.sqrt(protocol.dim * variance / count)

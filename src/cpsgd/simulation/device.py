@@ -1,8 +1,7 @@
 """A round whose clients, sums and mean stay on a PyTorch device: `cpsgd.simulation.cpu` for GPUs.
 
-Its kernels are written in plain PyTorch (`device_plain.py`), for any device, and in Triton (`device_fused.py`), for
-GPUs. The two give the same integers, bit for bit. So does one kernel in CUDA (`device_cuda.py`), where it is made for
-what it is asked; long vectors have kernels of their own (`device_long.py`).
+Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any device, and in CUDA C++ (`device_cuda.py`),
+for NVIDIA GPUs. `device_cuda.py` says where their integers differ.
 
 The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
 rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
@@ -17,11 +16,9 @@ rotated and rounded, the noise of the sum is drawn once, where rounding is not i
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import math
 import os
 import struct
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -31,19 +28,20 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, wire
+from cpsgd.correlated.device_sums import DeviceLineages
+from cpsgd.correlated.run_sums import FEW_CLIENTS
 from cpsgd.errors import EmptyError, ParameterError, VectorError
-from cpsgd.mechanisms.base import FairCoins, Rounding, SumRounding
 from cpsgd.mechanisms.law import Normal
+from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
-from cpsgd.simulation import device_cuda, device_long
+from cpsgd.simulation import device_cuda
 from cpsgd.simulation import device_plain as plain
-from cpsgd.simulation.correlated import FEW_CLIENTS
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.simulation.device_correlated import DeviceLineages
-from cpsgd.simulation.device_cuda import Layout, Products
+from cpsgd.simulation.device_kernels import current
+from cpsgd.simulation.products import Layout, Products
 
-# Triton's kernels number coordinates with 32 bits.
+# Kernels number coordinates with 32 bits.
 _MAX_DIM = 1 << 30
 
 
@@ -51,25 +49,6 @@ def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """A copy of an array on a device, without waiting for the work the device still has to do."""
     tensor = torch.tensor(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Within, a GPU is the current one: Triton launches its kernels there, wherever their tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def has_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels run on a device: on a GPU, where Triton is installed."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
-
-
-def kernels_for(device: torch.device) -> ModuleType:
-    """The fastest kernels that run on a device: Triton's, or plain PyTorch's."""
-    if has_triton(device):
-        from cpsgd.simulation import device_fused
-
-        return device_fused
-    return plain
 
 
 class DeviceRound:
@@ -80,7 +59,6 @@ class DeviceRound:
         round: Its number.
         count: How many clients' messages were added.
         device: Where everything is computed.
-        takes_products: Whether `add` takes `Products`, too, of layouts that `takes` says.
         lineages: Where noise is correlated over rounds, that of the run; None where all lineages begin here.
 
     Example:
@@ -108,7 +86,7 @@ class DeviceRound:
             round: Its number, which fixes the rotation.
             seed: What the round's random numbers follow from; None takes a seed from the operating system.
             device: Where vectors are, and where everything is computed.
-            kernels: `device_plain` or `device_fused`; the fastest that run there by default.
+            kernels: `device_plain` or `device_cuda`; by default the latter where it runs.
             first: The number of the first client, where a round's clients are shared: each has numbers of its own.
 
         Raises:
@@ -130,15 +108,11 @@ class DeviceRound:
         self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
         # A GPU has its number there, also where none was given.
         self.device = self._sums.device
-        self._kernels = kernels or kernels_for(self.device)
+        self._kernels = kernels or (device_cuda if device_cuda.runs_on(self.device) else plain)
         self._mean: torch.Tensor | None = None
         self.lineages: DeviceLineages | None = None
-        rounding = self._rounding if protocol.rotate and kernels is None else None
-        self.takes_products = rounding is not None and device_cuda.supports(self.device, protocol.dim, rounding)
-        self._is_long = rounding is not None and device_long.supports(self.device, protocol.dim)
         # The keys of rounding and coins, and the rotation's signs.
-        self._inputs = carried(self.inputs(self.round, self._seed), self.device)
-        self._signs = self._inputs[16:]
+        self.take_inputs(carried(self.inputs(self.round, self._seed), self.device))
 
     def inputs(self, round: int, seed: int) -> NDArray[np.uint8]:
         """What tells the device which of a run's rounds is computed."""
@@ -156,7 +130,7 @@ class DeviceRound:
 
     def take_inputs(self, inputs: torch.Tensor) -> None:
         """Makes this the round that these `inputs` on the device tell, whenever they are read."""
-        self._inputs, self._signs = inputs, inputs[16:]
+        self._inputs, self._signs = inputs, inputs[16:] if self.protocol.rotate else None
 
     def renumber(self, round: int, seed: int) -> None:
         """Makes this that round for all noise that is drawn from now on."""
@@ -176,16 +150,29 @@ class DeviceRound:
         if self._mean is not None:
             raise ParameterError("The round's mean was released: it takes no more messages.")
         protocol = self.protocol
-        if isinstance(vectors, Products):
-            self._add_products(vectors)
-            return
-        vectors = _rows(vectors, protocol.dim, self.device)
-        if self._grid is None or self._rounding is None:
+        if isinstance(vectors, torch.Tensor):
+            vectors = _rows(vectors, protocol.dim, self.device)
+        elif not self.takes(vectors.layout):
+            raise VectorError(f"The round takes no products of {vectors.layout.dim} coordinates here: write them out.")
+        if isinstance(vectors, torch.Tensor) and (self._grid is None or self._rounding is None):
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
-        else:
-            with current(self.device):
-                self._add_rounded(vectors, self._grid.unit, self._rounding)
-        self.count += len(vectors)
+            self.count += len(vectors)
+            return
+        assert self._grid is not None
+        options: dict[str, Any] = {
+            "bound": protocol.clip_norm * (1.0 - clip.MARGIN),
+            "unit": self._grid.unit,
+            "keys": self._inputs[:8],
+            "first": self._first + self.count,
+            "rounding": self._rounding,
+        }
+        with current(self.device):
+            if isinstance(vectors, torch.Tensor):
+                self._kernels.add_rows(vectors, self._sums, self._signs, **options)
+                self.count += len(vectors)
+            else:
+                self._kernels.add_products(vectors, self._sums, self._signs, **options)
+                self.count += len(vectors.factors)
 
     def add_zeros(self, count: int) -> None:
         """Adds the messages of `count` clients who send the zero vector with their noise, to fill a cohort up."""
@@ -214,51 +201,14 @@ class DeviceRound:
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count, settled=self.lineages is not None)
+        return noise_norm(self.protocol, self.count, variance=None if self.lineages is None else self.lineages.variance)
 
     def takes(self, layout: Layout) -> bool:
         """Whether `add` takes products of this layout."""
-        if not self.takes_products or layout.dim != self.protocol.dim or self._rounding is None:
+        rounding = self._rounding if self._kernels is device_cuda and self.protocol.rotate else None
+        if rounding is None or layout.dim != self.protocol.dim:
             return False
-        return device_cuda.fits(self.device, layout.dim, self._rounding, layout)
-
-    def _add_products(self, products: Products) -> None:
-        if not self.takes(products.layout) or self._grid is None:
-            raise VectorError(f"The round takes no products of {products.layout.dim} coordinates here: write them out.")
-        assert self._rounding is not None
-        bound = self.protocol.clip_norm * (1.0 - clip.MARGIN)
-        options: dict[str, Any] = {
-            "bound": bound,
-            "unit": self._grid.unit,
-            "first": self._first + self.count,
-            "rounding": self._rounding,
-        }
-        with current(self.device):
-            device_cuda.add_products(products, self._sums, self._signs, keys=self._inputs[:8], **options)
-        self.count += len(products.factors)
-
-    def _add_rounded(self, vectors: torch.Tensor, unit: float, rounding: Rounding) -> None:
-        protocol = self.protocol
-        bound = protocol.clip_norm * (1.0 - clip.MARGIN)
-        if self.takes_products or (self._is_long and device_cuda.can_draw(rounding)):
-            options: dict[str, Any] = {
-                "bound": bound,
-                "unit": unit,
-                "first": self._first + self.count,
-                "rounding": rounding,
-            }
-            add_rows = device_long.add_rows if self._is_long else device_cuda.add_rows
-            add_rows(vectors, self._sums, self._signs, keys=self._inputs[:8], **options)
-            return
-        columns: plain.Columns = [(0, vectors)]
-        if self._is_long:
-            columns = device_long.scale_and_rotate(vectors, self._signs, bound, unit)
-        elif protocol.rotate:
-            columns = self._kernels.scale_and_rotate(vectors, self._signs, bound, unit)
-        else:
-            plain.scale(vectors, bound, unit)
-        key = _key("rounding", self.round, self._seed)
-        self._kernels.round_and_sum(columns, self._sums, key=key, first=self._first + self.count, rounding=rounding)
+        return device_cuda.takes(self.device, layout.dim, rounding, layout)
 
     def _noisy_mean(self) -> torch.Tensor:
         protocol, mechanism = self.protocol, self.protocol.mechanism
@@ -270,22 +220,16 @@ class DeviceRound:
             sums = torch.remainder(sums - lowest, protocol.modulus)
             middle -= lowest
         mean = ((sums.to(torch.float64) - middle) * (mechanism.scale / self.count)).to(torch.float32)
-        if self.takes_products:
-            device_cuda.rotate_back(mean, self._signs)
-        elif self._is_long:
-            device_long.rotate_back(mean, self._signs)
-        elif protocol.rotate:
+        if self._signs is not None:
             self._kernels.rotate_back(mean, self._signs)
         return mean
 
     def _add_noise(self) -> None:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
-        noise = self.protocol.mechanism.device_noise(self.count)
+        noise = self.protocol.mechanism.noise.on_device(self.count)
         if isinstance(noise, FairCoins):
-            if noise.trials and (self.takes_products or self._is_long):
-                device_cuda.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
-            elif noise.trials:
-                self._kernels.add_coins(self._sums, key=_key("coins", self.round, self._seed), trials=noise.trials)
+            if noise.trials:
+                self._kernels.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
         elif isinstance(noise, Normal):
             generator = torch.Generator(self.device)
             generator.manual_seed(_key("normal", self.round, self._seed))
@@ -295,7 +239,7 @@ class DeviceRound:
             self._round_sums(noise if self.lineages is None else self.lineages.rest)
         else:
             keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
-            drawn = self.protocol.mechanism.sum_noise(self.count, self.protocol.dim, keystream)
+            drawn = self.protocol.mechanism.noise.of_sum(self.count, self.protocol.dim, keystream)
             self._sums += torch.from_numpy(drawn).to(self.device)
 
     def _round_sums(self, noise: SumRounding) -> None:

@@ -107,11 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #define NEAR(r) (((r) * 256 + t) ^ ((r) % 4 * 8))
 #define FAR(r) ((far + (r) * 8) ^ (far / 256 % 4 * 8))
 
-// Begins to bring a number to shared memory, for the same thread.
-__device__ __forceinline__ void fetch(float* target, const float* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(target)), "l"(source));
-}
-
 // One pass over BITS bits of coordinates, from bit FIRST on. EXCHANGE: numbers are exchanged for those beyond the first
 // 2^LOG, with signs before it or (FORWARD) after it, and there is a second transform over the same bits. FORWARD with
 // ALONE: signs come first, as no pass came before. In both the squares of numbers not seen before are added up.
@@ -157,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (int r = 0; r < 32; r++) x[r] = buffer[NEAR(r)];
 #endif
   butterflies<(COLUMNS > 8 ? COLUMNS - 8 : 0), 5>(x);
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  wait_for_fetches();
 #pragma unroll
   for (int r = 0; r < 32; r++) {
 #if !FORWARD
@@ -283,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) finish(
       for (int r = 0; r < 32; r++)
         if (begin + PLACE(r) + t < end) base[PLACE(r) + t] = x[r];
 #else
-      round_part<32>(x, totals, begin, 0, t, (u32)first + row, key, draws);
+      round_part<TILE>(x, totals, begin, 0, t, (u32)first + row, key, draws);
       if (++unflushed == FLUSH || row + splits >= count) {
         unflushed = 0;
 #pragma unroll

@@ -1,12 +1,12 @@
-"""Kernels in CUDA C++ for vectors of 2^16 coordinates and more, in three passes over memory (`device_long.cu`).
+"""Kernels in CUDA C++ for vectors of 2^14 coordinates and more, in three passes over memory (`device_long.cu`).
 
 A transform's stages commute, so that those over distant coordinates of both transforms are one pass, with the exchange
 between the two; the last pass rounds and adds up, and writes sums only. Beside the rows, which are overwritten, it
-takes some bytes per row and tile. Integers that the kernel does not draw are left to `device_fused.py`, rotated.
+takes some bytes per row and tile.
 
 Stages come in another order than in `device_plain.py`, and clipping comes last: a rotated number may differ in its last
 digits, and a few in a million of the integers by one. `stages` gives the order, for those who want equality. Random
-words are the same, and coins are drawn as `device_cuda.py` says.
+words are the same, and coins are drawn as `device_kernels.py` says.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 
 from cpsgd._torch import torch
 from cpsgd.mechanisms.base import Rounding
-from cpsgd.simulation import device_cuda as cuda
+from cpsgd.simulation import device_kernels as kernels
 from cpsgd.simulation import device_plain as plain
 
-_SMALLEST = 16
-# Of the kernels: threads of a block, bits of the numbers in a tile, and bits that one pass over distant ones takes.
-_THREADS, _TILE_BITS, _MOST_BITS = 256, 13, 10
+_FILES = "simulation/device_rounding.cu", "simulation/device_long.cu"
+# Of the kernels: bits of the numbers in a tile, threads of a block, and bits that one pass over distant ones takes.
+_TILE_BITS, _THREADS, _MOST_BITS = 13, 256, 10
 _TILE = 1 << _TILE_BITS
 # Blocks that share a multiprocessor: those of the last pass are more, as they need fewer registers.
 _BLOCKS, _LAST_BLOCKS = 2, 3
@@ -31,17 +31,15 @@ _BLOCKS, _LAST_BLOCKS = 2, 3
 _PIECES, _FEWEST_ROWS = 8, 16
 # Draws that a block may put off: a tile's, and some.
 _LATE = _TILE + 1024
-# Where the coordinates of a thread's registers are when they are rounded.
-_PLACE = "(((r) % 8 << 10) + ((r) / 8 << 8))"
 
 
-def supports(device: torch.device, dim: int) -> bool:
-    """Whether the kernels run on a device, for vectors of so many coordinates."""
-    return dim >= 1 << _SMALLEST and device.type == "cuda" and cuda.compiles(device)
+def supports(dim: int) -> bool:
+    """Whether vectors are long enough."""
+    return dim >= 2 * _TILE
 
 
 def stages(dim: int) -> tuple[list[int], list[int]]:
-    """In which order the bits of coordinates are transformed, the first time and the second.
+    """The order in which the bits of coordinates are transformed, the first time and the second.
 
     Example:
         >>> stages(1 << 16)
@@ -68,22 +66,22 @@ def add_rows(
     first: int,
     rounding: Rounding,
 ) -> None:
-    """As `device_cuda.add_rows`. The rows are overwritten."""
+    """Adds rows to `sums` as `device_plain.add_rows` does. The rows are overwritten."""
     scales = _spread(rows, signs, bound, unit)
     kernel, memory, exact = _finish(rows.device, _log(rows.shape[1]), rounding)
     _last_pass(kernel, memory, rows, scales, sums, first, keys, exact)
 
 
-def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> plain.Columns:
-    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them; see `plain.scale_and_rotate`."""
+def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> None:
+    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them, in place."""
     scales = _spread(rows, signs, bound, unit)
     nothing = torch.empty(0, dtype=torch.int64, device=rows.device)
-    _last_pass(_writer(rows.device, _log(rows.shape[1])), 4 * _TILE, rows, scales, nothing, 0, nothing, None)
-    return [(0, rows)]
+    kernel = _pass(rows.device, _log(rows.shape[1]), "finish", WRITE=1)
+    _last_pass(kernel, 4 * _TILE, rows, scales, nothing, 0, nothing, None)
 
 
 def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
-    """The inverse rotation of one vector, in place; see `plain.rotate_back`."""
+    """Rotates one vector back, in place."""
     rows, log = vector[None], _log(len(vector))
     *others, last = _passes(log)
     twice = len(vector) > 1 << log
@@ -107,7 +105,7 @@ def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
 
 
 def _spread(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
-    """All passes but the last, and what the rows of the result are to be multiplied by."""
+    """Does all passes but the last, and returns the factors of the rows of the result."""
     (count, dim), device = rows.shape, rows.device
     log = _log(dim)
     parts = 2 << (log - _TILE_BITS)
@@ -168,7 +166,7 @@ def _log(dim: int) -> int:
 
 
 def _passes(log: int) -> list[tuple[int, int]]:
-    """The passes over distant coordinates: their first bits, and how many."""
+    """The passes over distant coordinates: the first bit and the number of bits of each."""
     bits = log - _TILE_BITS
     if bits <= _MOST_BITS:
         return [(_TILE_BITS, bits)]
@@ -185,32 +183,18 @@ def _far_stages(first: int, bits: int) -> tuple[list[int], list[int]]:
 
 @lru_cache(maxsize=64)
 def _pass(device: torch.device, log: int, kernel: str, **names: int) -> Any:
-    found = cuda.compiled(device, kernel, "device_long.cu", _definitions(log, Rounding(1, 1, 1), _BLOCKS) | names)
-    with torch.cuda.device(device):
-        found.set_shared_memory_config(8 * _TILE)
-    return found
-
-
-@lru_cache(maxsize=8)
-def _writer(device: torch.device, log: int) -> Any:
-    return _pass(device, log, "finish", WRITE=1)
+    names = _definitions(log, Rounding(1, 1, 1), _BLOCKS) | names
+    return kernels.compiled(device, kernel, _FILES, names, 8 * _TILE)
 
 
 @lru_cache(maxsize=32)
 def _finish(device: torch.device, log: int, rounding: Rounding) -> tuple[Any, int, torch.Tensor | None]:
-    """The last pass, the bytes of shared memory it takes, and the table that draws by inversion take."""
+    """The last pass, its bytes of shared memory, and the table for draws by inversion."""
     names = _definitions(log, rounding, _LAST_BLOCKS) | {"WRITE": 0}
-    kernel = cuda.compiled(device, "finish", "device_long.cu", names)
-    memory, exact = 4 * (_TILE + cuda.sum_words(rounding, 32) * _THREADS), None
-    if cuda.is_drawn(rounding):
-        memory += 8 * (rounding.limit + 1)
-        exact = torch.from_numpy(cuda.quantiles(rounding.coins or 0, rounding.limit)).to(device)
-    with torch.cuda.device(device):
-        kernel.set_shared_memory_config(memory)
-    return kernel, memory, exact
+    memory = 4 * (_TILE + kernels.sum_words(rounding, 32) * _THREADS) + kernels.table_bytes(rounding)
+    kernel = kernels.compiled(device, "finish", _FILES, names, memory)
+    return kernel, memory, kernels.exact_table(rounding, device)
 
 
 def _definitions(log: int, rounding: Rounding, blocks: int) -> dict[str, Any]:
-    return {"LOG": log, "BLOCKS": blocks} | cuda.definitions(
-        1 << log, rounding, threads=_THREADS, place=_PLACE, late=_LATE
-    )
+    return {"LOG": log, "BLOCKS": blocks, "LATE": _LATE} | kernels.definitions(_TILE_BITS, log, rounding)

@@ -1,19 +1,15 @@
-"""The kernels of a round in plain PyTorch, for any device; `device_fused.py` is tested against them.
+"""The kernels of a round in plain PyTorch, for any device: the reference that `device_cuda.py` is tested against.
 
 Sums and differences of the transform are taken in the order of `cpsgd.codec` (stages from distance 1 upwards), random
-words come from a counter, and all else is integers: so plain and fused kernels agree in every bit.
+words come from a counter, and all else is integers: so kernels in PyTorch and in CUDA agree in every bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from cpsgd._torch import torch
 from cpsgd.mechanisms.base import Rounding
-
-Transform = Callable[[torch.Tensor], None]
-"""The unnormalised Walsh–Hadamard transform of each row, in place."""
 
 # Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 _ROUNDS = 10
@@ -21,20 +17,17 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 
-Columns = list[tuple[int, torch.Tensor]]
-"""Rows in pieces: some of their columns each, and the number of the first of these, a multiple of 64."""
-
 LONGEST = 1e18
 """Rows that are longer than this many times the norm they are clipped to count as zero."""
 
 ROUNDING, COINS, TOSSES = 0, 1, 2
-"""What random words are for: the third word of a counter. There are several kinds of tosses, numbered upwards."""
+"""The purposes of random words: the third word of a counter. There are several kinds of tosses, numbered upwards."""
 
 SLAB = 1024
-"""So many neighbouring coordinates take the same word of neighbouring counters."""
+"""Neighbouring coordinates that take the same word of neighbouring counters."""
 
 FEW_COINS = 64
-"""More coins than these are not tossed one by one."""
+"""The most coins that are tossed one by one."""
 
 # Counters worked on at a time: enough to fill a GPU, small enough for its memory.
 _COUNTERS = 1 << 22
@@ -96,7 +89,7 @@ def scale(rows: torch.Tensor, bound: float, unit: float) -> None:
 
 
 def clip_factors(rows: torch.Tensor, bound: float) -> torch.Tensor:
-    """What rows are multiplied by to have norm at most `bound`; rows that are broken become zero, in place.
+    """Returns the factors that bring rows to norm at most `bound`. Broken rows become zero, in place.
 
     Broken are rows that are not finite, or so long that the squares of their coordinates would not be.
     """
@@ -107,38 +100,29 @@ def clip_factors(rows: torch.Tensor, bound: float) -> torch.Tensor:
     return torch.where(whole & (lengths > 1.0), 1.0 / lengths, 1.0)
 
 
-def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> Columns:
-    """Clips rows to norm `bound`, multiplies them by `unit` and rotates them. The rows are overwritten."""
-    scale(rows, bound, unit)
-    rotate(rows, signs)
-    return [(0, rows)]
-
-
-def rotate(rows: torch.Tensor, signs: torch.Tensor, transform: Transform | None = None) -> None:
-    """The rotation of `cpsgd.codec.rotate`, of each row in place."""
-    transform = transform or hadamard
+def rotate(rows: torch.Tensor, signs: torch.Tensor) -> None:
+    """Rotates each row as `cpsgd.codec.rotate` does, in place."""
     size, rest, normalise = split(rows.shape[1])
     head = rows[:, :size]
     head *= normalise * sign_values(signs, 0, size)
-    transform(head)
+    hadamard(head)
     if rest:
         _swap(rows, size, rest)
         head *= normalise * sign_values(signs, max(16, size), size)
-        transform(head)
+        hadamard(head)
 
 
-def rotate_back(vector: torch.Tensor, signs: torch.Tensor, transform: Transform | None = None) -> None:
-    """The inverse rotation of one vector, in place."""
-    transform = transform or hadamard
+def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
+    """Rotates one vector back, in place."""
     size, rest, normalise = split(len(vector))
     rows = vector[None]
     head = rows[:, :size]
     if rest:
-        transform(head)
+        hadamard(head)
         head *= normalise
         head *= sign_values(signs, max(16, size), size)
         _swap(rows, size, rest)
-    transform(head)
+    hadamard(head)
     head *= normalise
     head *= sign_values(signs, 0, size)
 
@@ -149,66 +133,98 @@ def _swap(rows: torch.Tensor, size: int, rest: int) -> None:
     rows[:, :rest] = tail
 
 
-def round_and_sum(columns: Columns, sums: torch.Tensor, *, key: int, first: int, rounding: Rounding) -> None:
+def add_rows(
+    rows: torch.Tensor,
+    sums: torch.Tensor,
+    signs: torch.Tensor | None,
+    *,
+    bound: float,
+    unit: float,
+    keys: torch.Tensor,
+    first: int,
+    rounding: Rounding,
+) -> None:
+    """Clips, rotates and rounds clients' rows, and adds the integers to `sums`. The rows are overwritten.
+
+    Args:
+        rows: One row of float32 per client.
+        sums: Sums of integers (int64).
+        signs: Those of the rotation, one bit each; None for no rotation.
+        bound: The norm that rows are clipped to.
+        unit: Grid units in 1.
+        keys: The key of the random words, eight bytes.
+        first: The number of the first client.
+        rounding: The way grid points become integers.
+    """
+    scale(rows, bound, unit)
+    if signs is not None:
+        rotate(rows, signs)
+    round_and_sum(rows, sums, keys=keys, first=first, rounding=rounding)
+
+
+def round_and_sum(
+    rows: torch.Tensor, sums: torch.Tensor, *, keys: torch.Tensor, first: int, rounding: Rounding
+) -> None:
     """Turns rows of client `first` and those after it, in grid units, into integers and adds them to `sums` (int64)."""
     tosses = _heads if (rounding.coins or 0) <= FEW_COINS else _many_heads
     draw = _levels if rounding.coins is None else tosses
-    limit = float(rounding.limit)
-    for start, rows in columns:
-        dim = rows.shape[1]
-        step = max(1, 4 * _COUNTERS // dim)
-        for begin in range(0, len(rows), step):
-            part = rows[begin : begin + step]
-            clients = torch.arange(first + begin, first + begin + len(part), device=rows.device)[:, None]
-            points = part.clamp(-limit, limit).round().to(torch.int64) + rounding.offset
-            sums[start : start + dim] += draw(points, key, clients, start, rounding).sum(dim=0)
+    key, limit, step = key_of(keys), float(rounding.limit), max(1, 4 * _COUNTERS // rows.shape[1])
+    for begin in range(0, len(rows), step):
+        part = rows[begin : begin + step]
+        clients = torch.arange(first + begin, first + begin + len(part), device=rows.device)[:, None]
+        points = part.clamp(-limit, limit).round().to(torch.int64) + rounding.offset
+        sums += draw(points, key, clients, rounding).sum(dim=0)
 
 
-def _slabs(key: int, clients: torch.Tensor, start: int, dim: int, purpose: int, slabs: int) -> torch.Tensor:
+def key_of(keys: torch.Tensor) -> int:
+    """The number that eight bytes hold."""
+    return int.from_bytes(keys.view(torch.uint8).cpu().numpy().tobytes(), "little")
+
+
+def _slabs(key: int, clients: torch.Tensor, dim: int, purpose: int, slabs: int) -> torch.Tensor:
     """The words that coordinates take, [clients, groups, 4, 1024]: a counter's four words belong to four slabs.
 
     Coordinates are in slabs of 1024, and `slabs` of these in a group: place p of group b has counter (1024·b + p,
     client). Coordinate c is in group c div (1024·slabs), and its place is c mod 1024.
     """
-    groups = torch.arange(start // (SLAB * slabs), -(-(start + dim) // (SLAB * slabs)), device=clients.device)
-    counters = (groups[:, None] * SLAB + torch.arange(SLAB, device=clients.device)).flatten()
+    groups = -(-dim // (SLAB * slabs))
+    counters = torch.arange(groups * SLAB, device=clients.device)
     words = torch.stack(philox(key, counters, clients, purpose), dim=1)
-    return words.view(len(clients), 4, len(groups), SLAB).transpose(1, 2)
+    return words.view(len(clients), 4, groups, SLAB).transpose(1, 2)
 
 
-def _words(key: int, clients: torch.Tensor, start: int, dim: int, purpose: int) -> torch.Tensor:
+def _words(key: int, clients: torch.Tensor, dim: int, purpose: int) -> torch.Tensor:
     """A random word for each client and coordinate; see `_slabs`, in groups of four."""
-    begin = start % (4 * SLAB)
-    return _slabs(key, clients, start, dim, purpose, 4).flatten(1)[:, begin : begin + dim]
+    return _slabs(key, clients, dim, purpose, 4).flatten(1)[:, :dim]
 
 
-def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
+def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, rounding: Rounding) -> torch.Tensor:
     """One draw each, by the lower half of a word; whether it is included, by the upper half."""
-    words = _words(key, clients, start, points.shape[1], ROUNDING)
+    words = _words(key, clients, points.shape[1], ROUNDING)
     bits = rounding.fraction_bits
     drawn = (points + ((words & 0xFFFF) >> (16 - bits))) >> bits
     return drawn if rounding.rate is None else torch.where(words >> 16 < rounding.rate, 2 * drawn, 1)
 
 
-def _heads(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
+def _heads(points: torch.Tensor, key: int, clients: torch.Tensor, rounding: Rounding) -> torch.Tensor:
     """Coins one by one. Of eight slabs the first four take the lower halves of the words, the others the upper ones.
 
     See `_slabs`; each coin has a third word of its own.
     """
-    dim, begin = points.shape[1], start % (8 * SLAB)
+    dim = points.shape[1]
     heads = torch.zeros_like(points)
     for coin in range(rounding.coins or 0):
-        words = _slabs(key, clients, start, dim, TOSSES + coin, 8)
-        halves = torch.cat([words & 0xFFFF, words >> 16], dim=2).flatten(1)[:, begin : begin + dim]
+        words = _slabs(key, clients, dim, TOSSES + coin, 8)
+        halves = torch.cat([words & 0xFFFF, words >> 16], dim=2).flatten(1)[:, :dim]
         heads += (points + halves) >> 16
     return heads
 
 
-def _many_heads(points: torch.Tensor, key: int, clients: torch.Tensor, start: int, rounding: Rounding) -> torch.Tensor:
-    """How many of so many 16-bit numbers are below the point, digit by digit.
+def _many_heads(points: torch.Tensor, key: int, clients: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+    """Counts the 16-bit random numbers below the point, one for each coin, digit by digit.
 
     Of the numbers that agree with the point so far, those with 0 where the point has 1 are below it (heads) and those
-    with 1 where it has 0 above; the others still agree. Only how many they are matters: the ones among so many random
+    with 1 where it has 0 above; the others still agree. Only their number matters: the ones among as many random
     bits. About half agree each time, so that two bits per coin are enough.
     """
     heads = torch.zeros_like(points)
@@ -216,7 +232,7 @@ def _many_heads(points: torch.Tensor, key: int, clients: torch.Tensor, start: in
     for digit in range(16):
         ones = torch.zeros_like(points)
         for number in range(-(-int(left.max()) // 32)):
-            words = _words(key, clients, start, points.shape[1], TOSSES + 16 * number + digit)
+            words = _words(key, clients, points.shape[1], TOSSES + 16 * number + digit)
             ones += _ones(words & ((1 << (left - 32 * number).clamp(0, 32)) - 1))
         one = (points >> (15 - digit)) & 1 == 1
         heads += torch.where(one, left - ones, 0)
@@ -224,12 +240,12 @@ def _many_heads(points: torch.Tensor, key: int, clients: torch.Tensor, start: in
     return heads
 
 
-def add_coins(sums: torch.Tensor, *, key: int, trials: int) -> None:
-    """Adds Binomial(trials, ½) to each of `sums` (int64): the ones among so many random bits.
+def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
+    """Adds Binomial(trials, ½) to each of `sums` (int64): the ones among `trials` random bits.
 
     The bits of coordinate c are those of the words of counters (c, 0), (c, 1), ...
     """
-    columns = torch.arange(len(sums), device=sums.device)
+    key, columns = key_of(keys), torch.arange(len(sums), device=sums.device)
     step = max(1, _COUNTERS // len(sums))
     groups = -(-trials // 128)
     for start in range(0, groups, step):

@@ -1,29 +1,15 @@
-// What the kernels of `device_cuda.cu` and `device_long.cu` have in common: random words, butterflies, and the rounding of
-// a thread's 32 numbers to integers that are added to its sums.
+// Code that all kernels share: random words, butterflies, and the rounding of a thread's 32 numbers to integers that are
+// added to its sums.
 //
-// A block has THREADS threads. Register r of thread t holds coordinate `first` + PLACE(r) + t when it is rounded, where
-// `first` is a multiple of 8192, and registers 8 i, ..., 8 i + 7 are 1024 coordinates apart each: they take the words of
-// one counter. Sums are bytes, four to a word; or (WIDE) words, for integers that would fill a byte too soon.
+// A block has THREADS = 2^(TILE_LOG - 5) threads, and each holds 32 of 2^TILE_LOG numbers. Register r of thread t holds
+// coordinate `first` + PLACE(r) + t when it is rounded. There `first` is a multiple of 8192 and TILE_LOG is at least 13,
+// so that registers 8 i, ..., 8 i + 7 are 1024 coordinates apart and take the words of one counter. Sums are bytes, four
+// to a word; or (WIDE) words, for integers that would fill a byte too soon.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#define THREADS (1 << (TILE_LOG - 5))
+#define PLACE(r) (((r) % (1 << (TILE_LOG - 10)) << 10) + ((r) / (1 << (TILE_LOG - 10)) << (TILE_LOG - 5)))
 
 struct Keys { u32 low, high; };
-
-// The same number, of which the compiler knows nothing: it would compute ahead what registers have no room for.
-__device__ __forceinline__ u32 opaque(u32 value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-__shared__ u32 zero;
-
-// The same for the assembler, which would keep 32 addresses for their next use: `zero` might change.
-__device__ __forceinline__ u32 fresh(u32 value) {
-  u32 nothing;
-  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(nothing) : "r"((u32)__cvta_generic_to_shared(&zero)));
-  return value + nothing;
-}
 
 __device__ __forceinline__ void philox(Keys key, u32 c0, u32 c1, u32 c2, u32 (&words)[4]) {
   u32 w0 = c0, w1 = c1, w2 = c2, w3 = 0;
@@ -42,12 +28,12 @@ __device__ __forceinline__ void philox(Keys key, u32 c0, u32 c1, u32 c2, u32 (&w
 }
 
 // Butterflies over bits BEGIN, ..., END - 1 of the number of a register.
-template <int BEGIN = 0, int END = 5>
-__device__ __forceinline__ void butterflies(float (&x)[32]) {
+template <int BEGIN = 0, int END = 5, int COUNT>
+__device__ __forceinline__ void butterflies(float (&x)[COUNT]) {
 #pragma unroll
   for (int distance = 1 << BEGIN; distance < 1 << END; distance *= 2)
 #pragma unroll
-    for (int r = 0; r < 32; r++)
+    for (int r = 0; r < COUNT; r++)
       if (!(r & distance)) {
         float a = x[r], b = x[r | distance];
         x[r] = a + b;
@@ -81,28 +67,15 @@ __device__ __forceinline__ u32 size_of(float x) {
 // in bytes 1 and 3 are fair coins. Sets a bit of 0x80008000 in `unsure` where more bits of U must be looked at. `origin`
 // is where the table would begin if |g| began with the bits of 0.
 __device__ __forceinline__ u32 draw(float x, u32 word, u32 origin, u32& unsure) {
-  u32 low, high;
-  asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(origin + (size_of(x) << 3)));
+  const uint2 bounds = take_pair(origin + (size_of(x) << 3));
   // Both halves are compared at once, with C[0] and C[1], and with C[2] and C[3]: bits 15 and 31 are 1 if U is not less.
-  const u32 both = __byte_perm(word, 0, 0x2020) | 0x80008000u, some = both - low, more = both - high;
+  const u32 both = __byte_perm(word, 0, 0x2020) | 0x80008000u, some = both - bounds.x, more = both - bounds.y;
   const u32 forced = (some & 0x80008000u) | ((more >> 1) & 0x40004000u);
   // Less by one it is less, so it was equal. What is not less than C[3] is unsure, too.
   unsure |= some & ~(some - 0x00010001u);
   unsure |= more & ~(more - 0x80000001u);
-  // Turned where the point is negative; in one instruction, a ^ (b & c).
-  u32 shown;
-  asm("lop3.b32 %0, %1, %2, %3, 0x78;" : "=r"(shown) : "r"((word & MASK) | forced), "r"(__float_as_int(x) >> 31), "n"(MASK));
-  return __popc(shown);
-}
-
-// Where the next `count` draws that are put off belong.
-__device__ __forceinline__ u32 put_off(u32 count) {
-  u32 number;
-  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
-               : "=r"(number)
-               : "r"((u32)__cvta_generic_to_shared(&late_count)), "r"(count)
-               : "memory");
-  return number;
+  // Turned where the point is negative.
+  return __popc(flip_masked<MASK>((word & MASK) | forced, __float_as_int(x) >> 31));
 }
 
 // Draws that were put off, with all bits. Forced coins are bits of MASK, in an order that begins with the usual four.
@@ -146,7 +119,7 @@ __device__ void draw_late(Draws draws, const u32* exact, u64* sums, u32 t, Keys 
 struct Draws {};
 #endif
 
-// How many words hold a thread's sums of so many coordinates.
+// The number of words that hold a thread's sums of `count` coordinates.
 #define SUM_WORDS(count) (WIDE ? (count) : ((count) + 3) / 4)
 
 #define QUARTER(r) (PLACE(r) / 4096 * 1024 + PLACE(r) % 1024)
@@ -155,32 +128,36 @@ struct Draws {};
 // Adds to one of the sums that only this thread uses.
 __device__ __forceinline__ void add_to(u32* sum, u32 value) {
 #if FAR_SUMS
-  // They are in global memory: nobody waits for it.
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(sum), "r"(value) : "memory");
+  add_far(sum, value);
 #else
   *sum += value;
 #endif
 }
 
-// One integer for each of COUNT numbers of a thread, added to its sums. The numbers are lost. Draws are put off with
-// places from `local` on.
-template <int COUNT>
+// Whether a thread's register may hold one of the first END numbers of a tile. Of 4 or 8 registers that share a counter
+// the first ones do.
+#define INSIDE(r) (PLACE(r) < END)
+
+// Rounds a thread's share of the first END numbers of a tile and adds the integers to its sums. The numbers are lost.
+// Draws are put off with places from `local` on.
+template <int END>
 __device__ __forceinline__ void round_part(
     float (&x)[32], u32* totals, u32 first, u32 local, u32 t, u32 client, Keys key, Draws draws
 ) {
 #if QUANTILES
   const u32 origin = fresh(draws.table - (0x4B400000u << 3)), here = fresh(local + t);
 #pragma unroll
-  for (int r = 0; r < COUNT; r += 4) {
+  for (int r = 0; r < 32; r += 4) {
+    if (!INSIDE(r)) continue;
     u32 words[4], total = 0, unsure = 0;
     philox(key, opaque(first / 4 + QUARTER(r) + t), client, TOSSES, words);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      if (r + k < COUNT) total += draw(x[r + k], words[k], origin, unsure) << (8 * k);
+      if (INSIDE(r + k)) total += draw(x[r + k], words[k], origin, unsure) << (8 * k);
     if (unsure & 0x80008000u) {
       // All four are put off: to find out which it was would take registers that others need.
-      const int four = COUNT - r < 4 ? COUNT - r : 4;
-      uint2* late = draws.late + put_off(four);
+      const int four = INSIDE(r + 3) ? 4 : INSIDE(r + 2) ? 3 : INSIDE(r + 1) ? 2 : 1;
+      uint2* late = draws.late + count_up(&late_count, four);
 #pragma unroll
       for (int k = 0; k < four; k++) {
         const u32 size = size_of(x[r + k]) - 0x4B400000u, sign = __float_as_uint(x[r + k]) & 0x80000000u;
@@ -191,12 +168,13 @@ __device__ __forceinline__ void round_part(
   }
 #elif COINS == 0
 #pragma unroll
-  for (int r = 0; r < COUNT; r += 4) {
+  for (int r = 0; r < 32; r += 4) {
+    if (!INSIDE(r)) continue;
     u32 words[4] = {0, 0, 0, 0}, total = 0;
     if (FRACTION > 0 || SAMPLED) philox(key, opaque(first / 4 + QUARTER(r) + t), client, ROUNDING, words);
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      if (r + k < COUNT) {
+      if (INSIDE(r + k)) {
         u32 point = __float_as_uint(nearest(x[r + k])) + (OFFSET - 0x4B400000u);
         u32 drawn = (point + ((words[k] & 0xFFFF) >> (16 - FRACTION))) >> FRACTION;
         if (SAMPLED) drawn = (words[k] >> 16) < RATE ? 2 * drawn : 1;
@@ -209,14 +187,15 @@ __device__ __forceinline__ void round_part(
   }
 #else
 #pragma unroll
-  for (int r = 0; r < COUNT; r += 8) {
+  for (int r = 0; r < 32; r += 8) {
+    if (!INSIDE(r)) continue;
     // A coin shows heads if u + point >= 2^16, u being 16 random bits: if (2^23 + u) - (2^23 + 65535 - point) >= 1. All
     // of these are integers and exact, and the difference is cut to 0 or 1.
     float heads[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) {
       heads[k] = 0.0f;
-      if (r + k < COUNT) x[r + k] = (8388608.0f + 65535.0f - OFFSET) - (nearest(x[r + k]) - 12582912.0f);
+      if (INSIDE(r + k)) x[r + k] = (8388608.0f + 65535.0f - OFFSET) - (nearest(x[r + k]) - 12582912.0f);
     }
 #pragma unroll 1
     for (u32 coin = 0; coin < COINS; coin++) {
@@ -224,14 +203,14 @@ __device__ __forceinline__ void round_part(
       philox(key, opaque(first / 8 + EIGHTH(r) + t), client, TOSSES + coin, words);
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        if (r + k < COUNT) heads[k] += __saturatef(__uint_as_float((words[k] & 0xFFFF) | 0x4B000000u) - x[r + k]);
-        if (r + k + 4 < COUNT)
+        if (INSIDE(r + k)) heads[k] += __saturatef(__uint_as_float((words[k] & 0xFFFF) | 0x4B000000u) - x[r + k]);
+        if (INSIDE(r + k + 4))
           heads[k + 4] += __saturatef(__uint_as_float(__byte_perm(words[k], 0x4B00u, 0x5432)) - x[r + k + 4]);
       }
     }
 #pragma unroll
     for (int k = 0; k < 8; k += 4)
-      if (r + k < COUNT) {
+      if (INSIDE(r + k)) {
         // Bytes 0 and 1, and 2 and 3, of a word: the last bits of numbers from 2^23 on.
         float low = 8388608.0f + heads[k] + 256.0f * heads[k + 1], high = 8388608.0f + heads[k + 2] + 256.0f * heads[k + 3];
         totals[(r + k) / 4 * THREADS] += __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x5410);

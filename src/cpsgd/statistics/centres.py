@@ -1,13 +1,12 @@
-"""What the server of k-means knows between rounds, and what it makes of it. All of it is post-processing.
+"""The server's work between rounds of k-means. All of it is post-processing.
 
-**Where it begins.** No starting centre comes from the data. They are random points of the public ball, far from each
-other, and such a start is often a bad one. So the first half of the rounds runs with twice as many centres as were
-asked for; those that nobody is near (their noisy size does not stand out of the noise) are put beside one that has
-many. Then the server merges the centres by weights to as many as were asked for, and the other half of the rounds
-improves those.
+**Start.** No starting centre comes from the data: they are random points of the public ball, far from each other. Such
+a start is often bad. So the first half of the rounds runs with twice as many centres as were asked for. A centre
+without points (its noisy size does not stand out of the noise) is put beside one that has many. Then the server merges
+the centres, weighted by their sizes, to the number asked for, and the other half of the rounds improves those.
 
-**Where it ends.** A centre that moved no further than its noise explains stands still, and the server averages what
-the rounds say about it. Without noise no move is explained by noise and this is Lloyd's algorithm to the letter.
+**End.** A centre that moved no further than its noise explains stands still, and the server averages its estimates of
+several rounds. Without noise no move is explained by noise, and this is exactly Lloyd's algorithm.
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.statistics.points import Matrix, Points
+from cpsgd.statistics.planned import Matrix, Vectors
 
-# Centres the first half of the rounds works with, for each that is asked for.
+# Centres in the first half of the rounds, for each that is asked for.
 SEEDS_PER_CLUSTER = 2
-# A size counts as more than noise from this many standard deviations on.
+# Standard deviations from which on a size counts as more than noise.
 STANDS_OUT = 4.0
 # A centre stands still if it moved by at most this many times the mean square that noise alone would move it by.
 _EXPLAINED = 2.0
-# A centre that nobody is near is put this share of the way from another to the next one.
+# A centre without points is put this share of the way from another to the next one.
 _SPLIT = 0.25
-# Server-side work on a handful of weighted points, where being thorough costs nothing.
+# Effort of the server's k-means of a few weighted points.
 _RESTARTS, _ITERATIONS, _CANDIDATES = 20, 20, 50
 
 
-def nearest_centre(points: Points | Matrix, centres: Matrix) -> NDArray[np.intp]:
-    """The index of the centre nearest to each point."""
+def nearest_centre(points: Vectors | Matrix, centres: Matrix) -> NDArray[np.intp]:
+    """Returns the index of the centre nearest to each point."""
     # ‖x - c‖² less ‖x‖², which is the same for all centres.
     return np.asarray(np.argmin(np.sum(centres**2, axis=1) - 2.0 * (points @ centres.T), axis=1))
 
 
 @dataclass(frozen=True, eq=False)
 class Centres:
-    """What the server knows, in units of the radius.
+    """The server's state, in units of the radius.
 
     Attributes:
-        places: Where the centres are.
-        precisions: 1/E‖error‖² of each; 0 where a place says nothing about the data.
-        sizes: Sizes of their clusters; 0 where nobody seems to be near.
+        places: The centres.
+        precisions: 1/E‖error‖² of each; 0 where a centre does not come from the data.
+        sizes: Sizes of their clusters; 0 where they seem empty.
     """
 
     places: Matrix
@@ -53,12 +52,12 @@ class Centres:
 
     @classmethod
     def at(cls, places: Matrix) -> Centres:
-        """Centres of which nothing is known."""
+        """Returns centres that do not come from the data."""
         nothing = np.zeros(len(places))
         return cls(places, nothing, nothing)
 
     def updated(self, sums: Matrix, sizes: Matrix, deviations: tuple[float, float]) -> Centres:
-        """After a round. The deviations are those of a coordinate of a sum and of a size."""
+        """Returns the state after a round, given standard deviations of a coordinate of a sum and of a size."""
         of_sum, of_size = deviations
         # Half a client is fewer than any, where there is no noise.
         alive = sizes > max(STANDS_OUT * of_size, 0.5)
@@ -76,7 +75,7 @@ class Centres:
         return Centres(places, np.where(still, total, precision), np.where(alive, sizes, 0.0))
 
     def revived(self, generator: np.random.Generator) -> Centres:
-        """With the centres nobody is near put beside others, the larger the likelier."""
+        """Returns the state with empty centres put beside others, the larger the likelier."""
         alive = self.sizes > 0.0
         if alive.all() or not alive.any():
             return self
@@ -96,18 +95,18 @@ class Centres:
 
 
 def _directions(count: int, dim: int, generator: np.random.Generator) -> Matrix:
-    """Random unit vectors."""
+    """Returns random unit vectors."""
     normal = generator.standard_normal((count, dim))
     return np.asarray(normal / np.linalg.norm(normal, axis=1, keepdims=True))
 
 
 def _into_ball(places: Matrix) -> Matrix:
-    """The clusters' centres lie in the ball as the points do: whatever is outside is noise."""
+    """Moves centres into the ball that all points are in."""
     return np.asarray(places / np.maximum(1.0, np.linalg.norm(places, axis=1, keepdims=True)))
 
 
 def scattered(count: int, dim: int, generator: np.random.Generator) -> Matrix:
-    """Random points of the unit ball, each far from those before it."""
+    """Returns random points of the unit ball, each far from those before it."""
     candidates = _directions(_CANDIDATES * count, dim, generator)
     candidates *= generator.random((len(candidates), 1)) ** (1.0 / dim)
     chosen = [candidates[0]]
@@ -119,10 +118,10 @@ def scattered(count: int, dim: int, generator: np.random.Generator) -> Matrix:
 
 
 def merge(state: Centres, clusters: int, generator: np.random.Generator) -> Matrix:
-    """The best centres of the centres, weighted by their sizes: k-means++ and Lloyd, the best of several attempts."""
+    """Merges centres weighted by their sizes: k-means++ and Lloyd, the best of several attempts."""
     alive = state.sizes > 0.0
     if np.count_nonzero(alive) <= clusters:
-        # The living, and as many of the others: what they lack is found in the rounds to come.
+        # All with points, and as many others as are needed: later rounds improve them.
         return state.revived(generator).places[np.argsort(~alive, kind="stable")[:clusters]]
     points, weights = state.places[alive], state.sizes[alive]
     attempts = [_weighted_kmeans(points, weights, clusters, generator) for _ in range(_RESTARTS)]
@@ -132,7 +131,7 @@ def merge(state: Centres, clusters: int, generator: np.random.Generator) -> Matr
 def _weighted_kmeans(
     points: Matrix, weights: Matrix, clusters: int, generator: np.random.Generator
 ) -> tuple[float, Matrix]:
-    """The weighted inertia and the centres of one attempt, on the server's few points."""
+    """Returns the weighted inertia and the centres of one attempt."""
     centres = points[generator.choice(len(points), size=1, p=weights / weights.sum())]
     while len(centres) < clusters:
         cost = weights * np.sum((points[:, None] - centres) ** 2, axis=2).min(axis=1)

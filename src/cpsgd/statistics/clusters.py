@@ -1,13 +1,19 @@
-"""k-means of people's points: Lloyd's algorithm, each round one private mean.
+"""k-means of clients' points: Lloyd's algorithm, each round one private mean.
 
-Every client holds one point x in a public ball. In each round the server sends its centres, and each client answers
-with a vector that is zero but for the block of the centre nearest to it. There it writes its point and a one: the sums
-of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm asks of the data
-(`cpsgd.statistics.blocks`).
+Every client holds one point x in a public ball. In each round the server sends its centres. A client answers with a
+vector that holds, in the block of the centre nearest to it, its point and a count of one, and zeros elsewhere. The sums
+of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm needs.
+
+**Point against count.** In units of the radius, the block is (x, b) and its norm at most D = √(1 + b²). The new centre,
+sum / size, is off by (up to the size) the noise of the sum and c times the noise of the size, c the centre itself: in
+squares V(d + ‖c‖²/b²), V the variance in a coordinate. Where messages are of few bits V is proportional to D². At
+‖c‖ = 1, the worst, the error is then smallest at b = d^(-1/4), where it is (√d + 1)². Where privacy decides, V is
+proportional to the square of the largest distance of two vectors. That is 2 for every b <= 1 (`Blocks.distance`), so
+that b = 1 would be best, and b = d^(-1/4) is at most 21 % above it. We take the latter.
 
 **Rounds.** All of them are planned at once, as rounds that every client takes part in, each around centres that may
-depend on what the rounds before released. What the server does in between (`cpsgd.statistics.centres`) is
-post-processing and costs nothing. How far apart two clients' vectors are does not depend on the centres.
+depend on earlier releases. The server's work in between (`cpsgd.statistics.centres`) is post-processing and costs
+nothing. The distance between two clients' vectors does not depend on the centres.
 """
 
 from __future__ import annotations
@@ -24,40 +30,155 @@ from numpy.typing import ArrayLike
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.errors import InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.statistics.blocks import Around, Blocks, ClusterSums, places_in
+from cpsgd.simulation.cpu import noise_norm
 from cpsgd.statistics.centres import SEEDS_PER_CLUSTER, STANDS_OUT, Centres, merge, nearest_centre, scattered
-from cpsgd.statistics.charges import Charge
-from cpsgd.statistics.points import Ball, Matrix, people_in_ball, private_mean
-from cpsgd.statistics.questions import Planned
+from cpsgd.statistics.planned import Charge, Geometry, Matrix, Planned, Question, Vectors
+from cpsgd.statistics.points import Ball, people_in_ball, private_mean
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
 
-
-# Of how far centres are apart, noise may explain this much before one is warned.
+_REASON = "each vector is made here from a point x of the unit ball, one block (x, b) with b <= 1 and zeros"
+# Centres are announced within this many radii: further ones could overflow.
+_FARTHEST = 1e100
+# Noise may explain this share of how far centres are apart before there is a warning.
 _MOST_NOISE = 0.75
-# So far off, in radii, a centre of a cluster of average size may be after the last round.
+# A centre of a cluster of average size may be off by this many radii after the last round.
 _FARTHEST_OFF = 0.5
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """Layout of a client's vector, which holds its point and its cluster in units of the radius.
+
+    Attributes:
+        clusters: Number of blocks.
+        dim: d, coordinates of a point.
+    """
+
+    clusters: int
+    dim: int
+
+    @property
+    def one(self) -> float:
+        """b = d^(-1/4), which stands for a count of one."""
+        return float(self.dim**-0.25)
+
+    @property
+    def length(self) -> int:
+        """Number of coordinates of a vector."""
+        return self.clusters * (self.dim + 1)
+
+    @property
+    def clip_norm(self) -> float:
+        """D = √(1 + b²), which no client in the ball exceeds."""
+        return float(np.hypot(1.0, self.one))
+
+    @property
+    def distance(self) -> float:
+        """The largest distance between two clients' vectors: 2, and the rounding of float32.
+
+        In one block the counts are equal, and two points of the ball are at most 2 apart. In two blocks the squared
+        distance is ‖x‖² + ‖x'‖² + 2b² <= 2 + 2b² <= 4. Points and b are each off by 2^-24 of themselves.
+        """
+        return 2.0 * (1.0 + 2.0**-22)
+
+    def write(self, points: Vectors, centres: Matrix) -> Vectors:
+        """Returns the clients' vectors: each point and a count in the block of the nearest centre."""
+        blocks = np.zeros((len(points), self.clusters, self.dim + 1), dtype=np.float32)
+        rows, nearest = np.arange(len(points)), nearest_centre(points, centres)
+        blocks[rows, nearest, :-1] = points
+        blocks[rows, nearest, -1] = self.one
+        return blocks.reshape(len(points), self.length)
+
+    def read(self, mean: Matrix, clients: int) -> tuple[Matrix, Matrix]:
+        """Returns the clusters' sums and sizes from the mean of the clients' vectors."""
+        blocks = clients * mean.reshape(self.clusters, self.dim + 1)
+        return blocks[:, :-1], blocks[:, -1] / self.one
+
+    def deviations(self, protocol: Protocol, clients: int) -> tuple[float, float]:
+        """Returns standard deviations of a coordinate of a sum, and of a size (rounding at its largest)."""
+        coordinate = clients * noise_norm(protocol, clients) / float(np.sqrt(protocol.dim))
+        return coordinate, coordinate / self.one
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterSums:
+    """The result of a round, in units of the radius, noise included.
+
+    Attributes:
+        sums: The sum of the points nearest to each centre.
+        sizes: Number of those points.
+        count: Number of clients.
+        guarantee: The proved (ε, δ) of all planned rounds together if no round has fewer clients.
+    """
+
+    sums: Matrix
+    sizes: Matrix
+    count: int
+    guarantee: Guarantee
+
+
+class Around(Question[ClusterSums]):
+    """The question of one round: the clusters around the centres that the server announces, at most one per block."""
+
+    def __init__(self, ball: Ball, blocks: Blocks, centres: ArrayLike) -> None:
+        """Checks the centres, and raises `VectorError` if they are not a table of finite numbers."""
+        self.ball, self.blocks = ball, blocks
+        self.places = _places_in("centres", centres, range(1, blocks.clusters + 1), ball)
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Blocks`."""
+        return Geometry(self.blocks.length, self.blocks.clip_norm, self.blocks.distance, _REASON, rounding=1.0)
+
+    def write(self, points: Vectors) -> Vectors:
+        """Returns the vectors of clients with these points, in units of the radius."""
+        return self.blocks.write(points, self.places)
+
+    def vector(self, value: object) -> Vectors:
+        """Returns one client's vector; see `Ball.point` for what a value may be."""
+        return self.write(self.ball.point(value)).reshape(-1)
+
+    def answer(
+        self, planned: Planned[ClusterSums], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
+    ) -> ClusterSums:
+        """Returns sums and sizes; blocks without a centre are left out."""
+        sums, sizes = self.blocks.read(mean, count)
+        return ClusterSums(sums[: len(self.places)], sizes[: len(self.places)], count, guarantee)
+
+
+def _places_in(name: str, centres: ArrayLike, counts: range, ball: Ball) -> Matrix:
+    """Returns centres in units of the radius, or raises `VectorError`."""
+    try:
+        table = np.asarray(centres, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise VectorError(f"Expected {name} to be a table of numbers.") from None
+    if table.ndim != 2 or len(table) not in counts or table.shape[1] != ball.dim:
+        many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        raise VectorError(f"Expected {many} {name} of {ball.dim} coordinates, got an array of shape {table.shape}.")
+    if not (np.abs(table) < _FARTHEST * ball.radius).all():
+        raise VectorError(f"Expected {name} of finite numbers, within {_FARTHEST:g} radii.")
+    return np.asarray(table / ball.radius)
+
+
 class NoiseWarning(UserWarning):
-    """What was found is hardly more than noise. It follows from what was released, and tells nobody more than that."""
+    """The centres are hardly more than noise. The warning follows from the released centres and costs nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class KMeansResult:
-    """The centres, and what finding them cost and promises.
+    """The centres, with their plan and their guarantee.
 
     Attributes:
         centres: One row per cluster.
         sizes: The clusters' sizes as the last round saw them, noise included; 0 where a size was all noise.
-        deviations: √E‖error‖² of each centre's estimate, from the noise of the rounds it rests on; infinite where it
-            rests on none.
-        plan: The protocol of every round, with what all of them together promised and a round's expected error.
+        deviations: √E‖error‖² of each centre, from the noise of the rounds it comes from; infinite without any.
+        plan: The protocol of every round, with the guarantee of all rounds and a round's expected error.
         guarantee: The proved (ε, δ) of all rounds together, for replacing one client's point.
     """
 
@@ -69,15 +190,15 @@ class KMeansResult:
 
     @property
     def bits_per_client(self) -> int:
-        """What one client sends in all rounds, headers included."""
+        """Bits that one client sends in all rounds, headers included."""
         return self.plan.rounds * self.plan.protocol.bits_per_client
 
     @property
     def noise_share(self) -> float:
-        """How much of the centres' spread around their mean noise explains, by squares; 1 where one centre is left.
+        """Share of the centres' squared spread around their mean that noise explains; 1 where one centre is left.
 
-        Noise of the same size in the spread of points around their centres is what clustering costs. So beyond about
-        one half the centres may well describe the points worse than a single one does.
+        The same noise adds to the spread of points around their centres. So beyond about one half, the centres may
+        describe the points worse than a single centre does.
         """
         alive = self.sizes > 0.0
         sizes, centres = self.sizes[alive], self.centres[alive]
@@ -91,12 +212,11 @@ class KMeansResult:
 class Clusters:
     """The centres of clusters of the clients' points, by a fixed number of rounds.
 
-    Each client holds a point of a public ball; a client with several rows has their mean. What is sent, and how far
-    apart two clients' vectors are, is `Blocks`'s.
+    Each client holds a point of a public ball; a client with several rows has their mean. `Blocks` says what is sent.
 
     Args:
-        columns: The points' coordinates: names of columns, or how many there are.
-        clusters: K.
+        columns: The points' coordinates: names of columns, or their number.
+        clusters: K, the number of clusters.
         radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without
             looking at the data.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
@@ -106,7 +226,7 @@ class Clusters:
 
     Raises:
         ParameterError: A parameter is out of range.
-        VectorError: The initial centres are not K times a finite number per coordinate.
+        VectorError: The initial centres are not K rows of finite numbers.
 
     Example:
         >>> asked = Clusters(2, 2, radius=1.0, rounds=2, initial=[[0.1, 0], [-0.1, 0]]).plan(
@@ -141,30 +261,28 @@ class Clusters:
         self.search = self.rounds // 2 if initial is None else 0
         self.blocks = Blocks(self.clusters * SEEDS_PER_CLUSTER if self.search else self.clusters, self.ball.dim)
         exactly = range(self.clusters, self.clusters + 1)
-        self.initial = None if initial is None else places_in("initial centres", initial, exactly, self.ball)
+        self.initial = None if initial is None else _places_in("initial centres", initial, exactly, self.ball)
 
-    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> PlannedClusters:
+    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> PlannedClusters:
         """Plans all rounds, in each of which every client answers.
 
         Args:
-            clients: How many clients there are.
+            clients: Number of clients.
             epsilon: ε of all rounds together, for replacing all rows of one client.
             delta: δ.
-            wishes: What else `cpsgd.plan` takes: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
+            requirements: Other arguments of `cpsgd.plan`: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
 
         Raises:
             ParameterError: More clusters than clients, or a parameter out of range.
-            InfeasibleError: The budget is so small that sizes of clusters would drown in noise.
+            InfeasibleError: The budget is so small that noise would hide the sizes of clusters.
         """
         clients = _validate.integer("clients", clients, low=2)
         if self.clusters > clients:
-            raise ParameterError(
-                f"Expected at most as many clusters as clients, got {self.clusters} for {clients} clients."
-            )
+            raise ParameterError(f"Expected at most one cluster per client, got {self.clusters} for {clients} clients.")
         # Any centres will do: the plan does not depend on them.
         anywhere = Around(self.ball, self.blocks, np.zeros((1, self.ball.dim)))
         rounds = {"rounds": self.rounds, "participation": "every"}
-        planned = anywhere.plan(clients, epsilon, delta, **rounds, **wishes).plan
+        planned = anywhere.plan(clients, epsilon, delta, **rounds, **requirements).plan
         _check_budget(planned, self, clients)
         return PlannedClusters(self, planned)
 
@@ -174,7 +292,7 @@ class PlannedClusters:
     """k-means with the protocol of its rounds.
 
     Attributes:
-        question: What is asked.
+        question: The question.
         plan: The protocol of every round, with the guarantee of all of them together.
     """
 
@@ -187,15 +305,15 @@ class PlannedClusters:
         return self.plan.protocol
 
     def around(self, centres: ArrayLike) -> Planned[ClusterSums]:
-        """A round around announced centres, for transports that encode vectors themselves."""
+        """Returns the question of a round around announced centres, for transports that encode vectors themselves."""
         return Planned(Around(self.question.ball, self.question.blocks, centres), self.plan)
 
     def encode(self, value: object, centres: ArrayLike, round: int) -> bytes:
-        """One client's message; see `Ball.point` for what a value may be.
+        """Returns one client's message; see `Ball.point` for what a value may be.
 
         Args:
             value: The client's point or rows.
-            centres: What the server has announced for this round.
+            centres: The centres that the server has announced for this round.
             round: Its number, from 0 on. Answer each round once: the guarantee counts no more.
 
         Raises:
@@ -206,7 +324,7 @@ class PlannedClusters:
         return self.around(centres).encode(value, round)
 
     def start(self) -> Lloyd:
-        """The server's side, before the first round."""
+        """Returns the server's side, before the first round."""
         return Lloyd(self)
 
 
@@ -214,7 +332,7 @@ class Lloyd:
     """The server's side of k-means, from round to round.
 
     Attributes:
-        asked: What is asked, with its plan.
+        asked: The question with its plan.
         round: The number of the next round, from 0 on.
     """
 
@@ -231,7 +349,7 @@ class Lloyd:
 
     @property
     def centres(self) -> Matrix:
-        """What to announce for the next round; after the last one, the centres that were found."""
+        """The centres to announce for the next round; after the last round, the result."""
         return self.asked.question.ball.radius * self._state.places
 
     def aggregate(self, messages: Iterable[bytes], *, accept_epsilon: float | None = None) -> Matrix:
@@ -239,7 +357,7 @@ class Lloyd:
 
         Args:
             messages: One per client, of this round.
-            accept_epsilon: See `Planned.aggregate`; ε is of all rounds, as if each had so few messages.
+            accept_epsilon: See `Planned.aggregate`; ε is of all rounds, as if each had as few messages.
 
         Raises:
             GuaranteeError: There are fewer messages than the guarantee was planned for. The round is not over.
@@ -247,18 +365,19 @@ class Lloyd:
             ParameterError: All rounds are over.
         """
         self._check_open()
-        asked = self.asked.around(self.centres)
-        return self.update(asked.aggregate(messages, self.round, accept_epsilon=accept_epsilon))
+        return self.update(
+            self.asked.around(self.centres).aggregate(messages, self.round, accept_epsilon=accept_epsilon)
+        )
 
     def update(self, found: ClusterSums) -> Matrix:
-        """Ends the round with what it says, `around(centres).result(mean, count)`; returns the next centres.
+        """Ends the round with `around(centres).result(mean, count)`, and returns the next centres.
 
         Raises:
             ParameterError: All rounds are over.
         """
         self._check_open()
-        question, protocol = self.asked.question, self.asked.protocol
-        deviations = question.blocks.deviations(protocol, found.count)
+        question = self.asked.question
+        deviations = question.blocks.deviations(self.asked.protocol, found.count)
         self._state = self._state.updated(found.sums, found.sizes, deviations)
         # That of the round with the fewest clients, whose noise is the least, holds for all.
         if self._guarantee is None or found.guarantee.epsilon > self._guarantee.epsilon:
@@ -271,7 +390,7 @@ class Lloyd:
         return self.centres
 
     def result(self) -> KMeansResult:
-        """The clusters, after the last round; or what is known of them, where the last ones were withheld.
+        """Returns the clusters after the last round, or what is known of them if the last rounds were withheld.
 
         Raises:
             ParameterError: There was no round yet, or none after the search.
@@ -309,19 +428,16 @@ def kmeans(
     """Finds the centres of clusters so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client; with `columns` anything `cpsgd.statistics.mean` takes. A simulation: every client's
-            message goes through the protocol on this machine.
-        clusters: K.
+        points: One row per client; with `columns` any table that `mean` takes. Every client's message is simulated.
+        clusters: K, the number of clusters.
         epsilon: ε of all rounds together, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without
-            looking at the data.
+        radius: Public bound on a point's norm; see `Clusters`.
         columns: Named columns of a table that are the points' coordinates.
         user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
-        initial: Public centres to begin with, which must not come from the data. Then all rounds improve them, and
-            messages are half as long. None for random ones and a search (see the module).
+        initial: Public centres to begin with; see `Clusters`.
         seed: Public seed of the random centres and of the search. The noise that protects has none.
         ledger: Charge all rounds to this ledger before the first is released, or refuse.
         population: With a ledger: whose budget pays.
@@ -332,28 +448,23 @@ def kmeans(
         BudgetExceededError: The ledger does not allow it.
         ParameterError: More clusters than clients, or a parameter out of range.
         VectorError: A point is not finite; its row is named.
-        InfeasibleError: The budget is so small that clusters would drown in noise. Nothing was sent.
+        InfeasibleError: The budget is so small that noise would hide the clusters. Nothing was sent.
 
     Warns:
         NoiseWarning: Centres were found that hardly differ by more than their noise (`KMeansResult.noise_share`).
 
     Example:
-        >>> generator = np.random.default_rng(0)
         >>> points = np.repeat([[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]], 500, axis=0)
-        >>> points += generator.normal(scale=0.05, size=points.shape)
-        >>> found = kmeans(points, 3, epsilon=16.0, delta=1e-6, radius=1.0)
-        >>> found.guarantee.epsilon <= 16.0
-        True
-        >>> nearest = np.abs(found.centres[:, None] - [[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]]).max(axis=2).min(axis=1)
-        >>> bool(nearest.max() < 0.2)
-        True
+        >>> found = kmeans(points, 3, epsilon=16.0, delta=1e-6, radius=1.0, seed=3)
+        >>> found.guarantee.epsilon <= 16.0, bool(inertia(points, found.centres) < 20.0)
+        (True, True)
     """
     Charge.check(ledger, population)
     ball = people_in_ball(points, columns, user, radius)
     clients, dim = ball.shape
     question = Clusters(columns or dim, clusters, radius=radius, rounds=rounds, initial=initial, seed=seed)
     asked = question.plan(clients, epsilon, delta, bits=bits)
-    Charge.of(ledger, population, [asked.protocol] * question.rounds, "kmeans").pay()
+    Charge.of(ledger, population, [asked.protocol] * question.rounds, "statistics: kmeans").pay()
     server = asked.start()
     for number in range(question.rounds):
         around = Around(question.ball, question.blocks, server.centres)
@@ -373,38 +484,38 @@ def kmeans(
 
 
 def inertia(points: ArrayLike, centres: ArrayLike) -> float:
-    """The sum of the points' squared distances from their nearest centres.
+    """Returns the sum of the points' squared distances from their nearest centres.
 
-    An exact figure about the points: it is for those who hold all of them, and no part of what is released.
+    This is an exact figure, for those who hold all points. It is not released.
     """
     table, places = np.asarray(points, dtype=np.float64), np.asarray(centres, dtype=np.float64)
     return float(np.sum((table - places[nearest_centre(table, places)]) ** 2))
 
 
 def _check_budget(planned: Plan, asked: Clusters, clients: int) -> None:
-    """Refuses before the first round what would be clustering of noise.
+    """Refuses a budget that would only cluster noise.
 
     Raises:
         InfeasibleError: A cluster of average size would not stand out of the noise, or its centre would be anywhere.
     """
     of_sum, of_size = asked.blocks.deviations(planned.protocol, clients)
     average, needed = clients / asked.clusters, STANDS_OUT * of_size
-    # What the rounds after the search say of a centre that stands still is averaged.
+    # A centre that stands still is averaged over the rounds after the search.
     off = math.sqrt((asked.ball.dim * of_sum**2 + of_size**2) / (asked.rounds - asked.search)) / average
     if needed < average and off < _FARTHEST_OFF:
         return
-    told = (
+    reason = (
         f"the size of a cluster would be off by {of_size:,.0f} (one standard deviation), and clusters have "
         f"{average:,.0f} clients on average"
     )
     # Noise grows with the root of the number of rounds.
     bought = int(planned.rounds * (average / needed) ** 2)
     if needed < average:
-        told = f"the centre of a cluster of {average:,.0f} clients would be off by {off:.2g} times the radius"
-        bought = 0  # as much as that, it is averaged over more of them
+        reason = f"the centre of a cluster of {average:,.0f} clients would be off by {off:.2g} times the radius"
+        bought = 0  # fewer rounds do not help: the centre is averaged over them
     enough = round(clients * max(needed / average, off / _FARTHEST_OFF))
     buys = f"{bought} rounds would do" if bought else f"about {enough:,} clients would do"
     raise InfeasibleError(
         f"ε={rounded_up(planned.wished_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
-        f"{told}. {buys}, or a larger epsilon or fewer clusters."
+        f"{reason}. {buys}, or a larger epsilon or fewer clusters."
     )

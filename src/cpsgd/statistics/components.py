@@ -1,9 +1,9 @@
-"""Principal components of people's points: their covariance, one private mean.
+"""Principal components of clients' points: their covariance, one private mean.
 
 Every client holds one point x in a public ball and sends, once, the products of its coordinates: the upper triangle of
 x xᵀ with the entries off the diagonal times √2, so that the vector's Euclidean norm is the matrix's Frobenius norm,
-‖x‖² <= 1 in units of the radius. The mean of these vectors is the matrix of second moments; its eigenvectors are the
-server's business and cost nothing.
+‖x‖² <= 1 in units of the radius. The mean of these vectors is the matrix of second moments; computing its eigenvectors
+is post-processing and costs nothing.
 
 **Why not power iteration.** There a client sends x xᵀV for the current d × q matrix V, of norm at most 1 as well, in
 each of T rounds. T rounds that every client takes part in need √T times the noise deviation σ of one. What an
@@ -40,9 +40,8 @@ from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.statistics.charges import Charge
-from cpsgd.statistics.points import Ball, Matrix, Points, people_in_ball, private_mean
-from cpsgd.statistics.questions import Geometry, Planned, Question
+from cpsgd.statistics.planned import Charge, Geometry, Matrix, Planned, Question, Vectors
+from cpsgd.statistics.points import Ball, people_in_ball, private_mean
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
@@ -54,7 +53,7 @@ _REASON = "each vector is made here from a point x of the unit ball, the product
 
 @dataclass(frozen=True, eq=False)
 class PCAResult:
-    """The components, and what finding them cost and promises.
+    """The components, with their plan and their guarantee.
 
     Attributes:
         components: Orthonormal rows, the direction of largest variance first. Signs are such that the largest
@@ -64,7 +63,7 @@ class PCAResult:
         mean: The points' mean, noise included; the given one where it is public.
         expected_angle: An estimate of the largest angle, in radians, between the components' span and that of the
             exact ones; see `estimated_angle`.
-        plan: The protocol of the round, with what it promised and its expected error.
+        plan: The protocol of the round, with its guarantee and its expected error.
         guarantee: The proved (ε, δ) of the release, for replacing one client's point.
     """
 
@@ -78,17 +77,17 @@ class PCAResult:
 
     @property
     def bits_per_client(self) -> int:
-        """What one client sends, header included."""
+        """Bits that one client sends, header included."""
         return self.plan.protocol.bits_per_client
 
 
 @dataclass(frozen=True)
 class MomentVector:
-    """How a client's vector holds its point's products, and the point itself, in units of the radius.
+    """Layout of a client's vector, which holds its point's products and the point itself, in units of the radius.
 
     Attributes:
         dim: d, coordinates of a point.
-        weight: a, what the point is multiplied by; 0 where the mean is public and points are not sent.
+        weight: a, the factor of the point; 0 where the mean is public and points are not sent.
     """
 
     dim: int
@@ -96,12 +95,12 @@ class MomentVector:
 
     @classmethod
     def of(cls, dim: int, *, with_mean: bool) -> MomentVector:
-        """The layout with the best weight."""
+        """Returns the layout with the best weight."""
         return cls(dim, math.sqrt(2.0 * _TYPICAL_MEAN / math.sqrt(dim + 1.0)) if with_mean else 0.0)
 
     @property
     def length(self) -> int:
-        """Coordinates of a vector."""
+        """Number of coordinates of a vector."""
         return self.dim * (self.dim + 1) // 2 + (self.dim if self.weight else 0)
 
     @property
@@ -111,7 +110,7 @@ class MomentVector:
 
     @property
     def distance(self) -> float:
-        """The largest distance of two clients' vectors, and what float32 adds to it: (2 + a²)/√2 where a² <= 2, d > 1.
+        """The largest distance between two clients' vectors, float32 included: (2 + a²)/√2 where a² <= 2, d > 1.
 
         With p = ‖x‖², q = ‖x'‖² and c = xᵀx' the squared distance is
 
@@ -134,15 +133,15 @@ class MomentVector:
             exact = (2.0 + a * a) / math.sqrt(2.0) if a * a <= 2.0 else 2.0 * a
         return min(exact * (1.0 + 2.0**-21), 2.0 * self.clip_norm)
 
-    def write(self, points: Points) -> Points:
-        """The clients' vectors: the triangle of products, and behind it the point."""
+    def write(self, points: Vectors) -> Vectors:
+        """Returns the clients' vectors: the triangle of products, and behind it the point."""
         rows, columns = np.triu_indices(self.dim)
         products = points[:, rows] * points[:, columns]
         products *= _isometry(rows, columns).astype(np.float32)
         return np.hstack([products, np.float32(self.weight) * points]) if self.weight else products
 
     def read(self, mean: Matrix) -> tuple[Matrix, Matrix]:
-        """The matrix of second moments and the points' mean (zero where it was not sent)."""
+        """Returns the matrix of second moments and the points' mean (zero where it was not sent)."""
         rows, columns = np.triu_indices(self.dim)
         moments = np.empty((self.dim, self.dim))
         moments[rows, columns] = moments[columns, rows] = mean[: len(rows)] / _isometry(rows, columns)
@@ -152,12 +151,12 @@ class MomentVector:
 class Components(Question[PCAResult]):
     """The directions of largest variance of the clients' points.
 
-    One round, for clients that each hold a point x of a public ball; a client with several rows has their mean. What is
-    sent, and how far apart two clients' vectors are, is `MomentVector`'s.
+    One round, for clients that each hold a point x of a public ball; a client with several rows has their mean.
+    `MomentVector` says what is sent.
 
     Args:
-        columns: The points' coordinates: names of columns, or how many there are.
-        components: How many directions, at most the points' coordinates.
+        columns: The points' coordinates: names of columns, or their number.
+        components: Number of directions, at most the points' coordinates.
         radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
             surface. Choose it without looking at the data.
         mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
@@ -184,40 +183,38 @@ class Components(Question[PCAResult]):
     @property
     def geometry(self) -> Geometry:
         """See `MomentVector`."""
-        layout = self.layout
-        return Geometry(layout.length, layout.clip_norm, layout.distance, _REASON, rounding=1.0)
+        return Geometry(self.layout.length, self.layout.clip_norm, self.layout.distance, _REASON, rounding=1.0)
 
-    def vector(self, value: object) -> Points:
-        """One client's vector; see `Ball.point` for what a value may be."""
+    def vector(self, value: object) -> Vectors:
+        """Returns one client's vector; see `Ball.point` for what a value may be."""
         return self.layout.write(self.ball.point(value)).reshape(-1)
 
-    def plan(self, clients: int, epsilon: float, delta: float, **wishes: Any) -> Planned[PCAResult]:
-        """See `Question.plan`.
+    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[PCAResult]:
+        """Plans the round; see `Question.plan`.
 
         Raises:
             ParameterError: A parameter is out of range.
-            InfeasibleError: The budget is so small that no variance could stand out of the noise.
+            InfeasibleError: The budget is so small that noise would hide every variance.
         """
-        planned = super().plan(clients, epsilon, delta, **wishes)
+        planned = super().plan(clients, epsilon, delta, **requirements)
         _check_budget(planned.plan, self.ball.dim)
         return planned
 
-    def found(
+    def answer(
         self, planned: Planned[PCAResult], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
     ) -> PCAResult:
-        """The eigenvectors of the covariance."""
+        """Returns the eigenvectors of the covariance."""
         moments, centre = self.layout.read(mean)
         covariance = moments - np.outer(centre, centre)
         variances, directions = _eigen(covariance)
         deviation = _deviation(planned.protocol, count)
         angle = estimated_angle(variances, directions, self.components, deviation, centre, self.layout.weight)
-        ball, radius = self.ball, self.ball.radius
-        origin = np.zeros(ball.dim) if ball.origin is None else np.asarray(ball.origin, dtype=np.float64)
+        radius, origin = self.ball.radius, self.ball.origin
         return PCAResult(
             components=directions[: self.components],
             variances=radius**2 * variances[: self.components],
             total_variance=radius**2 * float(np.trace(covariance)),
-            mean=origin + radius * centre,
+            mean=radius * centre + (0.0 if origin is None else np.asarray(origin, dtype=np.float64)),
             expected_angle=angle,
             plan=planned.plan,
             guarantee=guarantee,
@@ -242,13 +239,11 @@ def pca(
     """Finds the directions of largest variance so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client; with `columns` anything `cpsgd.statistics.mean` takes. A simulation: every client's
-            message goes through the protocol on this machine.
-        components: How many directions, at most the points' coordinates.
+        points: One row per client; with `columns` any table that `mean` takes. Every client's message is simulated.
+        components: Number of directions, at most the points' coordinates.
         epsilon: ε, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
-            surface. Choose it without looking at the data.
+        radius: Public bound on a point's distance from `mean`, or from zero; see `Components`.
         columns: Named columns of a table that are the points' coordinates.
         user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
@@ -262,7 +257,7 @@ def pca(
         BudgetExceededError: The ledger does not allow it.
         ParameterError: More components than coordinates, or a parameter out of range.
         VectorError: A point is not finite; its row is named.
-        InfeasibleError: The budget is so small that no variance could stand out of the noise. Nothing was sent.
+        InfeasibleError: The budget is so small that noise would hide every variance. Nothing was sent.
 
     Example:
         >>> generator = np.random.default_rng(0)
@@ -276,19 +271,19 @@ def pca(
     clients, dim = ball.shape
     question = Components(columns or dim, components, radius=radius, mean=mean)
     asked = question.plan(clients, epsilon, delta, bits=bits)
-    Charge.of(ledger, population, [asked.protocol], "pca").pay()
+    Charge.of(ledger, population, [asked.protocol], "statistics: pca").pay()
     return asked.result(private_mean(asked.protocol, 0, ball, question.layout.write, advance), clients)
 
 
 def subspace_angle(first: ArrayLike, second: ArrayLike) -> float:
-    """The largest principal angle, in radians, between the spans of two sets of orthonormal rows.
+    """Returns the largest principal angle, in radians, between the spans of two sets of orthonormal rows.
 
     Example:
         >>> round(subspace_angle([[1.0, 0.0]], [[0.6, 0.8]]), 4)
         0.9273
     """
     left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    # The sine of the largest angle is the norm of what of `right` is outside of the span of `left`.
+    # The sine of the largest angle is the norm of the part of `right` outside of the span of `left`.
     sine = np.linalg.norm(right - right @ left.T @ left, ord=2)
     return math.asin(min(1.0, float(sine)))
 
@@ -296,7 +291,7 @@ def subspace_angle(first: ArrayLike, second: ArrayLike) -> float:
 def estimated_angle(
     variances: Matrix, directions: Matrix, components: int, deviation: float, mean: Matrix, weight: float
 ) -> float:
-    """What angle between the found subspace and the exact one the noise leads to, by perturbation to first order.
+    """Estimates the angle between the found subspace and the exact one, by perturbation to first order.
 
     Noise E turns the span of the first q eigenvectors u by sines uᵢᵀE uⱼ/(λᵢ - λⱼ), i <= q < j. The mean square of
     uᵢᵀE uⱼ is σ²/2 from the second moments, and ((uᵢᵀm)² + (uⱼᵀm)²)σ²/a² from m mᵀ. The root of the sum over all pairs
@@ -322,14 +317,14 @@ def estimated_angle(
 
 
 def exact_components(points: ArrayLike, components: int) -> Matrix:
-    """The components without privacy, for those who hold all points and want to compare."""
+    """Returns the components without privacy, for those who hold all points and want to compare."""
     table = np.asarray(points, dtype=np.float64)
     centred = table - table.mean(axis=0)
     return _eigen(centred.T @ centred / len(table))[1][:components]
 
 
 def _eigen(covariance: Matrix) -> tuple[Matrix, Matrix]:
-    """Eigenvalues, the largest first, and eigenvectors as rows with fixed signs."""
+    """Returns eigenvalues, the largest first, and eigenvectors as rows with fixed signs."""
     values, vectors = np.linalg.eigh(covariance)
     rows = vectors.T[::-1]
     largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
@@ -337,17 +332,17 @@ def _eigen(covariance: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def _isometry(rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Matrix:
-    """1 on the diagonal and √2 off it, so that triangle and symmetric matrix have the same norm."""
+    """Returns 1 on the diagonal and √2 off it, so that triangle and symmetric matrix have the same norm."""
     return np.where(rows == columns, 1.0, math.sqrt(2.0))
 
 
 def _deviation(protocol: Protocol, count: int) -> float:
-    """σ, the standard deviation of one coordinate of the mean of `count` messages, rounding counted at its largest."""
+    """Returns σ, the standard deviation of a coordinate of the mean of `count` messages, rounding at its largest."""
     return noise_norm(protocol, count) / math.sqrt(protocol.dim)
 
 
 def _check_budget(planned: Plan, dim: int) -> None:
-    """Refuses before the round what would be components of noise.
+    """Refuses a budget that would only find components of noise.
 
     Raises:
         InfeasibleError: The noise matrix's norm, about σ√(2d), is above the largest variance that points in the ball

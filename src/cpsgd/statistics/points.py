@@ -1,7 +1,7 @@
-"""What k-means and principal components share: people's points in a public ball, and a round over all of them.
+"""Clients' points in a public ball, and a round over all of them: shared by k-means and principal components.
 
-A client's point is the mean of its rows, each moved into the ball before. So it is in the ball, however many rows there
-are.
+A client's point is the mean of its rows, each moved into the ball before. So the point is in the ball, however many
+rows there are.
 """
 
 from __future__ import annotations
@@ -10,31 +10,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError, TableError, VectorError
 from cpsgd.protocol import Protocol
-from cpsgd.simulation.cpu import RoundSimulator
-from cpsgd.statistics.columns import Chunk, numbers
-from cpsgd.statistics.contributions import People, combined
-from cpsgd.statistics.questions import own_rows
-from cpsgd.statistics.tables import open_table
-
-Points = NDArray[np.float32]
-Matrix = NDArray[np.float64]
+from cpsgd.statistics.planned import Matrix, Vectors, simulated
+from cpsgd.statistics.rows import People, combined, own_rows
+from cpsgd.tables import Chunk, numbers, open_table
 
 # Coordinates of messages that are held at a time, 16 MiB.
 _BLOCK = 1 << 22
-# Shorter vectors spend their time in the interpreter, where threads only get in each other's way.
-_THREADED_DIM = 1 << 14
 # Within these, no step below can overflow.
 _RADII = (1e-20, 1e20)
 _LARGEST = 1e150
 
 
-def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = None) -> Points:
-    """The points relative to `origin` in units of `radius`, those outside moved to the ball's surface.
+def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = None) -> Vectors:
+    """Returns the points relative to `origin` in units of `radius`, those outside moved to the ball's surface.
 
     Args:
         points: One row per client.
@@ -42,7 +35,7 @@ def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = No
         origin: A public point, zero if None.
 
     Raises:
-        VectorError: The points are no table of finite real numbers; the first bad row is named, not quoted.
+        VectorError: The points are not a table of finite real numbers; the first bad row is named, not quoted.
         ParameterError: The radius is not positive.
     """
     radius = _validate.positive("radius", radius, low=_RADII[0], high=_RADII[1])
@@ -65,7 +58,7 @@ def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = No
                 "Repair or drop it."
             )
         block = (np.clip(block, -_LARGEST, _LARGEST) - shift) / radius
-        # Divided by the largest coordinate first: the squares of the rest cannot overflow.
+        # Divided by the largest coordinate first, so that no square can overflow.
         largest = np.maximum(1.0, np.abs(block).max(axis=1, keepdims=True))
         block /= largest
         length = np.linalg.norm(block, axis=1, keepdims=True)
@@ -88,11 +81,11 @@ class Ball:
     origin: ArrayLike | None = None
 
     def __post_init__(self) -> None:
-        in_unit_ball(np.zeros((1, self.dim)), self.radius, self.origin)  # refuses what is no ball
+        in_unit_ball(np.zeros((1, self.dim)), self.radius, self.origin)  # refuses a bad radius or origin
 
     @classmethod
     def of(cls, columns: int | Sequence[str], radius: float, origin: ArrayLike | None = None) -> Ball:
-        """With columns of these names, or so many, whose names are "0", "1", ... as an array's are.
+        """Returns the ball with columns of these names; a number n stands for "0" to "n - 1", as an array's columns.
 
         Raises:
             ParameterError: There is no column, two have one name, or the radius is not positive.
@@ -107,24 +100,26 @@ class Ball:
         """d, coordinates of a point."""
         return len(self.columns)
 
-    def point(self, value: object) -> Points:
-        """One client's point in units of the radius, as a table of one row.
+    def point(self, value: object) -> Vectors:
+        """Returns one client's point in units of the radius, as a table of one row.
 
         Args:
             value: The point, a list or an array of numbers in the order of the columns, or a mapping of columns to
                 numbers; or the client's rows: an array with one per row, or any table with these columns.
 
         Raises:
-            VectorError: The value is not of finite numbers, or not of so many; or there is no row.
+            VectorError: The value is not of finite numbers, has another number of them, or there is no row.
             ColumnError: A column is missing, or not of finite numbers.
         """
         if isinstance(value, list | tuple | np.ndarray):
             return combined([self._of_array(value)], "mean", None)[None]
         table = own_rows(value)
-        blocks = (
-            _in_ball(chunk, self.columns, table.title, self.radius, self.origin) for chunk in table.chunks(self.columns)
-        )
-        return combined(blocks, "mean", None)[None]
+        return combined((self.of_rows(chunk, table.title) for chunk in table.chunks(self.columns)), "mean", None)[None]
+
+    def of_rows(self, chunk: Chunk, title: str) -> Matrix:
+        """Returns points of the unit ball for rows of the table with this title."""
+        rows = np.column_stack([numbers(name, chunk[name], title) for name in self.columns])
+        return in_unit_ball(rows, self.radius, self.origin).astype(np.float64)
 
     def _of_array(self, value: ArrayLike) -> Matrix:
         try:
@@ -145,35 +140,31 @@ def people_in_ball(
     user: str | None,
     radius: float,
     origin: ArrayLike | None = None,
-) -> Points:
-    """One point of the unit ball per client.
+) -> Vectors:
+    """Returns one point of the unit ball per client.
 
     Args:
         table: An array of points, one row per client; with `columns` anything `open_table` takes.
-        columns: The named columns that are the points' coordinates; None if the array's are.
+        columns: The named columns that are the points' coordinates; None if the array's columns are.
         user: The column that says whose a row is.
         radius: See `in_unit_ball`.
         origin: See `in_unit_ball`.
 
     Raises:
         TableError: The table cannot be used.
-        VectorError: The array cannot.
+        VectorError: The array cannot be used.
     """
     if columns is None:
         if user is not None or not isinstance(table, np.ndarray | list | tuple):
             raise ParameterError("Name the columns that are coordinates: an id would be one, too.")
         return in_unit_ball(table, radius, origin)
-    names = _names(columns)
-    source = open_table(table)
-
-    def write(chunk: Chunk) -> Matrix:
-        return _in_ball(chunk, names, source.title, radius, origin)
-
-    people = People(source, user, names)
-    found = np.concatenate(list(people.vectors(names, write, len(names), "mean", None)))
-    if len(found) != people.count:
+    ball, source = Ball(_names(columns), radius, origin), open_table(table)
+    people = People(source, user, ball.columns)
+    vectors = people.vectors(ball.columns, lambda chunk: ball.of_rows(chunk, source.title), ball.dim, "mean", None)
+    points = np.concatenate(list(vectors))
+    if len(points) != people.count:
         raise TableError(f"{source.title} changed while it was read. Nothing was released; try again.")
-    return found
+    return points
 
 
 def _names(columns: object) -> tuple[str, ...]:
@@ -183,30 +174,23 @@ def _names(columns: object) -> tuple[str, ...]:
     return names
 
 
-def _in_ball(chunk: Chunk, names: Sequence[str], title: str, radius: float, origin: ArrayLike | None) -> Matrix:
-    """Points of the unit ball for rows of a table."""
-    rows = np.column_stack([numbers(name, chunk[name], title) for name in names])
-    return in_unit_ball(rows, radius, origin).astype(np.float64)
-
-
 def private_mean(
     protocol: Protocol,
     round: int,
-    points: Points,
-    message: Callable[[Points], Points],
+    points: Vectors,
+    message: Callable[[Vectors], Vectors],
     advance: Callable[[int], object] | None = None,
 ) -> Matrix:
-    """The mean of all clients' messages through one round of the protocol, noise included.
+    """Returns the mean of all clients' messages through one round of the protocol, noise included.
 
     Args:
         protocol: The round's parameters.
         round: Its number.
         points: One row per client.
-        message: From some clients' points to their vectors, one row per client.
+        message: Turns some clients' points into their vectors, one row per client.
         advance: Called with the number of clients that were just heard.
     """
-    threads = 2 if protocol.dim >= _THREADED_DIM else 1
-    simulator = RoundSimulator(protocol, round, threads=threads)
+    simulator = simulated(protocol, round)
     rows = max(1, _BLOCK // protocol.dim)
     for start in range(0, len(points), rows):
         block = points[start : start + rows]

@@ -1,4 +1,4 @@
-"""Quantiles, from a private distribution function.
+"""Quantiles, and bounds of columns that nobody has stated, from a private distribution function.
 
 Let p be the distribution of values over B bins. The distribution function is M p, M the lower triangle of ones. A
 client could send its one-hot row and the server sum up, at a cost of t variances for the first t bins; a tree of
@@ -11,7 +11,12 @@ Upadhyay, SODA 2023).
 
 *Distance.* That of two columns of R, the largest of all pairs, is computed; zero stands for rows in none of the groups,
 at most the largest norm away. Columns of different groups do not overlap: their squared distance is the sum of their
-squared norms.
+squared norms. d columns of the table multiply squares by d.
+
+*Bounds* (`Ranges`). The bins' edges are powers of √2, of both signs, from 2^-20 to 2^40, and beyond that of 2^20. From
+the median outwards, the bounds are the first edges beyond which only a small share of the values seems to lie: half a
+percent on either side, or three standard deviations of the noise where that is more. (From the ends inwards, one of the
+many empty bins would often seem to hold that much.)
 """
 
 from __future__ import annotations
@@ -21,22 +26,32 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.errors import ParameterError
-from cpsgd.statistics.columns import Chunk, numbers
-from cpsgd.statistics.contributions import Rows
-from cpsgd.statistics.questions import Bounds, Geometry, Groups, RowQuestion, check_bounds
-from cpsgd.statistics.results import Reading
+from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.statistics.planned import Geometry, Matrix, Planned
+from cpsgd.statistics.rows import Bounds, Groups, Reading, RowQuestion, Statistic, check_bounds
+from cpsgd.tables import Chunk, numbers
 
 _MOST_BINS = 1 << 12
 _REASON = "each vector is made here of columns of the square root of the summation matrix, a mean of them"
 
+SHARE = 0.1
+"""Share of the budget, in squares of Gaussian shifts, that is spent on the bounds."""
+MUCH = 0.05
+"""Users are warned if a larger share of the values may be beyond the bounds, on either side."""
+_TOO_MUCH = 0.25
+# Share of the values on either side that may be beyond the bounds, where noise is small; standard deviations where not.
+# With fewer of them empty bins often seem to hold values, and bounds are too wide by orders of magnitude.
+_TAIL, _DEVIATIONS = 0.005, 3.0
+# Few values are as large as the last edge; but to count them as smaller would be an error that nobody sees.
+_SIZES = 2.0 ** np.concatenate([0.5 * np.arange(-40, 81), np.arange(60.0, 1001.0, 20.0)])
+_EDGES: Matrix = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
+
 
 @lru_cache(maxsize=8)
-def root(bins: int) -> NDArray[np.float64]:
-    """R, the lower triangular square root of the matrix that sums up.
+def root(bins: int) -> Matrix:
+    """Returns R, the lower triangular square root of the summation matrix.
 
     Example:
         >>> bool(np.allclose(root(5) @ root(5), np.tril(np.ones((5, 5)))))
@@ -45,30 +60,35 @@ def root(bins: int) -> NDArray[np.float64]:
     k = np.arange(1, bins)
     series = np.concatenate([[1.0], np.cumprod((2.0 * k - 1.0) / (2.0 * k))])
     lag = np.subtract.outer(np.arange(bins), np.arange(bins))
-    found = np.where(lag >= 0, series[np.abs(lag)], 0.0)
-    found.flags.writeable = False
-    return found
+    matrix = np.where(lag >= 0, series[np.abs(lag)], 0.0)
+    matrix.flags.writeable = False
+    return matrix
 
 
 @lru_cache(maxsize=8)
-def root_geometry(bins: int) -> tuple[float, float]:
-    """The largest norm of R's columns, and the largest distance of two of them."""
-    matrix = root(bins)
-    gram = matrix.T @ matrix
+def _root_geometry(bins: int) -> tuple[float, float]:
+    """Returns the largest norm of R's columns, and the largest distance between two of them."""
+    gram = root(bins).T @ root(bins)
     squares = np.diag(gram)
     apart = squares[:, None] + squares[None, :] - 2.0 * gram
     return math.sqrt(float(squares.max())), math.sqrt(max(0.0, float(apart.max())))
 
 
-def rank_points(edges: NDArray[np.float64], values: NDArray[np.float64]) -> Rows:
-    """What rows with these values send: the column of R of their bin; values beyond the edges are in the end bins."""
+def _geometry(columns: int, bins: int, groups: int = 1) -> Geometry:
+    norm, apart = _root_geometry(bins)
+    apart = max(norm, apart, math.sqrt(2.0) * norm if groups > 1 else 0.0)
+    return Geometry(groups * columns * bins, math.sqrt(columns) * norm, math.sqrt(columns) * apart, _REASON)
+
+
+def _rank_points(edges: Matrix, values: Matrix) -> Matrix:
+    """Returns the column of R of each value's bin; values beyond the edges are in the end bins."""
     bins = len(edges) - 1
     code = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, bins - 1)
     return np.ascontiguousarray(root(bins).T)[code]
 
 
 class Quantiles(RowQuestion):
-    """Quantiles of each column, over the users: each counts once, their rows in equal shares.
+    """Quantiles of each column over the users: each counts once, their rows in equal shares.
 
     A quantile is found up to the width of a bin, and to the noise of its rank. The interval holds the quantile of the
     table within the bounds (values beyond them moved to them).
@@ -109,43 +129,33 @@ class Quantiles(RowQuestion):
 
     @property
     def geometry(self) -> Geometry:
-        """See the module; d columns multiply squares by d."""
-        norm, apart = root_geometry(self._bins)
-        if self.blocks > 1:
-            apart = max(apart, math.sqrt(2.0) * norm)
-        d = len(self.columns)
-        return Geometry(self.blocks * d * self._bins, math.sqrt(d) * norm, math.sqrt(d) * max(norm, apart), _REASON)
+        """See the module."""
+        return _geometry(len(self.columns), self._bins, self.blocks)
 
-    def _points(self, chunk: Chunk) -> Rows:
-        return np.hstack([rank_points(self._edges[name], numbers(name, chunk[name])) for name in self.columns])
+    def _points(self, chunk: Chunk) -> Matrix:
+        return np.hstack([_rank_points(self._edges[name], numbers(name, chunk[name])) for name in self.columns])
 
-    def read(self, mean: NDArray[np.float64], variance: float, users: int, width: float) -> Reading:
-        """Where the noisy distribution function reaches q times its end; see `quantile`."""
+    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+        """Returns where the noisy distribution function reaches q times its end; see `_quantile`."""
         parts = mean.reshape(self.blocks, len(self.columns), self._bins)
-        found = [
+        table = [
             [
-                quantile(self._edges[name], part, q, variance, width, whole=None if self.groups else 1.0)
+                _quantile(self._edges[name], part, q, variance, width, whole=None if self.groups else 1.0)
                 for name, part in zip(self.columns, block, strict=True)
                 for q in self.quantiles
             ]
             for block in parts
         ]
-        values, low, high = np.moveaxis(np.array(found), -1, 0)
+        values, low, high = np.moveaxis(np.array(table), -1, 0)
         single = len(self.columns) == 1
         names = tuple(f"{q:g}" if single else f"{name} {q:g}" for name in self.columns for q in self.quantiles)
         return Reading(names, self.groups, values, low, high)
 
 
-def quantile(
-    edges: NDArray[np.float64],
-    mean: NDArray[np.float64],
-    q: float,
-    variance: float,
-    width: float,
-    *,
-    whole: float | None,
+def _quantile(
+    edges: Matrix, mean: Matrix, q: float, variance: float, width: float, *, whole: float | None
 ) -> tuple[float, float, float]:
-    """A quantile with its interval, from the mean of columns of R.
+    """Returns a quantile and the ends of its interval, from the mean of columns of R.
 
     Let F(t) be the share of the users' rows in the bins up to t, W the share in all of them (1 unless there are groups)
     and G(t) = F(t) - qW, estimated with the standard deviation s(t) that follows from R. The quantile is in the bin t*
@@ -177,3 +187,65 @@ def quantile(
     value = edges[place] + share * (edges[place + 1] - edges[place])
     low, high = float(edges[min(first, place)]), float(edges[max(last, place) + 1])
     return float(value), low, high
+
+
+class Ranges(RowQuestion):
+    """The powers of √2 that most values of each column are between; see the module."""
+
+    statistic = "ranges"
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        super().__init__(None)
+        self.columns, self.bounds = tuple(columns), {}
+
+    @property
+    def geometry(self) -> Geometry:
+        """See the module."""
+        return _geometry(len(self.columns), len(_EDGES) - 1)
+
+    def _points(self, chunk: Chunk) -> Matrix:
+        return np.hstack([_rank_points(_EDGES, numbers(name, chunk[name])) for name in self.columns])
+
+    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+        """Returns the bounds as intervals."""
+        bins = len(_EDGES) - 1
+        tail = _tail(variance)
+        ends = []
+        for part in mean.reshape(len(self.columns), bins):
+            share = root(bins) @ part  # of the values in bins up to each
+            median = min(int(np.searchsorted(np.maximum.accumulate(share), 0.5)), bins - 1)
+            few = np.flatnonzero(share[:median] <= tail)
+            most = np.flatnonzero(share[median:-1] >= 1.0 - tail)
+            first = int(few[-1]) + 1 if few.size else 0
+            last = median + int(most[0]) if most.size else bins - 1
+            ends.append((_EDGES[first], _EDGES[last + 1]))
+        low, high = np.array(ends).T[:, None, :]
+        return Reading(self.columns, None, 0.5 * (low + high), low, high)
+
+
+def _tail(variance: float) -> float:
+    return max(_TAIL, _DEVIATIONS * _deviation(variance))
+
+
+def _deviation(variance: float) -> float:
+    """Returns the standard deviation of the noise in the distribution function, at its largest."""
+    last = root(len(_EDGES) - 1)[-1]
+    return math.sqrt(variance * float(last @ last))
+
+
+def beyond(asked: Planned[Statistic]) -> float:
+    """Returns the share of the values that may be beyond the bounds that this plan finds, on either side.
+
+    It is the share that seems to be beyond them, and two standard deviations.
+
+    Raises:
+        InfeasibleError: The share is so large that the bounds would be useless.
+    """
+    variance = asked.variance(asked.protocol.clients)
+    share = _tail(variance) + 2.0 * _deviation(variance)
+    if share > _TOO_MUCH:
+        raise InfeasibleError(
+            f"{asked.protocol.clients:,} users at this ε are too few to choose bounds privately; state bounds that you "
+            "know without the data."
+        )
+    return share

@@ -10,12 +10,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from cpsgd import Plan
+from cpsgd.correlated.batons import Place
+from cpsgd.correlated.handover import Handover, Step
+from cpsgd.correlated.seeds import SeedFile
 from cpsgd.engines.flower import CpsgdStrategy, accepted_round, cpsgd_mod
 from cpsgd.engines.flower.records import read_request
 from cpsgd.errors import ParameterError
-from cpsgd.federation.batons import Place
-from cpsgd.federation.handover import Handover, Step
-from cpsgd.federation.lineages import SeedFile
 from tests.federation.correlated import correlated_plan
 
 from .local import RUN, LocalGrid, Node, adds, model

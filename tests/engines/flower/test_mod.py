@@ -23,7 +23,7 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
-from cpsgd.federation.client import SessionState
+from cpsgd.federation.answering import SessionState
 from cpsgd.federation.extras import Extras
 from cpsgd.federation.messages import Request
 from cpsgd.federation.terms import Terms

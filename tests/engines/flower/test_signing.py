@@ -13,7 +13,7 @@ from cpsgd import Plan
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
 from cpsgd.errors import InvitationError, ParameterError
 from cpsgd.secagg import create_identity, public_line
-from cpsgd.secagg.identity import public_bytes
+from cpsgd.secagg.keys import public_bytes
 
 from .local import RUN, LocalGrid, Node, adds, model, request_of
 

@@ -19,7 +19,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.engines.nvflare import CpsgdExecutor, silo_sum
 from cpsgd.errors import ParameterError
-from cpsgd.federation.server import ServerSession
+from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.terms import Terms
 
 from .local import Site, Trainer, adds, cached_plan, run
@@ -36,7 +36,7 @@ def reason(reply: Shareable) -> str:
 def opening() -> Shareable:
     """The task that begins a round."""
     best = cached_plan(5, DIM, 8.0, 1e-5, rounds=3, secure=True, dropout=0.2, colluding=1, bits=14)
-    requests = ServerSession(Terms(plan=best), 1, [f"site-{i}" for i in range(5)], run="a-job").requests()
+    requests = begin_round(Terms(plan=best), 1, [f"site-{i}" for i in range(5)], run="a-job").requests()
     task = Shareable()
     task["cpsgd-request"] = requests["site-0"]
     return task
@@ -222,7 +222,7 @@ def test_silo_sum_needs_an_accepted_protocol() -> None:
 # ---------------------------------------------------------------------- imports
 
 
-@pytest.mark.parametrize("module", ["cpsgd", "cpsgd.federation.client", "cpsgd.federation.server"])
+@pytest.mark.parametrize("module", ["cpsgd", "cpsgd.federation.answering", "cpsgd.federation.choreography"])
 def test_nothing_else_imports_nvflare(module: str) -> None:
     code = f"import sys, {module}; sys.exit('nvflare' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -42,15 +42,15 @@ def test_columns_may_be_chosen_and_regression_is_told_by_floats() -> None:
 @pytest.mark.parametrize(
     ("frame", "changes", "message"),
     [
-        (cancer(), {"label": "diagnosis"}, "no column 'diagnosis' among mean radius"),
+        (cancer(), {"label": "diagnosis"}, "no column 'diagnosis'; it has mean radius"),
         (cancer(), {"clients": "person"}, "no column 'person'"),
         (cancer(), {"clients": None}, "column 'hospital', got .*number what is text"),
         (cancer(), {"features": ["age"]}, "no column 'age'"),
         (cancer().replace({"mean area": {1001.0: np.nan}}), {}, "features holds NaN"),
         (pl.from_pandas(cancer()).with_columns(target=pl.lit(None)), {}, "labels holds NaN"),
-        (pd.concat([cancer(), cancer()], axis=1), {"features": ["mean area"]}, "several columns"),
+        (pd.concat([cancer(), cancer()], axis=1), {"features": ["mean area"]}, "two columns of one name"),
         (cancer()[[]], {}, "no column left"),
-        (cancer()[:0], {}, "labels"),
+        (cancer()[:0], {}, "is empty"),
         (cancer().assign(hospital=None), {}, "missing|client id"),
         (np.eye(3), {}, "there is from_arrays"),
     ],

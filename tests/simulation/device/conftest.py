@@ -1,15 +1,13 @@
-"""Where there is no GPU, Triton's interpreter runs the kernels on the CPU; it must be asked for before the import."""
+"""Where there is no GPU, the CUDA kernels are emulated on the CPU."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+from .emulator import emulate
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -29,4 +27,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def device() -> torch.device:
+    """A GPU where there is one."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@pytest.fixture
+def cuda_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device that the CUDA kernels run on: a GPU, or the emulator's CPU."""
+    if device.type == "cpu":
+        emulate(monkeypatch)
+    return device

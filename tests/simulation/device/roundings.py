@@ -1,12 +1,15 @@
-"""Ways to round, and the exact laws of the integers that come of them."""
+"""Ways to round, the exact laws of the integers that come of them, and what kernels are called with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import binom, chisquare
 
+from cpsgd.codec import rotate
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.base import Rounding
 
@@ -22,7 +25,9 @@ COIN = {
 
 
 def rounding_to(levels: int) -> Rounding:
-    return Binomial(levels=levels, trials=0, coordinate_range=1.0).device_rounding()
+    found = Binomial(levels=levels, trials=0, coordinate_range=1.0).device_rounding()
+    assert found is not None
+    return found
 
 
 def exact_coins(rounding: Rounding, points: Sequence[int]) -> np.ndarray:
@@ -53,3 +58,42 @@ def goodness_of_fit(integers: np.ndarray, law: np.ndarray) -> float:
         return 0.0
     keep = expected > 5
     return float(chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue)
+
+
+LEVELS = {"two": rounding_to(2), "three": rounding_to(3), "thirty": rounding_to(30), "hundred": rounding_to(100)}
+SMALL = {
+    **LEVELS,
+    "grid points": Rounding(36_447, 36_447, 0),
+    "one coin": COIN["one"],
+    "three coins": COIN["three"],
+    "sampled": COIN["sampled"],
+}
+"""Roundings that the kernels do together with the rotation, as the plain ones do."""
+FIFTEEN = Rounding(2_548, HALF, 16, coins=15)
+DRAWN = {"four coins": Rounding(4_000, HALF, 16, coins=4), "fifteen coins": FIFTEEN}
+"""Coins that are drawn by inversion."""
+KEY = 2**62 + 12345
+
+
+def rows_of(count: int, dim: int, device: torch.device) -> torch.Tensor:
+    """Rows that do not follow each other in memory."""
+    generator = torch.Generator().manual_seed(dim)
+    return torch.randn(count, dim + 22, generator=generator).to(device)[:, :dim]
+
+
+def signs_of(dim: int, device: torch.device) -> torch.Tensor:
+    """A rotation's signs, and zeros up to a whole number of words."""
+    signs = rotate.signs(dim, 3, 4)
+    return torch.from_numpy(np.pad(signs, (0, -len(signs) % 8))).to(device)
+
+
+def keys_of(device: torch.device, key: int = KEY) -> torch.Tensor:
+    return torch.tensor([key]).view(torch.uint8).to(device)
+
+
+def options_of(rounding: Rounding, device: torch.device, first: int = 0) -> dict[str, Any]:
+    return {"keys": keys_of(device), "first": first, "rounding": rounding}
+
+
+def zeros(dim: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(dim, dtype=torch.int64, device=device)

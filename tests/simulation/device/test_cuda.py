@@ -1,102 +1,201 @@
-"""The CUDA kernel against the plain ones, bit for bit; and what it is told of products, which needs no GPU."""
+"""The CUDA kernels against the plain ones, bit for bit: on a GPU, or by the emulator where there is none."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+import shutil
+import subprocess
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cpsgd.codec import rotate
 from cpsgd.errors import VectorError
-from cpsgd.learning import gradients
+from cpsgd.learning import dense, gradients
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Mechanism, RoundedGaussian
 from cpsgd.mechanisms.base import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
+from cpsgd.simulation import device_kernels as kernels
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.device import DeviceRound
+from cpsgd.simulation.products import Layout, Products, chunk_tables
 
-from .roundings import COIN, HALF, exact_coins, goodness_of_fit, rounding_to
+from .roundings import (
+    COIN,
+    DRAWN,
+    FIFTEEN,
+    HALF,
+    KEY,
+    SMALL,
+    exact_coins,
+    goodness_of_fit,
+    keys_of,
+    options_of,
+    rounding_to,
+    rows_of,
+    signs_of,
+    zeros,
+)
 
-ROUNDINGS = {
-    "two": rounding_to(2),
-    "three": rounding_to(3),
-    "thirty": rounding_to(30),
-    "hundred": rounding_to(100),
-    "grid points": Rounding(36_447, 36_447, 0),
-    "one coin": COIN["one"],
-    "three coins": COIN["three"],
-    "sampled": COIN["sampled"],
-}
-FIFTEEN = Rounding(2_548, HALF, 16, coins=15)
-DRAWN = {"four coins": Rounding(4_000, HALF, 16, coins=4), "fifteen coins": FIFTEEN}
-KEY = 2**62 + 12345
+PAPER = Layout(((60, 784), (60, 60), (10, 60)))
+# Lengths of one warp's rows and of several, whole powers of two and others.
+SHORT = [*(pytest.param(dim, marks=pytest.mark.slow) for dim in (1, 5, 33, 100, 1_024, 5_000)), 31, 1_000, 1_500]
 
 
-def rows_of(count: int, dim: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(dim)
-    return torch.randn(count, dim + 22, generator=generator, device="cuda")[:, :dim]
+def large(*sizes: Any) -> list[Any]:
+    """Sizes that only a GPU computes in a test's time."""
+    return [pytest.param(*(size if isinstance(size, tuple) else (size,)), marks=pytest.mark.gpu) for size in sizes]
 
 
-def sums_by_plain(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int) -> torch.Tensor:
-    sums = torch.zeros(rows.shape[1], dtype=torch.int64, device=rows.device)
-    columns = plain.scale_and_rotate(rows.clone(), signs_of(rows.shape[1]), bound, unit)
-    plain.round_and_sum(columns, sums, key=KEY, first=first, rounding=rounding)
+def some(roundings: dict[str, Rounding], *names: str) -> list[Any]:
+    """All of these, slow but for some: the emulator compiles a kernel for each."""
+    marks = {name: () if name in names or torch.cuda.is_available() else pytest.mark.slow for name in roundings}
+    return [pytest.param(rounding, id=name, marks=marks[name]) for name, rounding in roundings.items()]
+
+
+def plain_sums(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int = 0) -> torch.Tensor:
+    sums, signs = zeros(rows.shape[1], rows.device), signs_of(rows.shape[1], rows.device)
+    options = options_of(rounding, rows.device, first)
+    plain.add_rows(rows.clone(), sums, signs, bound=bound, unit=unit, **options)
     return sums
 
 
-def signs_of(dim: int) -> torch.Tensor:
-    return torch.from_numpy(rotate.signs(dim, 3, 4).copy()).cuda()
-
-
-def on_device(key: int) -> torch.Tensor:
-    return torch.tensor([key & 0xFFFFFFFF, key >> 32]).to(torch.int32).cuda()
-
-
-def sums_by_kernel(
-    vectors: torch.Tensor | cuda.Products, dim: int, bound: float, unit: float, rounding: Rounding, first: int
+def cuda_sums(
+    vectors: torch.Tensor | Products, bound: float, unit: float, rounding: Rounding, first: int = 0
 ) -> torch.Tensor:
-    sums = torch.zeros(dim, dtype=torch.int64, device="cuda")
-    options = {"bound": bound, "unit": unit, "keys": on_device(KEY), "first": first, "rounding": rounding}
-    add = cuda.add_rows if isinstance(vectors, torch.Tensor) else cuda.add_products
-    add(vectors, sums, signs_of(dim), **options)
+    options: dict[str, Any] = {"bound": bound, "unit": unit}
+    if isinstance(vectors, Products):
+        device, dim = vectors.factors.device, vectors.layout.dim
+        sums = zeros(dim, device)
+        cuda.add_products(vectors, sums, signs_of(dim, device), **options, **options_of(rounding, device, first))
+        return sums
+    device, dim = vectors.device, vectors.shape[1]
+    sums = zeros(dim, device)
+    # A view whose rows do not follow each other, which the kernels overwrite.
+    own = torch.cat([vectors, vectors[:, :5]], dim=1)[:, :dim]
+    cuda.add_rows(own, sums, signs_of(dim, device), **options, **options_of(rounding, device, first))
     return sums
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=ROUNDINGS)
-@pytest.mark.parametrize(("dim", "count"), [(51_370, 1_500), (32_768, 200), (65_535, 133), (33_000, 1)])
-def test_rows(rounding: Rounding, dim: int, count: int) -> None:
-    rows = rows_of(count, dim)
-    rows[0, 7] = float("nan")
-    unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
-    found = sums_by_kernel(rows, dim, bound, unit, rounding, first=7)
-    assert torch.equal(found, sums_by_plain(rows, bound, unit, rounding, first=7))
+@pytest.mark.parametrize("dim", [*SHORT, *large(20_000, 51_370, 65_535)])
+def test_scaling_and_rotation(dim: int, cuda_device: torch.device) -> None:
+    rows = rows_of(3 if dim < 10_000 else 300, dim, cuda_device)
+    rows[0] *= 0.01
+    rows[1, dim // 2] = float("nan")
+    found, expected, signs = rows.clone(), rows.clone(), signs_of(dim, cuda_device)
+    bound = 0.5 * dim**0.5
+    cuda.scale_and_rotate(found, signs, bound, 1234.567)
+    plain.scale(expected, bound, 1234.567)
+    plain.rotate(expected, signs)
+    # The norms of rows are summed in another order, which may move the last digit of a clipped row's factor.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-3)
+    assert torch.equal(found[0], expected[0])
+    assert bool((found[1] == 0.0).all())
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rounding", [ROUNDINGS["grid points"], ROUNDINGS["hundred"]], ids=["grid points", "hundred"])
-def test_sums_that_are_full(rounding: Rounding, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide sums are added to the others' in the midst, too, which takes many more clients than a test has."""
-    rows = rows_of(1_500, 51_370)
-    unit, bound = 0.4 * rounding.limit, 2.0 * 51_370**0.5
-    expected = sums_by_plain(rows, bound, unit, rounding, first=7)
-    usual = cuda.definitions
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda, "definitions", lambda *dims, **options: {**usual(*dims, **options), "FLUSH": 3})
-        cuda._kernel.cache_clear()
-        found = sums_by_kernel(rows, 51_370, bound, unit, rounding, first=7)
-    cuda._kernel.cache_clear()
+@pytest.mark.parametrize(
+    "dim", [*SHORT, pytest.param(10_000, marks=pytest.mark.slow), *large(20_000, 32_768, 33_000, 51_370, 65_535)]
+)
+def test_rotation_back(dim: int, cuda_device: torch.device) -> None:
+    found = rows_of(1, dim, cuda_device)[0].clone()
+    expected = found.clone()
+    cuda.rotate_back(found, signs_of(dim, cuda_device))
+    plain.rotate_back(expected, signs_of(dim, cuda_device))
+    assert torch.equal(found, expected)
+
+
+EVERY = {
+    **COIN,
+    "levels": rounding_to(3),
+    "fine levels": rounding_to(2**17),
+    "finest levels": rounding_to(2**24),
+    "grid points": Rounding(37, 37, 0),
+    "many grid points": Rounding(2**24, 2**24, 0),
+    "64 coins": Rounding(500, HALF, 16, coins=64),
+    "255 coins": Rounding(500, HALF, 16, coins=255),
+}
+
+
+@pytest.mark.parametrize("rounding", some(EVERY, "levels", "finest levels", "three", "many"))
+@pytest.mark.parametrize(("dim", "count"), [(5, 3), (600, 130), (9_000, 2), *large((51_370, 1_000))])
+def test_rounding(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
+    # Some coordinates are out of range, and some half-way between two points of the grid.
+    rows = rows_of(count, dim, cuda_device) * float(rounding.limit)
+    rows[:, :3] = torch.tensor([0.5, 1.5, -2.5], device=cuda_device)
+    found, expected = zeros(dim, cuda_device), zeros(dim, cuda_device)
+    cuda.round_and_sum(rows, found, **options_of(rounding, cuda_device, 7))
+    plain.round_and_sum(rows, expected, **options_of(rounding, cuda_device, 7))
     assert torch.equal(found, expected)
 
 
 @pytest.mark.gpu
+def test_4095_coins(cuda_device: torch.device) -> None:
+    test_rounding(Rounding(500, HALF, 16, coins=4095), 3_000, 130, cuda_device)
+
+
+@pytest.mark.parametrize("trials", [1, 31, 32, 129, 500, *large(8_192, 130_000)])
+def test_coins_of_the_sum(trials: int, cuda_device: torch.device) -> None:
+    found, expected = zeros(300, cuda_device), zeros(300, cuda_device)
+    cuda.add_coins(found, keys=keys_of(cuda_device), trials=trials)
+    plain.add_coins(expected, keys=keys_of(cuda_device), trials=trials)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("rounding", some(SMALL, "three", "three coins", "grid points"))
+@pytest.mark.parametrize(
+    ("dim", "count"),
+    [(9_001, 5), *large((8_192, 999), (51_370, 1_500), (32_768, 200), (65_535, 133), (33_000, 1), (10_000, 5_000))],
+)
+def test_rows(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
+    assert cuda.takes(cuda_device, dim, rounding)
+    rows = rows_of(count, dim, cuda_device)
+    rows[0, 7] = float("nan")
+    unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
+    assert torch.equal(cuda_sums(rows, bound, unit, rounding, 7), plain_sums(rows, bound, unit, rounding, 7))
+
+
+@pytest.mark.parametrize(
+    "dim", [51_370, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (8_192, 20_000, 65_535))]
+)
+def test_rows_of_other_lengths(dim: int, cuda_device: torch.device) -> None:
+    test_rows(SMALL["three"], dim, 3, cuda_device)
+
+
+@pytest.mark.parametrize("rounding", [SMALL["three"], COIN["many"]], ids=["levels", "many coins"])
+def test_rows_that_are_not_rotated(rounding: Rounding, cuda_device: torch.device) -> None:
+    rows = rows_of(5, 300, cuda_device)
+    options = {"bound": 1e3, "unit": 0.4 * rounding.limit, **options_of(rounding, cuda_device)}
+    found, expected = zeros(300, cuda_device), zeros(300, cuda_device)
+    cuda.add_rows(rows.clone(), found, None, **options)
+    plain.add_rows(rows.clone(), expected, None, **options)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", [SMALL["grid points"], SMALL["hundred"]], ids=["grid points", "hundred"])
+@pytest.mark.parametrize(("dim", "count"), [(9_001, 17), *large((51_370, 1_500))])
+def test_sums_that_are_full(
+    rounding: Rounding, dim: int, count: int, cuda_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide sums are added to the others' in the midst, too, which takes many more clients than a test has."""
+    rows = rows_of(count, dim, cuda_device)
+    unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
+    usual = kernels.definitions
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "definitions", lambda *arguments: {**usual(*arguments), "FLUSH": 3})
+        cuda._fused.cache_clear()
+        found = cuda_sums(rows, bound, unit, rounding, 7)
+    cuda._fused.cache_clear()
+    assert torch.equal(found, plain_sums(rows, bound, unit, rounding, 7))
+
+
 @pytest.mark.parametrize(
     ("dim", "rounding", "layers"),
     [
@@ -107,40 +206,50 @@ def test_sums_that_are_full(rounding: Rounding, monkeypatch: pytest.MonkeyPatch)
     ids=["table", "factors", "many factors"],
 )
 def test_what_has_no_room_in_a_multiprocessor_is_left_to_others(
-    dim: int, rounding: Rounding, layers: tuple[tuple[int, int], ...] | None
+    dim: int, rounding: Rounding, layers: tuple[tuple[int, int], ...] | None, cuda_device: torch.device
 ) -> None:
-    device, layout = torch.device("cuda", 0), None if layers is None else cuda.Layout(layers)
+    layout = None if layers is None else Layout(layers)
     assert layout is None or layout.dim == dim
-    assert cuda.supports(device, 51_370, rounding)
-    assert cuda.supports(device, dim, rounding) == (layout is not None)
-    assert layout is None or not cuda.fits(device, dim, rounding, layout)
+    assert cuda.takes(cuda_device, 51_370, rounding)
+    assert cuda.takes(cuda_device, dim, rounding) == (layout is not None)
+    assert layout is None or not cuda.takes(cuda_device, dim, rounding, layout)
+
+
+def test_what_the_fused_kernel_does_not_take(cuda_device: torch.device) -> None:
+    assert not cuda.takes(cuda_device, 8_191, SMALL["three"])
+    assert not cuda.takes(cuda_device, 1 << 16, SMALL["three"])
+    assert not cuda.takes(cuda_device, 51_370, COIN["many"])
+    assert not cuda.takes(cuda_device, 51_370, Rounding(1 << 22, 1 << 22, 0))
 
 
 @pytest.mark.gpu
-def test_rows_that_are_clipped() -> None:
+def test_rows_that_are_clipped(cuda_device: torch.device) -> None:
     # The last digit of a factor may be another, which moves few points of so coarse a grid, and those by one.
-    rounding = ROUNDINGS["three"]
-    rows = rows_of(300, 51_370)
-    unit, bound = 0.4 * rounding.limit, 0.5 * 51_370**0.5
-    found = sums_by_kernel(rows, 51_370, bound, unit, rounding, first=0)
-    apart = (found - sums_by_plain(rows, bound, unit, rounding, first=0)).abs()
-    assert int(apart.max()) <= 2
-    assert int(apart.sum()) < 1_000  # of 15 million
+    rounding = SMALL["three"]
+    for dim, count in ((51_370, 300), (10_000, 1_500)):
+        rows = rows_of(count, dim, cuda_device)
+        unit, bound = 0.4 * rounding.limit, 0.5 * dim**0.5
+        apart = (cuda_sums(rows, bound, unit, rounding) - plain_sums(rows, bound, unit, rounding)).abs()
+        assert int(apart.max()) <= 2
+        assert int(apart.sum()) < 1_000  # of 15 million
 
 
-@pytest.fixture(scope="module")
-def products() -> tuple[torch.Tensor, cuda.Products]:
-    """Gradients of some examples, written out and not."""
-    model = mlp(784, 10, seed=1).cuda()
-    layers = gradients.dense_layers(model, torch.nn.functional.cross_entropy)
+@pytest.fixture(params=[(784, 1_500), (100, 20)] if torch.cuda.is_available() else [(100, 4)], ids=str)
+def products(request: pytest.FixtureRequest, cuda_device: torch.device) -> tuple[torch.Tensor, Products]:
+    """Gradients of some examples, written out and not: of the paper's network, and of one with 10,330 parameters."""
+    features, count = request.param
+    model = mlp(features, 10, seed=1).to(cuda_device)
+    layers = dense.dense_layers(model, torch.nn.functional.cross_entropy)
     assert layers is not None
-    generator = torch.Generator("cuda").manual_seed(0)
-    x = torch.rand(1_500, 784, generator=generator, device="cuda")
-    y = torch.randint(0, 10, (1_500,), generator=generator, device="cuda")
-    rows = torch.empty(1_500, 51_370, device="cuda")
-    gradients.write_dense_gradients(layers, x, y, rows)
-    found = gradients.ClientUpdates(model, torch.nn.functional.cross_entropy).products(x, y, np.ones(1_500, dtype=int))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, features, generator=generator).to(cuda_device)
+    y = torch.randint(0, 10, (count,), generator=generator).to(cuda_device)
+    updates = gradients.ClientUpdates(model, torch.nn.functional.cross_entropy)
+    updates._layers = layers  # also on the emulator's CPU
+    found = updates.products(x, y, np.ones(count, dtype=int))
     assert found is not None
+    rows = torch.empty(count, found.layout.dim, device=cuda_device)
+    dense.write_dense_gradients(layers, x, y, rows)
     left, right = found.layout.pairs().T
     written = found.factors[:, left] * found.factors[:, right]
     # Matrices are multiplied in another order where they lie otherwise.
@@ -148,19 +257,34 @@ def products() -> tuple[torch.Tensor, cuda.Products]:
     return written, found
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=ROUNDINGS)
-def test_products(rounding: Rounding, products: tuple[torch.Tensor, cuda.Products]) -> None:
+@pytest.mark.parametrize("rounding", some(SMALL | DRAWN, "three", "fifteen coins"))
+def test_products(rounding: Rounding, products: tuple[torch.Tensor, Products]) -> None:
     rows, factors = products
-    unit, bound = 20.0 * rounding.limit, 1e3
-    found = sums_by_kernel(factors, 51_370, bound, unit, rounding, first=3)
-    assert torch.equal(found, sums_by_plain(rows, bound, unit, rounding, first=3))
+    found = cuda_sums(factors, 1e3, 20.0 * rounding.limit, rounding, 3)
+    # Rows whose coins are drawn by inversion are tested below.
+    expected = (cuda_sums if kernels.is_drawn(rounding) else plain_sums)(rows, 1e3, 20.0 * rounding.limit, rounding, 3)
+    assert torch.equal(found, expected)
+
+
+def test_products_that_are_clipped_or_broken(products: tuple[torch.Tensor, Products]) -> None:
+    rounding = SMALL["three"]
+    rows, factors = products
+    broken = factors.factors.clone()
+    broken[1, 3] = float("inf")
+    broken[2, 80] = float("nan")
+    rows = rows.clone()
+    rows[1:3] = 0.0
+    unit = 30.0 * rounding.limit
+    found = cuda_sums(Products(factors.layout, broken), 0.5, unit, rounding)
+    apart = (found - plain_sums(rows, 0.5, unit, rounding)).abs()
+    assert int(apart.max()) <= 3
+    assert int(apart.sum()) < rows.numel() * 1e-4
 
 
 def heads_by_inversion(points: np.ndarray, negative: np.ndarray, clients: np.ndarray, rounding: Rounding) -> np.ndarray:
     """What the kernel must draw for grid points [clients, dim], found with integers of any size."""
     coins, limit = rounding.coins or 0, rounding.limit
-    words = plain._words(KEY, torch.from_numpy(clients)[:, None], 0, points.shape[1], plain.TOSSES).numpy()
+    words = plain._words(KEY, torch.from_numpy(clients)[:, None], points.shape[1], plain.TOSSES).numpy()
     first = (words & 0xFF) | (words >> 16 & 0x7F) << 8
     sizes = np.abs(points)
     terms = [[math.comb(coins, j) * a**j * (2**15 - a) ** (coins - j) for j in range(coins)] for a in range(limit + 1)]
@@ -176,53 +300,42 @@ def heads_by_inversion(points: np.ndarray, negative: np.ndarray, clients: np.nda
         more = [int(word) for j in (1, 2) for word in plain.philox(KEY, *numbers, plain.TOSSES + j)][:7]
         uniform = functools.reduce(lambda value, word: value << 32 | word, more, int(first[row, place]))
         forced[row, place] = sum(uniform >= bound << (239 - 15 * coins) for bound in bounds[sizes[row, place]])
-    order = [
-        15,
-        31,
-        14,
-        30,
-        *[bit for bit in range(32) if cuda.coin_bits(coins) >> bit & 1 and bit not in (14, 15, 30, 31)],
-    ]
-    masks = np.cumsum([0, *[1 << bit for bit in order]])
-    shown = (words & cuda.coin_bits(coins)) | masks[forced]
+    usual = [15, 31, 14, 30]
+    others = [bit for bit in range(32) if kernels.coin_bits(coins) >> bit & 1 and bit not in usual]
+    masks = np.cumsum([0, *[1 << bit for bit in usual + others]])
+    shown = (words & kernels.coin_bits(coins)) | masks[forced]
     heads = np.bitwise_count(shown.astype(np.uint64)).astype(np.int64)
     return np.where(negative, coins - heads, heads)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("rounding", DRAWN.values(), ids=DRAWN)
-@pytest.mark.parametrize(("dim", "count"), [(51_370, 140), (32_768, 3)])
-def test_coins_that_are_drawn(rounding: Rounding, dim: int, count: int) -> None:
-    rows = rows_of(count, dim)
+@pytest.mark.parametrize(("dim", "count"), [(9_001, 3), *large((51_370, 140), (32_768, 3))])
+def test_coins_that_are_drawn(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
+    rows = rows_of(count, dim, cuda_device)
     unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
-    found = sums_by_kernel(rows, dim, bound, unit, rounding, first=7)
-    ((_, rotated),) = plain.scale_and_rotate(rows.clone(), signs_of(dim), bound, unit)
+    found = cuda_sums(rows, bound, unit, rounding, 7)
+    rotated = rows.clone()
+    plain.scale(rotated, bound, unit)
+    plain.rotate(rotated, signs_of(dim, cuda_device))
     points = rotated.clamp(-rounding.limit, rounding.limit).round().to(torch.int64).cpu().numpy()
     expected = heads_by_inversion(points, torch.signbit(rotated).cpu().numpy(), np.arange(7, 7 + count), rounding)
     np.testing.assert_array_equal(found.cpu().numpy(), expected.sum(axis=0))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rounding", DRAWN.values(), ids=DRAWN)
-def test_products_with_coins_that_are_drawn(rounding: Rounding, products: tuple[torch.Tensor, cuda.Products]) -> None:
-    rows, factors = products
-    found = sums_by_kernel(factors, 51_370, 1e3, 20.0 * rounding.limit, rounding, first=3)
-    assert torch.equal(found, sums_by_kernel(rows, 51_370, 1e3, 20.0 * rounding.limit, rounding, first=3))
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("point", [0, 1_000, -2_548])
-def test_law_of_coins_that_are_drawn(point: int) -> None:
+def test_law_of_coins_that_are_drawn(point: int, cuda_device: torch.device) -> None:
     # A vector with one coordinate becomes one whose coordinates are all of one size, half of them negative.
-    rows = torch.zeros(2, 32_768, device="cuda")
+    dim = 32_768
+    rows = torch.zeros(2, dim, device=cuda_device)
     rows[:, 1] = 1.0
-    unit = point * 32_768**0.5 if point else 1.0
-    ((_, rotated),) = plain.scale_and_rotate(rows.clone(), signs_of(32_768), 1e3, abs(unit))
-    seen = rotated.round().abs()
-    assert point == 0 or bool((seen == abs(point)).all())
-    found = sums_by_kernel(rows, 32_768, 1e3, abs(unit), FIFTEEN, first=0).cpu().numpy()
+    unit = abs(point) * dim**0.5 if point else 1.0
+    rotated = rows.clone()
+    plain.scale(rotated, 1e3, unit)
+    plain.rotate(rotated, signs_of(dim, cuda_device))
+    assert point == 0 or bool((rotated.round().abs() == abs(point)).all())
+    found = cuda_sums(rows, 1e3, unit, FIFTEEN).cpu().numpy()
     for sign in (-1, 1) if point else (1,):
-        side = (torch.sign(rotated[0]) == sign).cpu().numpy() if point else np.ones(32_768, dtype=bool)
+        side = (torch.sign(rotated[0]) == sign).cpu().numpy() if point else np.ones(dim, dtype=bool)
         assert goodness_of_fit(found[side], exact_coins(FIFTEEN, [sign * abs(point)] * 2)) > 1e-6
 
 
@@ -234,7 +347,7 @@ def test_inversion_has_the_law_of_coins() -> None:
 
 
 def test_quantiles_are_exact() -> None:
-    found = cuda.quantiles(15, 40).view(np.uint32)
+    found = kernels.quantiles(15, 40).view(np.uint32)
     for size, k in [(0, 0), (1, 0), (40, 3), (39, 14)]:
         chance = sum(
             math.comb(15, j) * Fraction(size, 2**15) ** j * (1 - Fraction(size, 2**15)) ** (15 - j)
@@ -246,61 +359,24 @@ def test_quantiles_are_exact() -> None:
 
 @pytest.mark.parametrize("coins", range(4, 16))
 def test_bits_of_coins(coins: int) -> None:
-    bits = cuda.coin_bits(coins)
+    bits = kernels.coin_bits(coins)
     assert bits.bit_count() == coins
     assert bits & ~0xFF00FF00 == 0
     assert bits & 0xC000C000 == 0xC000C000
 
 
 @pytest.mark.gpu
-def test_products_that_are_clipped_or_broken(products: tuple[torch.Tensor, cuda.Products]) -> None:
-    rounding = ROUNDINGS["three"]
-    rows, factors = products
-    broken = factors.factors.clone()
-    broken[5, 3] = float("inf")
-    broken[6, 800] = float("nan")
-    rows = rows.clone()
-    rows[5:7] = 0.0
-    unit = 30.0 * rounding.limit
-    found = sums_by_kernel(cuda.Products(factors.layout, broken), 51_370, 0.5, unit, rounding, first=0)
-    apart = (found - sums_by_plain(rows, 0.5, unit, rounding, first=0)).abs()
-    assert int(apart.max()) <= 3
-    assert int(apart.sum()) < 5_000  # of 77 million
-
-
-@pytest.mark.gpu
-def test_the_same_sums_every_time(products: tuple[torch.Tensor, cuda.Products]) -> None:
+def test_the_same_sums_every_time(products: tuple[torch.Tensor, Products], cuda_device: torch.device) -> None:
     """A race would show itself now and then."""
-    rows = rows_of(500, 51_370)
-    for rounding in (ROUNDINGS["one coin"], FIFTEEN):
-        expected = sums_by_kernel(products[1], 51_370, 1.0, 5e5, rounding, first=0)
-        expected_rows = sums_by_kernel(rows, 51_370, 1.0, 5e5, rounding, first=0)
-        for _ in range(100):
-            assert torch.equal(sums_by_kernel(products[1], 51_370, 1.0, 5e5, rounding, first=0), expected)
-            assert torch.equal(sums_by_kernel(rows, 51_370, 1.0, 5e5, rounding, first=0), expected_rows)
+    for rounding in (SMALL["one coin"], FIFTEEN, COIN["many"]):
+        for vectors in (rows_of(500, 51_370, cuda_device), rows_of(2_000, 10_000, cuda_device), products[1]):
+            if isinstance(vectors, Products) and rounding is COIN["many"]:
+                continue
+            expected = cuda_sums(vectors, 1.0, 5e5, rounding)
+            for _ in range(50):
+                assert torch.equal(cuda_sums(vectors, 1.0, 5e5, rounding), expected)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("trials", [1, 31, 32, 129, 8_192, 130_000])
-def test_coins_of_the_sum(trials: int) -> None:
-    found = torch.zeros(51_370, dtype=torch.int64, device="cuda")
-    expected = torch.zeros_like(found)
-    cuda.add_coins(found, keys=on_device(KEY), trials=trials)
-    plain.add_coins(expected, key=KEY, trials=trials)
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dim", [32_768, 33_000, 51_370, 65_535])
-def test_rotation_back(dim: int) -> None:
-    found = rows_of(1, dim)[0].clone()
-    expected = found.clone()
-    cuda.rotate_back(found, signs_of(dim))
-    plain.rotate_back(expected, signs_of(dim))
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     "mechanism",
     [
@@ -309,33 +385,32 @@ def test_rotation_back(dim: int) -> None:
     ],
     ids=lambda mechanism: mechanism.name,
 )
-def test_a_round_takes_products(mechanism: Mechanism, products: tuple[torch.Tensor, cuda.Products]) -> None:
-    protocol = Protocol(clients=1_500, dim=51_370, clip_norm=50.0, mechanism=mechanism)
-    rounds = [
-        DeviceRound(protocol, 0, seed=1, device="cuda"),
-        DeviceRound(protocol, 0, seed=1, device="cuda", kernels=plain),
-    ]
-    assert rounds[0].takes_products
-    rounds[0].add(products[1])
-    rounds[1].add(products[0].clone())
+def test_a_round_takes_products(
+    mechanism: Mechanism, products: tuple[torch.Tensor, Products], cuda_device: torch.device
+) -> None:
+    rows, factors = products
+    protocol = Protocol(clients=len(rows), dim=rows.shape[1], clip_norm=50.0, mechanism=mechanism)
+    ours, others = (DeviceRound(protocol, 0, seed=1, device=cuda_device, kernels=kind) for kind in (cuda, plain))
+    ours.add(factors)
+    others.add(rows.clone())
     with pytest.raises(VectorError):
-        rounds[1].add(products[1])
-    assert torch.equal(rounds[0].mean(), rounds[1].mean())
+        others.add(factors)
+    assert torch.equal(ours.mean(), others.mean())
 
 
 def test_a_round_on_the_cpu_takes_none() -> None:
     protocol = Protocol.rotated_binomial(clients=10, dim=51_370, clip_norm=1.0, levels=3, trials=13)
     round_ = DeviceRound(protocol, 0, seed=1, device="cpu")
-    assert not round_.takes_products
-    layout = cuda.Layout(((60, 784), (60, 60), (10, 60)))
+    assert not cuda.runs_on(torch.device("cpu"))
+    assert not round_.takes(PAPER)
     with pytest.raises(VectorError, match="write them out"):
-        round_.add(cuda.Products(layout, torch.zeros(2, layout.factors)))
+        round_.add(Products(PAPER, torch.zeros(2, PAPER.factors)))
 
 
-@pytest.mark.parametrize("layers", [((60, 784), (60, 60), (10, 60)), ((50, 1000),), ((7, 5000), (3, 7))])
+@pytest.mark.parametrize("layers", [PAPER.layers, ((50, 1000),), ((7, 5000), (3, 7))])
 def test_tables_of_products(layers: tuple[tuple[int, int], ...]) -> None:
     """The tables, read as the kernel does, give back each layer's outer product and bias."""
-    layout = cuda.Layout(layers)
+    layout = Layout(layers)
     rng = np.random.default_rng(0)
     sides = [(rng.normal(size=width), rng.normal(size=depth)) for width, depth in layers]
     expected = np.concatenate([part for back, x in sides for part in (np.outer(back, x).ravel(), back)])
@@ -345,7 +420,7 @@ def test_tables_of_products(layers: tuple[tuple[int, int], ...]) -> None:
     number = np.arange(factors.size)
     memory = np.full(factors.size * 36 // 32 + 32, np.nan)
     memory[number + number // 32 * 4] = factors
-    chunks, pairs = (table.view(np.uint32) for table in cuda.chunk_tables(layout))
+    chunks, pairs = (table.view(np.uint32) for table in chunk_tables(layout))
     found = np.full((4096, 16), np.nan)
     for chunk, both in enumerate(chunks):
         if both < 0xFFFFFFFE:
@@ -357,3 +432,66 @@ def test_tables_of_products(layers: tuple[tuple[int, int], ...]) -> None:
             found[chunk, there] = memory[own[there] & 0xFFFF] * memory[own[there] >> 16]
     np.testing.assert_array_equal(found.ravel()[: layout.dim], expected)
     assert np.isnan(found.ravel()[layout.dim :]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
+def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As machine code, instructions included, for which a CUDA compiler needs no GPU."""
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        pytest.skip("There is no nvcc here.")
+    from cpsgd.learning import cuda as learning
+    from cpsgd.simulation import device_long as long
+
+    made: list[str] = []
+
+    class Kernel:
+        def set_shared_memory_config(self, memory: int) -> None:
+            assert memory <= 227 << 10
+
+    def compile_(source: str, kernel: str) -> Kernel:
+        path = tmp_path / f"{len(made)}.cu"
+        path.write_text(source)
+        command = [compiler, "-cubin", f"-arch={capability}", "-o", str(path.with_suffix(".cubin")), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        made.append(kernel)
+        return Kernel()
+
+    monkeypatch.setattr(kernels, "_compile", compile_)
+    monkeypatch.setattr(kernels, "shared_memory", lambda device: 227 << 10)
+    cpu = torch.device("cpu")
+    for function in (cuda._fused, cuda._lengths, cuda._step, cuda._summer, cuda._tosser, long._pass, long._finish):
+        function.cache_clear()
+    cuda._lengths(cpu, 51_370, PAPER)
+    for rounding in (SMALL["three"], SMALL["one coin"], FIFTEEN, SMALL["grid points"]):
+        cuda._fused(cpu, 51_370, rounding, PAPER)
+        cuda._fused(cpu, 10_000, rounding, None)
+        long._finish(cpu, 17, rounding)
+    for rounding in (SMALL["three"], SMALL["three coins"], COIN["many"]):
+        cuda._summer(cpu, rounding)
+    for log in (3, 8, 14):
+        cuda._step(cpu, "rotate", log)
+        cuda._step(cpu, "back", log)
+    cuda._tosser(cpu)
+    long._pass(cpu, 17, "low", FORWARD=1, LAST=0)
+    long._pass(cpu, 25, "high", FIRST=13, BITS=6, FORWARD=0, ALONE=0, EXCHANGE=1)
+    long._pass(cpu, 17, "scales")
+    learning._kernel.cache_clear()
+    learning._kernel(cpu, "samples", SIDE=28)
+    learning._kernel(cpu, "outer", WIDTH=60, DEPTH=784, BLOCK=4096)
+    assert set(made) == {
+        "encode",
+        "lengths",
+        "finish",
+        "sum",
+        "rotate",
+        "back",
+        "toss",
+        "low",
+        "high",
+        "scales",
+        "samples",
+        "outer",
+    }

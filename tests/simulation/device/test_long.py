@@ -1,45 +1,29 @@
-"""The kernels for long vectors against plain ones that take the same steps, bit for bit; and against the plain ones."""
+"""The kernels for long vectors against plain ones that take the same steps, bit for bit; and against the plain ones.
+
+On a GPU, or by the emulator where there is none.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from cpsgd.codec import rotate
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
 from cpsgd.mechanisms.base import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
+from cpsgd.simulation import device_kernels as kernels
 from cpsgd.simulation import device_long as long
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.device import DeviceRound
 
-from .roundings import COIN, HALF, exact_coins, goodness_of_fit, rounding_to
+from .roundings import COIN, FIFTEEN, SMALL, exact_coins, goodness_of_fit, options_of, rows_of, signs_of, zeros
 
-ROUNDINGS = {
-    "two": rounding_to(2),
-    "three": rounding_to(3),
-    "thirty": rounding_to(30),
-    "hundred": rounding_to(100),
-    "grid points": Rounding(36_447, 36_447, 0),
-    "one coin": COIN["one"],
-    "three coins": COIN["three"],
-    "sampled": COIN["sampled"],
-}
-FIFTEEN = Rounding(2_548, HALF, 16, coins=15)
-KEY = 2**62 + 12345
 # Powers of two, little and much beyond one, and several numbers of bits that a pass takes: from 2^24 on two passes do.
+SHORTEST = [1 << 14, 20_000, 51_370]
 DIMS = [1 << 16, 100_000, (1 << 17) - 1, (1 << 18) + 1, 1_000_000, (1 << 20) + 8_191, 3_000_000, 5_000_000, 10_000_000]
 LONGEST = [(1 << 24) + 1_000_003, 1 << 25]
-
-
-def rows_of(count: int, dim: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(dim)
-    return torch.randn(count, dim + 22, generator=generator, device="cuda")[:, :dim]
-
-
-def signs_of(dim: int) -> torch.Tensor:
-    return torch.from_numpy(rotate.signs(dim, 3, 4).copy()).cuda()
+GPU = torch.device("cuda", 0)
 
 
 def transform(rows: torch.Tensor, bits: list[int]) -> None:
@@ -56,7 +40,7 @@ def transform(rows: torch.Tensor, bits: list[int]) -> None:
 
 def rotated(rows: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
     """What the kernels must find for rows that are not clipped."""
-    (size, rest, normalise), signs = plain.split(rows.shape[1]), signs_of(rows.shape[1])
+    (size, rest, normalise), signs = plain.split(rows.shape[1]), signs_of(rows.shape[1], rows.device)
     once, again = long.stages(rows.shape[1])
     rows = rows * torch.tensor(1.0 / bound, dtype=torch.float32)
     head = rows[:, :size]
@@ -70,23 +54,22 @@ def rotated(rows: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
 
 
 def sums_of(points: torch.Tensor, rounding: Rounding, first: int) -> torch.Tensor:
-    sums = torch.zeros(points.shape[1], dtype=torch.int64, device="cuda")
-    plain.round_and_sum([(0, points)], sums, key=KEY, first=first, rounding=rounding)
+    sums = zeros(points.shape[1], points.device)
+    plain.round_and_sum(points, sums, **options_of(rounding, points.device, first))
     return sums
 
 
 def sums_by_kernels(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int) -> torch.Tensor:
-    dim = rows.shape[1]
-    sums = torch.zeros(dim, dtype=torch.int64, device="cuda")
-    keys = torch.tensor([KEY & 0xFFFFFFFF, KEY >> 32]).to(torch.int32).cuda()
-    options = {"bound": bound, "unit": unit, "keys": keys, "first": first, "rounding": rounding}
+    dim, device = rows.shape[1], rows.device
+    sums = zeros(dim, device)
     # A view whose rows do not follow each other, which the kernels overwrite.
     own = torch.cat([rows, rows[:, :5]], dim=1)[:, :dim]
-    long.add_rows(own, sums, signs_of(dim), **options)
+    options = options_of(rounding, device, first)
+    long.add_rows(own, sums, signs_of(dim, device), bound=bound, unit=unit, **options)
     return sums
 
 
-@pytest.mark.parametrize("dim", [*DIMS, *LONGEST, 1 << 30])
+@pytest.mark.parametrize("dim", [*SHORTEST, *DIMS, *LONGEST, 1 << 30])
 def test_every_bit_is_transformed_once(dim: int) -> None:
     once, again = long.stages(dim)
     bits = list(range(dim.bit_length() - 1))
@@ -94,11 +77,14 @@ def test_every_bit_is_transformed_once(dim: int) -> None:
     assert sorted(again) == (bits if dim > 2 << bits[-1] else [])
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dim", DIMS)
-def test_rows(dim: int) -> None:
-    rounding, count = ROUNDINGS["three"], max(2, 20_000_000 // dim)
-    rows = rows_of(count, dim)
+@pytest.mark.parametrize(
+    ("dim", "count"),
+    [(20_000, 3), *(pytest.param(dim, 2, marks=pytest.mark.slow) for dim in (1 << 14, 51_370, 1 << 16, 100_000))]
+    + [pytest.param(dim, max(2, 20_000_000 // dim), marks=pytest.mark.gpu) for dim in SHORTEST + DIMS],
+)
+def test_rows(dim: int, count: int, cuda_device: torch.device) -> None:
+    rounding = SMALL["three"]
+    rows = rows_of(count, dim, cuda_device)
     rows[0, 7], rows[1, dim - 1] = float("nan"), float("inf")
     unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
     found = sums_by_kernels(rows, bound, unit, rounding, first=7)
@@ -110,16 +96,18 @@ def test_rows(dim: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", LONGEST)
 def test_rows_of_four_passes(dim: int) -> None:
-    rows = rows_of(2, dim)
-    found = sums_by_kernels(rows, 1e6, 1e5, ROUNDINGS["three"], first=0)
-    assert torch.equal(found, sums_of(rotated(rows, 1e6, 1e5), ROUNDINGS["three"], first=0))
+    rows = rows_of(2, dim, GPU)
+    found = sums_by_kernels(rows, 1e6, 1e5, SMALL["three"], first=0)
+    assert torch.equal(found, sums_of(rotated(rows, 1e6, 1e5), SMALL["three"], first=0))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=ROUNDINGS)
-@pytest.mark.parametrize("count", [1, 300])
-def test_roundings(rounding: Rounding, count: int) -> None:
-    rows = rows_of(count, 100_000)
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize(
+    ("dim", "count"), [(20_000, 2), *(pytest.param(100_000, count, marks=pytest.mark.gpu) for count in (1, 300))]
+)
+def test_roundings(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
+    rows = rows_of(count, dim, cuda_device)
     unit, bound = 0.4 * rounding.limit, 1e3
     found = sums_by_kernels(rows, bound, unit, rounding, first=2**31 - 100)
     assert torch.equal(found, sums_of(rotated(rows, bound, unit), rounding, first=2**31 - 100))
@@ -128,12 +116,12 @@ def test_roundings(rounding: Rounding, count: int) -> None:
 @pytest.mark.gpu
 def test_sums_that_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide sums are added to the others' in the midst, too, which takes many more clients than a test has."""
-    rounding, usual = ROUNDINGS["grid points"], cuda.definitions
-    rows = rows_of(300, 100_000)
+    rounding, usual = SMALL["grid points"], kernels.definitions
+    rows = rows_of(300, 100_000, GPU)
     unit, bound = 0.4 * rounding.limit, 1e3
     expected = sums_of(rotated(rows, bound, unit), rounding, first=0)
     with monkeypatch.context() as patch:
-        patch.setattr(cuda, "definitions", lambda *dims, **options: {**usual(*dims, **options), "FLUSH": 3})
+        patch.setattr(kernels, "definitions", lambda *arguments: {**usual(*arguments), "FLUSH": 3})
         long._finish.cache_clear()
         found = sums_by_kernels(rows, bound, unit, rounding, first=0)
     long._finish.cache_clear()
@@ -142,25 +130,23 @@ def test_sums_that_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_integers_too_large_for_the_kernels() -> None:
-    rows = rows_of(20, 100_000)
+    rows = rows_of(20, 100_000, GPU)
     points = rotated(rows, 1e3, 1e6)
     own = torch.cat([rows, rows[:, :5]], dim=1)[:, :100_000]
-    ((start, found),) = long.scale_and_rotate(own, signs_of(100_000), 1e3, 1e6)
-    assert start == 0
-    assert torch.equal(found, points)
+    long.scale_and_rotate(own, signs_of(100_000, GPU), 1e3, 1e6)
+    assert torch.equal(own, points)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [1 << 16, 100_000, 1_000_000])
 def test_close_to_the_plain_kernels(dim: int) -> None:
     """Also where rows are clipped: the order of additions moves last digits, and with them few integers, by one."""
-    rounding = ROUNDINGS["three"]
-    rows = rows_of(30_000_000 // dim, dim)
+    rounding = SMALL["three"]
+    rows = rows_of(30_000_000 // dim, dim, GPU)
     unit, bound = 0.4 * rounding.limit, 0.5 * dim**0.5
     found = sums_by_kernels(rows, bound, unit, rounding, first=0)
-    columns = plain.scale_and_rotate(rows.clone(), signs_of(dim), bound, unit)
-    sums = torch.zeros(dim, dtype=torch.int64, device="cuda")
-    plain.round_and_sum(columns, sums, key=KEY, first=0, rounding=rounding)
+    sums = zeros(dim, GPU)
+    plain.add_rows(rows.clone(), sums, signs_of(dim, GPU), bound=bound, unit=unit, **options_of(rounding, GPU))
     apart = (found - sums).abs()
     assert int(apart.max()) <= 2
     assert int(apart.sum()) < 3_000  # of 30 million
@@ -184,11 +170,11 @@ def test_law_of_coins(rounding: Rounding, dim: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rounding", [ROUNDINGS["three"], FIFTEEN], ids=["three", "fifteen"])
+@pytest.mark.parametrize("rounding", [SMALL["three"], FIFTEEN], ids=["three", "fifteen"])
 def test_the_same_sums_every_time(rounding: Rounding) -> None:
     """A race would show itself now and then."""
     for dim in (100_000, 1_000_000):
-        rows = rows_of(40_000_000 // dim, dim)
+        rows = rows_of(40_000_000 // dim, dim, GPU)
         expected = sums_by_kernels(rows, 1.0, 5e5, rounding, first=0)
         for _ in range(30):
             assert torch.equal(sums_by_kernels(rows, 1.0, 5e5, rounding, first=0), expected)
@@ -197,14 +183,14 @@ def test_the_same_sums_every_time(rounding: Rounding) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [*DIMS, *LONGEST])
 def test_rotation_back(dim: int) -> None:
-    vector = rows_of(1, dim)[0].clone()
+    vector = rows_of(1, dim, GPU)[0].clone()
     rows = vector[None].clone()
-    long.scale_and_rotate(rows, signs_of(dim), 1e6, 1.0)
+    long.scale_and_rotate(rows, signs_of(dim, GPU), 1e6, 1.0)
     back = rows[0].clone()
-    long.rotate_back(back, signs_of(dim))
+    long.rotate_back(back, signs_of(dim, GPU))
     torch.testing.assert_close(back, vector, rtol=0.0, atol=1e-5)
     torch.testing.assert_close(rows[0].norm(), vector.norm(), rtol=1e-4, atol=0.0)
-    plain.rotate_back(rows[0], signs_of(dim))
+    plain.rotate_back(rows[0], signs_of(dim, GPU))
     torch.testing.assert_close(rows[0], vector, rtol=0.0, atol=1e-5)
 
 
@@ -220,10 +206,10 @@ def test_rotation_back(dim: int) -> None:
     ids=["small", "large", "many coins", "Gaussian"],
 )
 def test_a_round(mechanism: Mechanism) -> None:
-    """Small integers, large ones, and such as the last pass leaves to Triton."""
+    """Small integers, large ones, and such as the last pass leaves to another kernel."""
     dim = 100_000
     protocol = Protocol(clients=500, dim=dim, clip_norm=1e3, mechanism=mechanism)
-    rows = rows_of(500, dim)
+    rows = rows_of(500, dim, GPU)
     rounds = [DeviceRound(protocol, 0, seed=1, device="cuda", kernels=kernels) for kernels in (None, plain)]
     for round_ in rounds:
         round_.add(rows.clone())
@@ -235,19 +221,26 @@ def test_a_round(mechanism: Mechanism) -> None:
 
 @pytest.mark.gpu
 def test_memory_beside_the_rows() -> None:
-    rows = rows_of(200, 1_000_000)
-    rounding, signs = ROUNDINGS["three"], signs_of(1_000_000)
-    sums = torch.zeros(1_000_000, dtype=torch.int64, device="cuda")
-    keys = torch.zeros(2, dtype=torch.int32, device="cuda")
+    rows = rows_of(200, 1_000_000, GPU)
+    signs, sums, options = signs_of(1_000_000, GPU), zeros(1_000_000, GPU), options_of(SMALL["three"], GPU)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    long.add_rows(rows, sums, signs, bound=1e3, unit=1e5, keys=keys, first=0, rounding=rounding)
+    long.add_rows(rows, sums, signs, bound=1e3, unit=1e5, **options)
     assert torch.cuda.max_memory_allocated() - before < rows.numel() * 4 // 100
 
 
-def test_not_without_a_gpu() -> None:
-    assert not long.supports(torch.device("cpu"), 100_000)
-    assert cuda.can_draw(ROUNDINGS["thirty"])
-    assert cuda.can_draw(ROUNDINGS["grid points"])
-    assert not cuda.can_draw(COIN["many"])
-    assert not cuda.can_draw(Rounding(1 << 22, 1 << 22, 0))
+def test_short_vectors_where_shared_memory_is_small(cuda_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of other GPUs cannot hold 2^15 numbers."""
+    assert not cuda.is_long(cuda_device, 51_370)
+    monkeypatch.setattr(kernels, "shared_memory", lambda device: 99 << 10)
+    assert cuda.is_long(cuda_device, 51_370)
+    assert not cuda.is_long(cuda_device, 20_000)
+    rows, rounding = rows_of(2, 51_370, cuda_device), SMALL["three"]
+    found = zeros(51_370, cuda_device)
+    options = {"bound": 1e3, "unit": 1e5, **options_of(rounding, cuda_device)}
+    cuda.add_rows(rows.clone(), found, signs_of(51_370, cuda_device), **options)
+    assert torch.equal(found, sums_of(rotated(rows, 1e3, 1e5), rounding, first=0))
+    back = rows[0].clone()
+    cuda.scale_and_rotate(back[None], signs_of(51_370, cuda_device), 1e6, 1.0)
+    cuda.rotate_back(back, signs_of(51_370, cuda_device))
+    torch.testing.assert_close(back, rows[0], rtol=0.0, atol=1e-5)

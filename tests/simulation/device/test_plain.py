@@ -11,7 +11,9 @@ from cpsgd.codec import rotate
 from cpsgd.mechanisms.base import Rounding
 from cpsgd.simulation import device_plain as plain
 
-from .roundings import COIN, HALF, exact_coins, goodness_of_fit, rounding_to
+from .roundings import COIN, HALF, exact_coins, goodness_of_fit, keys_of, rounding_to
+
+CPU = torch.device("cpu")
 
 
 def numbers(*values: int) -> torch.Tensor:
@@ -67,7 +69,7 @@ def test_rounding_goes_to_neighbouring_levels_with_the_right_probability(levels:
     grid = (places - (levels - 1) / 2) * 2.0**bits
     rows = grid.repeat_interleave(copies).repeat(clients, 1)
     sums = torch.zeros(copies * len(grid), dtype=torch.int64)
-    plain.round_and_sum([(0, rows)], sums, key=9, first=0, rounding=rounding)
+    plain.round_and_sum(rows, sums, keys=keys_of(CPU, 9), first=0, rounding=rounding)
     mean = sums.double().view(len(grid), copies).sum(dim=1) / (clients * copies)
     expected = places.clamp(0.0, levels - 1.0).double()
     # Where a level is hit nothing is random; elsewhere a mean of 40,000 has deviation at most 0.0025, and 6 are wide
@@ -81,10 +83,9 @@ def test_rounding_goes_to_neighbouring_levels_with_the_right_probability(levels:
 def test_rounding_is_the_same_in_any_pieces(rounding: Rounding) -> None:
     rows = torch.randn(50, 150, generator=torch.Generator().manual_seed(1)) * 40_000
     whole, parts = torch.zeros(150, dtype=torch.int64), torch.zeros(150, dtype=torch.int64)
-    plain.round_and_sum([(0, rows)], whole, key=5, first=0, rounding=rounding)
+    plain.round_and_sum(rows, whole, keys=keys_of(CPU, 5), first=0, rounding=rounding)
     for start, end in ((0, 20), (20, 31), (31, 50)):
-        pieces = [(0, rows[start:end, :64]), (64, rows[start:end, 64:])]
-        plain.round_and_sum(pieces, parts, key=5, first=start, rounding=rounding)
+        plain.round_and_sum(rows[start:end], parts, keys=keys_of(CPU, 5), first=start, rounding=rounding)
     assert torch.equal(whole, parts)
 
 
@@ -95,7 +96,7 @@ def test_levels_are_rounded_as_before() -> None:
     found = {}
     for levels in (2, 3, 2**24):
         sums = torch.zeros(9, dtype=torch.int64)
-        plain.round_and_sum([(0, rows)], sums, key=2**62 + 12345, first=7, rounding=rounding_to(levels))
+        plain.round_and_sum(rows, sums, keys=keys_of(CPU, 2**62 + 12345), first=7, rounding=rounding_to(levels))
         found[levels] = sums.tolist()
     assert found == {
         2: [0, 0, 0, 1, 1, 5, 5, 5, 5],
@@ -111,7 +112,7 @@ def test_coins_have_the_odds_of_their_points(rounding: Rounding) -> None:
     for point in (0.0, -0.6 * rounding.limit, float(rounding.limit), 2.0 * rounding.limit):
         sums = torch.zeros(dim, dtype=torch.int64)
         rows = torch.full((clients, dim), point)
-        plain.round_and_sum([(0, rows)], sums, key=9, first=4, rounding=rounding)
+        plain.round_and_sum(rows, sums, keys=keys_of(CPU, 9), first=4, rounding=rounding)
         law = exact_coins(rounding, [round(point)] * clients)
         assert goodness_of_fit(sums.numpy(), law) > 1e-7
 
@@ -122,7 +123,7 @@ def test_no_two_coordinates_or_clients_share_their_randomness(rounding: Rounding
     drawn = np.empty((clients, dim), dtype=np.int64)
     for client in range(clients):
         row = torch.zeros(dim, dtype=torch.int64)
-        plain.round_and_sum([(0, torch.zeros(1, dim))], row, key=3, first=client, rounding=rounding)
+        plain.round_and_sum(torch.zeros(1, dim), row, keys=keys_of(CPU, 3), first=client, rounding=rounding)
         drawn[client] = row
     # Two that share theirs correlate fully. Of independent ones the correlation has deviation at most 1/10, and 6.5 of
     # them are a false alarm in 1e-6 for all pairs together.
@@ -139,14 +140,14 @@ def test_a_sampled_coin_may_be_certain_of_its_side_and_of_being_tossed() -> None
     rounding = Rounding(HALF, HALF, 16, rate=1 << 16)
     for point, value in ((-40_000.0, 0), (40_000.0, 2)):
         sums = torch.zeros(70, dtype=torch.int64)
-        plain.round_and_sum([(0, torch.full((5, 70), point))], sums, key=1, first=0, rounding=rounding)
+        plain.round_and_sum(torch.full((5, 70), point), sums, keys=keys_of(CPU, 1), first=0, rounding=rounding)
         assert set(sums.tolist()) == {5 * value}
 
 
 @pytest.mark.parametrize("trials", [1, 31, 32, 33, 128, 129, 300])
 def test_coins_have_the_binomial_law(trials: int) -> None:
     sums = torch.zeros(40_000, dtype=torch.int64)
-    plain.add_coins(sums, key=trials, trials=trials)
+    plain.add_coins(sums, keys=keys_of(CPU, trials), trials=trials)
     law = binom.pmf(np.arange(trials + 1), trials, 0.5)
     seen = np.bincount(sums.numpy(), minlength=trials + 1).astype(float)
     assert len(seen) == trials + 1

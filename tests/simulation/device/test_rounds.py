@@ -16,7 +16,8 @@ from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, Sample
 from cpsgd.simulation import device as rounds
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
-from cpsgd.simulation.device import DeviceFloatMean, DeviceRound, current, kernels_for
+from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+from cpsgd.simulation.device_kernels import current
 
 from ..exact_law import (  # noqa: TID252 - tests are no package
     CLIENTS,
@@ -173,7 +174,7 @@ def check_large_round(of: Protocol, device: torch.device, *, same: bool = True) 
         round_.add(rows.clone())
         means.append(round_.mean())
     # Scaling may differ in the last digit, which moves a point of the grid here and there, and a coin in 2^16 with it.
-    noise = of.scale**2 * of.mechanism.noise_variance / of.clients
+    noise = of.scale**2 * of.mechanism.noise.variance / of.clients
     if same:
         assert float((means[0] - means[1]).double().square().mean()) < 1e-3 * noise
     expected = of.expected_squared_error(list(rows[:200].cpu().numpy()), 2)
@@ -206,7 +207,7 @@ def test_more_coordinates_than_kernels_can_number_are_refused() -> None:
 
 
 def test_kernels_run_on_the_gpu_that_is_meant() -> None:
-    # Triton does not look at where tensors are, only at which GPU is the current one.
+    # Launches do not look at where tensors are, only at which GPU is the current one.
     found = current(torch.device("cuda", 1))
     assert isinstance(found, torch.cuda.device)
     assert found.idx == 1
@@ -232,7 +233,3 @@ def test_a_round_makes_its_device_the_current_one(monkeypatch: pytest.MonkeyPatc
     round_.add(torch.zeros(2, 4))
     round_.mean()
     assert seen.entered == [torch.device("cpu")] * 2
-
-
-def test_plain_kernels_serve_where_triton_does_not() -> None:
-    assert kernels_for(torch.device("cpu")) is plain

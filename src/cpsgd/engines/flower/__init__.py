@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cpsgd.engines.flower.questions import answer_question as answer_question
     from cpsgd.engines.flower.questions import ask_question as ask_question
     from cpsgd.engines.flower.strategy import CpsgdStrategy as CpsgdStrategy
-    from cpsgd.federation.server import RoundReport as RoundReport
+    from cpsgd.federation.sessions import RoundReport as RoundReport
 
 
 _MODULES = {

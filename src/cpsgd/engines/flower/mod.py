@@ -17,16 +17,16 @@ from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, ROUND, STATE
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
-from cpsgd.federation.client import ClientSession, call_privately
+from cpsgd.federation.answering import ClientSession, call_privately
+from cpsgd.federation.client_files import Memory, Signing
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
-from cpsgd.federation.settings import Memory, Signing
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from cpsgd.learning.architecture import Loss
+    from cpsgd.learning.models import Loss
 
 
 def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limits: Any) -> Mod:

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from cpsgd.engines.flower import records
 from cpsgd.errors import ConditionError, RoundRefusedError
 from cpsgd.federation.messages import flatten
-from cpsgd.statistics.questions import Found, Planned, Question
+from cpsgd.statistics.planned import Answer, Planned, Question
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -48,7 +48,7 @@ def answer_question(message: Message, question: Question[Any], value: object) ->
     return Message(RecordDict({"arrays": reply}), reply_to=message)
 
 
-def ask_question(grid: Grid, planned: Planned[Found], *, confidence: float = 0.95, **options: Any) -> Found:
+def ask_question(grid: Grid, planned: Planned[Answer], *, confidence: float = 0.95, **options: Any) -> Answer:
     """The answer from all clients' answers, in one round.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
@@ -15,13 +15,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from cpsgd.engines.flower import records
-from cpsgd.errors import CpsgdError, ParameterError
+from cpsgd.errors import ParameterError, WireError
+from cpsgd.federation.carrying import Gathering, Pace, Reply, carry
 from cpsgd.federation.course import Apply, Course
 from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
-from cpsgd.federation.pacing import Gathering, Pace, StageClock
-from cpsgd.federation.server import RoundReport as RoundReport
-from cpsgd.federation.server import ServerSession
+from cpsgd.federation.sessions import RoundReport as RoundReport
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.planner import Plan
 
@@ -164,7 +164,8 @@ class CpsgdStrategy(Strategy):
         session = course.begin(self._nodes(grid, course.awaited))
         config["server-round"] = session.report.round
         extras = None if course.extras is None else course.extras.to_json()
-        self._exchange(session, grid, RecordDict({self._keys[0]: arrays, self._keys[1]: config}), extras)
+        content = RecordDict({self._keys[0]: arrays, self._keys[1]: config})
+        carry(session, _Transport(grid, content, extras), self._pace)
         model, report = course.finish(session), session.report
         for node, reason in report.dropped.items():
             _log.info("\t> node %d is out: %s", node, reason)
@@ -199,27 +200,6 @@ class CpsgdStrategy(Strategy):
         for line in str(self.plan.guarantee).splitlines():
             _log.info("\t│\t%s", line)
 
-    def _exchange(self, session: ServerSession[int], grid: Grid, content: RecordDict, extras: str | None) -> None:
-        """Carries the session's messages until no stage is left."""
-        report, make = session.report, records.make_message
-        while session.stage is not None:
-            along = (content, extras) if session.stage in TRAINING else ()
-            messages = {node: make(asked, node, report.round, *along) for node, asked in session.requests().items()}
-            waiting = dict(_sent(grid, messages, session.drop))
-            clock = StageClock(self._pace, session, time.monotonic())
-            while True:
-                for node, reply in _replies(grid, waiting, session.drop):
-                    # As it travels.
-                    size = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
-                    session.count_bytes(node, size)
-                    try:
-                        session.receive(node, *records.read_reply(reply))
-                    except CpsgdError as error:
-                        session.drop(node, f"{type(error).__name__}: {error}")
-                if clock.end(time.monotonic()):
-                    break
-                time.sleep(_POLL_SECONDS)
-
     def _nodes(self, grid: Grid, wanted: int) -> list[int]:
         """The nodes that are connected, when they are enough or time is up."""
         now = time.monotonic
@@ -229,36 +209,60 @@ class CpsgdStrategy(Strategy):
         return sorted(found)
 
 
-_Drop = Callable[[int, str | None], None]
+class _Transport:
+    """Carries requests and replies as Flower's messages."""
 
+    aborted = False
 
-def _sent(grid: Grid, messages: dict[int, Message], drop: _Drop) -> Iterator[tuple[str, int]]:
-    """Sends messages to nodes; the messages' names in Flower, and the nodes."""
-    for node, message in messages.items():
-        identifier = next(iter(grid.push_messages([message])), None)
-        if identifier:
-            yield identifier, node
-        else:
-            drop(node, "Flower could not take the message")
+    def __init__(self, grid: Grid, content: RecordDict, extras: str | None) -> None:
+        self._grid, self._content, self._extras = grid, content, extras
+        self._waiting: dict[str, int] = {}  # nodes by the messages' names in Flower
 
-
-def _replies(grid: Grid, waiting: dict[str, int], drop: _Drop) -> Iterator[tuple[int, Message]]:
-    """The replies that are there, which are then no longer waited for.
-
-    They are fetched one at a time: one that Flower itself cannot read must not cost the others theirs.
-    """
-    for identifier, node in list(waiting.items()):
-        try:
-            found = list(grid.pull_messages([identifier]))
-        except Exception as error:
-            # What a stranger can make Flower's decoder raise is anybody's guess; the text may be theirs, too.
-            _log.warning("A reply of node %d cannot be read (%s).", node, type(error).__name__)
-            drop(node, "its reply cannot be read")
-            del waiting[identifier]
-            continue
-        for reply in found[:1]:
-            del waiting[identifier]
-            if reply.has_error():
-                drop(node, records.read_error(reply))
+    def send(self, session: RoundSession[int]) -> None:
+        """Sends the open stage's requests; where clients train, with the model."""
+        along = (self._content, self._extras) if session.stage in TRAINING else ()
+        for node, request in session.requests().items():
+            message = records.make_message(request, node, session.report.round, *along)
+            identifier = next(iter(self._grid.push_messages([message])), None)
+            if identifier:
+                self._waiting[identifier] = node
             else:
-                yield node, reply
+                session.drop(node, "Flower could not take the message")
+
+    def replies(self, waiting: frozenset[int]) -> list[Reply[int]]:
+        """Returns the replies that are there.
+
+        They are fetched one at a time: one that Flower itself cannot read must not cost the others theirs.
+        """
+        found = []
+        for identifier, node in list(self._waiting.items()):
+            try:
+                messages = list(self._grid.pull_messages([identifier]))
+            except Exception as error:
+                # A stranger can make Flower's decoder raise anything, with a text of theirs.
+                _log.warning("A reply of node %d cannot be read (%s).", node, type(error).__name__)
+                found.append(Reply(node, reason="its reply cannot be read"))
+                del self._waiting[identifier]
+                continue
+            for message in messages[:1]:
+                found.append(_reply(node, message))
+                del self._waiting[identifier]
+        if not found:
+            time.sleep(_POLL_SECONDS)
+        return found
+
+    def end_stage(self) -> None:
+        """Forgets the messages that were not answered."""
+        self._waiting = {}
+
+
+def _reply(node: int, message: Message) -> Reply[int]:
+    if message.has_error():
+        return Reply(node, reason=records.read_error(message) or "an error")
+    # As it travels.
+    size = sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+    try:
+        answer, metrics = records.read_reply(message)
+    except WireError as error:
+        return Reply(node, size=size, reason=f"{type(error).__name__}: {error}")
+    return Reply(node, answer, metrics, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -20,12 +20,12 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from cpsgd.engines.nvflare import shareables
-from cpsgd.errors import CpsgdError, ParameterError, WireError
+from cpsgd.errors import ParameterError, WireError
+from cpsgd.federation.carrying import Gathering, Pace, Reply, carry
 from cpsgd.federation.course import Apply, Course
 from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.federation.messages import TRAINING, flatten, unflatten
-from cpsgd.federation.pacing import Gathering, Pace, StageClock
-from cpsgd.federation.server import RoundReport, ServerSession
+from cpsgd.federation.sessions import RoundReport, RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Ledger
 from cpsgd.planner import Plan, plan
@@ -89,7 +89,7 @@ class CpsgdController(ModelController):
                 estimated from the same budget: each is one coordinate more of the plan.
             adaptive: The fields of `cpsgd.federation.extras.AdaptiveClip`, to find the norm that updates are clipped to
                 by a private count of those that were: one coordinate more, too. None for the plan's norm.
-            pace: The fields of `cpsgd.federation.pacing.Pace`: how many seconds to wait for what.
+            pace: The fields of `cpsgd.federation.carrying.Pace`: how many seconds to wait for what.
             persistor_id: NVFlare's name of the component that loads and saves the model.
 
         Raises:
@@ -168,9 +168,8 @@ class CpsgdController(ModelController):
         self.set_fl_context(model)
         self.event(AppEventType.ROUND_STARTED)
         session = course.begin(self._nodes(course.awaited, plan.surviving))
-        while session.stage is not None:
-            if not self._exchange(session, *((model, course.extras) if session.stage in TRAINING else ())):
-                return  # aborted
+        if not carry(session, _Transport(self, model, course.extras), self._pace):
+            return  # aborted
         moved, report = course.finish(session), session.report
         for kind, reasons in (("out", report.dropped), ("at fault", report.faults)):
             for node, reason in reasons.items():
@@ -194,46 +193,59 @@ class CpsgdController(ModelController):
             time.sleep(_POLL_SECONDS)
         return [client.name for client in found]
 
-    def _exchange(
-        self, session: ServerSession[str], model: FLModel | None = None, extras: Extras | None = None
-    ) -> bool:
-        """Carries the requests of one stage to their clients, and the answers back; False if the job was aborted."""
+
+class _Transport:
+    """Carries requests and answers as NVFlare's tasks."""
+
+    def __init__(self, controller: CpsgdController, model: FLModel, extras: Extras | None) -> None:
+        self._controller, self._along = controller, (model, extras)
+        self._answers: SimpleQueue[tuple[str, Shareable]] = SimpleQueue()
+        self._tasks: dict[str, Task] = {}
+
+    def send(self, session: RoundSession[str]) -> None:
+        """Sends a task to each node; where clients train, with the model."""
         answers: SimpleQueue[tuple[str, Shareable]] = SimpleQueue()
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             answers.put((client_task.client.name, client_task.result))  # in a thread of NVFlare's
 
-        tasks: dict[str, Task] = {}
+        self._answers = answers
+        model, extras = self._along if session.stage in TRAINING else (None, None)
         for node, request in session.requests().items():
             data = shareables.make_task(request, model, extras)
-            tasks[node] = Task(shareables.TASK, data, result_received_cb=received)
-            self.send(tasks[node], self.fl_ctx, targets=[node])
-        clock, ended = StageClock(self._pace, session, time.monotonic()), False
-        while not ended and not self.abort_signal.triggered:
-            try:
-                node, reply = answers.get(timeout=_POLL_SECONDS)
-            except Empty:
-                for node in session.waiting:
-                    if tasks[node].completion_status not in (None, TaskCompletionStatus.OK):
-                        session.drop(node, f"NVFlare ended its task: {tasks[node].completion_status.value}")
-            else:
-                tasks.pop(node)
-                _take(session, node, reply)
-            ended = answers.empty() and clock.end(time.monotonic())
-        for task in tasks.values():
-            self.cancel_task(task, fl_ctx=self.fl_ctx)
-        return ended
+            self._tasks[node] = Task(shareables.TASK, data, result_received_cb=received)
+            self._controller.send(self._tasks[node], self._controller.fl_ctx, targets=[node])
+
+    def replies(self, waiting: frozenset[str]) -> list[Reply[str]]:
+        """Returns the answers that are there, and reasons for tasks that NVFlare has ended."""
+        found = []
+        with suppress(Empty):
+            found.append(_reply(*self._answers.get(timeout=_POLL_SECONDS)))
+            while True:
+                found.append(_reply(*self._answers.get_nowait()))
+        for reply in found:
+            self._tasks.pop(reply.node)
+        if not found:
+            ended = {node: self._tasks[node].completion_status for node in waiting}
+            failed = {node: status for node, status in ended.items() if status not in (None, TaskCompletionStatus.OK)}
+            found = [Reply(node, reason=f"NVFlare ended its task: {status.value}") for node, status in failed.items()]
+        return found
+
+    def end_stage(self) -> None:
+        """Cancels the tasks that were not answered."""
+        for task in self._tasks.values():
+            self._controller.cancel_task(task, fl_ctx=self._controller.fl_ctx)
+        self._tasks = {}
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the job is aborted."""
+        return bool(self._controller.abort_signal.triggered)
 
 
-def _take(session: ServerSession[str], node: str, reply: Shareable) -> None:
-    """Gives a client's answer to the session, or notes why there is none."""
+def _reply(node: str, message: Shareable) -> Reply[str]:
     try:
-        answer, metrics = shareables.read_answer(reply)
+        answer, metrics = shareables.read_answer(message)
     except WireError as error:
-        session.drop(node, str(error))
-        return
-    session.count_bytes(node, len(answer))
-    try:
-        session.receive(node, answer, metrics)
-    except CpsgdError as error:
-        session.drop(node, f"{type(error).__name__}: {error}")
+        return Reply(node, reason=str(error))
+    return Reply(node, answer, metrics, len(answer))

@@ -35,16 +35,16 @@ from cpsgd.errors import (
     TrainFunctionError,
     VectorError,
 )
-from cpsgd.federation.client import ClientSession, call_privately
+from cpsgd.federation.answering import ClientSession, call_privately
+from cpsgd.federation.client_files import Memory, Signing
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import check_alike, flatten
-from cpsgd.federation.settings import Memory, Signing
 from cpsgd.protocol import Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from cpsgd.learning.architecture import Loss
+    from cpsgd.learning.models import Loss
 
 SITE_FILE = "cpsgd.json"
 """The file in a site's `local` folder with the site's own conditions; its fields stand above those of any job."""

@@ -18,7 +18,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cpsgd.errors import ConditionError
 from cpsgd.federation.messages import flatten
-from cpsgd.statistics.questions import Found, Planned, Question
+from cpsgd.statistics.planned import Answer, Planned, Question
 
 if TYPE_CHECKING:
     from cpsgd.engines.nvflare.controller import CpsgdController
@@ -68,8 +68,8 @@ def question_controller(
 
 
 def read_answers(
-    question: Question[Found], controller: CpsgdController, model: Mapping[str, Any], *, confidence: float = 0.95
-) -> Found:
+    question: Question[Answer], controller: CpsgdController, model: Mapping[str, Any], *, confidence: float = 0.95
+) -> Answer:
     """The answer from the model that the controller's one round has left.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Data to learn from: embedded digits, MNIST, both without end, and arrays, tables and data sets of one's own.
+"""Data sets: embedded digits, MNIST, infinite versions of both, and your own arrays, tables and PyTorch data sets.
 
 Every data set is a population of clients addressed by number (`batch`) and a test set that no client holds.
 """
@@ -44,7 +44,7 @@ NAMES = ("digits", "infinite-digits", "mnist", "infinite-mnist")
 
 
 def load(name: str, *, clients: int | None = None, folder: Path | str | None = None) -> Dataset:
-    """The data set of this name.
+    """Returns the data set of this name.
 
     Args:
         name: One of `NAMES`.
@@ -53,7 +53,7 @@ def load(name: str, *, clients: int | None = None, folder: Path | str | None = N
         folder: The data folder; by default `CPSGD_DATA_DIR`, or else `cpsgd` in the user's cache.
 
     Raises:
-        ParameterError: There is no such data set, or not with so many clients.
+        ParameterError: There is no such data set, or it has another number of clients.
         DataError: Its files are missing or damaged.
 
     >>> load("infinite-digits", clients=1_000_000).size

@@ -1,4 +1,4 @@
-"""What a trainer sees of a data set: clients addressed by number, and a test set that no client holds."""
+"""Data sets as a trainer sees them: clients addressed by number, and a test set that no client holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpsgd.errors import DataError, ParameterError
 
-# Of longer arrays only so many bytes are looked at, in rows spread evenly.
+# Of longer arrays this many bytes are hashed, in rows spread evenly.
 _HASHED_BYTES = 1 << 28
 
 
@@ -23,7 +23,7 @@ class Batch:
     Attributes:
         features: One row per example: float32, or int64 for token ids. Shapes are the examples' own.
         labels: The examples' classes, int64, or float32 numbers to predict.
-        counts: How many of the rows belong to each client; the rows of a client follow each other.
+        counts: Number of each client's rows; the rows of a client follow each other.
     """
 
     features: NDArray[Any]
@@ -35,13 +35,13 @@ class Dataset(Protocol):
     """A population of clients with their examples, and a test set apart from them.
 
     A data set may also have a `fingerprint` (a text, see the function of this name): a run is then resumed only with
-    data of the same fingerprint. One whose clients may have many examples should be a `PartedDataset`.
+    data of the same fingerprint. If clients may have many examples, it should be a `PartedDataset`.
 
     Attributes:
         name: Short name, as on the command line.
         source: Where the examples come from and how they were made, for reports.
         size: Number of clients; they are numbered 0..size−1.
-        classes: Number of classes; labels are 0..classes−1. None where labels are numbers to predict.
+        classes: Number of classes; labels are 0..classes−1. None if labels are numbers to predict.
         feature_dim: Numbers in an example's features.
     """
 
@@ -61,11 +61,11 @@ class Dataset(Protocol):
     def feature_dim(self) -> int: ...  # noqa: D102
 
     def batch(self, clients: ArrayLike) -> Batch:
-        """The examples of these clients; a pure function of their numbers. Memory is bounded by the result's size."""
+        """Returns the examples of these clients, a pure function of their numbers."""
         ...
 
     def test_set(self) -> Batch:
-        """The examples held back for measuring accuracy, each as a client of its own."""
+        """Returns the test examples, each as a client of its own."""
         ...
 
 
@@ -74,17 +74,17 @@ class PartedDataset(Protocol):
     """A data set that need not have all examples of a client in memory at once."""
 
     def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many examples these clients have."""
+        """Returns the numbers of examples of these clients."""
         ...
 
     def part(self, client: int, start: int, stop: int) -> Batch:
-        """Some of the examples of a client that `batch` has all of, by their places."""
+        """Returns examples `start` to `stop` of a client, in the order of `batch`."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images [clients, side, side] in shades of grey, 0..255, one per client, and others that are held back."""
+    """Images [clients, side, side] in shades of grey, 0..255, one per client, and test images."""
 
     name: str
     source: str
@@ -116,33 +116,31 @@ class ImageDataset:
 
     @property
     def fingerprint(self) -> str:
-        """Tells these images and labels from others."""
+        """Hash of all images and labels."""
         return fingerprint(self.images, self.labels, self.test_images, self.test_labels, self.classes)
 
     def batch(self, clients: ArrayLike) -> Batch:
-        """The images of these clients, shades divided by 255."""
+        """Returns the images of these clients, with shades divided by 255."""
         numbers = check_indices("clients", clients, self.size)
         return one_each(self.images[numbers], self.labels[numbers])
 
     def test_set(self) -> Batch:
-        """The images held back, shades divided by 255."""
+        """Returns the test images, with shades divided by 255."""
         return one_each(self.test_images, self.test_labels)
 
 
 def one_each(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Batch:
-    """A batch of clients with one image each."""
+    """Returns a batch of clients with one image each."""
     pixels = images.reshape(len(images), math.prod(images.shape[1:]))
     features = np.divide(pixels, np.float32(255), dtype=np.float32)
     return Batch(features, labels.astype(np.int64), np.ones(len(labels), dtype=np.int64))
 
 
 def fingerprint(*parts: NDArray[Any] | str | int | None) -> str:
-    """A SHA-256 of arrays and plain values, to tell one data set from another.
+    """Returns a SHA-256 of arrays and plain values; of an array over 256 MiB some rows, spread evenly.
 
-    Of an array over 256 MiB, which may be a map of a file, only some rows count, spread evenly.
-
-    >>> fingerprint(np.arange(3)) == fingerprint(np.arange(3)), fingerprint(np.arange(3)) == fingerprint(np.arange(4))
-    (True, False)
+    >>> fingerprint(np.arange(3))[:8], fingerprint(np.arange(4))[:8]
+    ('e504a90b', '8fa0a6df')
     """
     found = hashlib.sha256()
     for part in parts:
@@ -158,7 +156,7 @@ def fingerprint(*parts: NDArray[Any] | str | int | None) -> str:
 
 
 def check_indices(name: str, indices: ArrayLike, limit: int) -> NDArray[np.int64]:
-    """Returns a list of whole numbers in [0, limit) as an array, or raises."""
+    """Returns a list of whole numbers in [0, limit) as an array; raises `ParameterError` for anything else."""
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ParameterError(f"Expected {name} to be a list of integers, got {array.dtype} of shape {array.shape}.")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._torch import torch
+from cpsgd.learning import cuda
 from cpsgd.learning.datasets.base import Batch, Dataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
-from cpsgd.simulation.device import carried, current, has_triton
+from cpsgd.simulation.device import carried
+from cpsgd.simulation.device_kernels import compiles, current
 
 
 class DeviceBatch(NamedTuple):
@@ -61,7 +62,7 @@ class DeviceInfinite(DeviceData):
         self._tangents = None if dataset.tangents is None else torch.tensor(dataset.tangents, device=device)
         self._white = torch.tensor(255.0, device=device)
         self._moves = torch.tensor(MOVES * dataset.shift, device=device)
-        self._fused = fused_kernels(device) if dataset.tangents is None else None
+        self._compiled = dataset.tangents is None and compiles(device)
 
     def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
         """The samples of these clients, shades divided by 255."""
@@ -71,9 +72,9 @@ class DeviceInfinite(DeviceData):
         """As `batch`, for clients whose numbers are on the device."""
         numbers = clients + self._first
         counts = np.ones(len(clients), dtype=np.int64)
-        if self._fused is not None:
+        if self._compiled:
             with current(self._device):
-                features, labels = self._fused.samples(
+                features, labels = cuda.samples(
                     self._images, self._train_labels, self._fields, self._moves, numbers, self._test
                 )
             return DeviceBatch(features, labels, counts)
@@ -107,15 +108,6 @@ class DeviceInfinite(DeviceData):
         begin = down * width + right
         chosen = (places[None] - begin[:, None, None]).flatten(1)
         return around.flatten(1).gather(1, chosen).reshape(images.shape)
-
-
-def fused_kernels(device: torch.device) -> ModuleType | None:
-    """Triton's kernels, where they run."""
-    if not has_triton(device):
-        return None
-    from cpsgd.learning import fused
-
-    return fused
 
 
 def on_device(dataset: Dataset, device: torch.device) -> DeviceData:

@@ -1,10 +1,10 @@
-"""Handwritten digits of 8×8 pixels that come with scikit-learn: no download.
+"""Handwritten digits of 8×8 pixels that come with scikit-learn, without a download.
 
 They are the 1,797 digits of the test part of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI
 repository, 1998), with 17 shades. Shade s becomes round(255·s/16), so that all images here have shades 0..255.
 
-The split is fixed: in the data's order, the fifth, tenth, fifteenth, ... image of every digit is held back for testing.
-That makes 355 test and 1,442 training images, each digit with the same share of both. The same people wrote both parts.
+The split is fixed: in the data's order, every fifth image of each digit is a test image. That makes 355 test and 1,442
+training images. The same people wrote both parts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _HELD_BACK = 5
 
 
 def load_digits() -> ImageDataset:
-    """The digits, one per client.
+    """Returns the digits, one per client.
 
     >>> digits = load_digits()
     >>> digits.size, len(digits.test_labels), digits.feature_dim
     (1442, 355, 64)
     """
-    # Found and not imported: that takes over a second, which silos whose process trains once would spend each time.
+    # Importing scikit-learn would take over a second.
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise DataError("The embedded digits come with scikit-learn, which is not installed: pip install scikit-learn.")
@@ -55,10 +55,10 @@ def load_digits() -> ImageDataset:
 
 
 def infinite_digits(size: int = DEFAULT_SIZE) -> InfiniteDataset:
-    """The digits without end, for `size` clients.
+    """Returns the infinite digits, for `size` clients.
 
-    The smoothing of MNIST's fields, 4 px of 28, becomes 8/7 px of 8. Images are not moved as a whole: a pixel is an
-    eighth of the width here, and moving costs about 4 points of accuracy. Larger displacements gain nothing.
+    The smoothing of MNIST's fields, 4 px of 28, becomes 8/7 px of 8. Images are not shifted: a pixel is an eighth of
+    the width, and shifting costs about 4 points of accuracy.
 
     >>> infinite_digits().batch([0, 24_999_999]).labels.tolist()
     [0, 7]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpsgd.errors import DataError, ParameterError
 from cpsgd.learning.datasets.arrays import ArrayDataset, from_arrays
+from cpsgd.tables import Column, labels, open_table
 
 
 def from_frame(
@@ -23,10 +23,11 @@ def from_frame(
     classes: int | None = None,
     name: str = "table",
 ) -> ArrayDataset:
-    """A data set from a pandas or polars frame, or a pyarrow table. Features are taken as float32.
+    """Returns a data set of a table, one row per example. Features are taken as float32.
 
     Args:
-        frame: The table, one row per example.
+        frame: A frame of pandas or polars, a pyarrow table, a mapping of names to columns, or the path of a Parquet or
+            Feather file, or of a folder of them.
         label: The column to predict: classes 0, 1, ..., or floats for regression.
         clients: The column that says whose a row is; every row is a client by default.
         features: The columns to predict from; by default all others.
@@ -36,7 +37,7 @@ def from_frame(
         name: Short name, for reports.
 
     Raises:
-        DataError: A column is missing, or does not hold what it should.
+        DataError: A column is missing, or its values cannot be used.
 
     >>> import pandas as pd
     >>> frame = pd.DataFrame({"user": ["a", "b", "a", "c"], "age": [1, 2, 3, 4], "sick": [0, 1, 1, 0]})
@@ -44,21 +45,24 @@ def from_frame(
     >>> data.size, data.feature_dim, data.classes
     (2, 1, 2)
     """
-    names = _names(frame)
+    if isinstance(frame, np.ndarray):
+        raise DataError("Expected a table with named columns, got an array; for arrays there is from_arrays.")
+    table = open_table(frame)
     if features is None:
-        features = [column for column in names if column not in (label, clients)]
+        features = [column for column in table.names if column not in (label, clients)]
     if not features:
         raise DataError(f"There is no column left to predict {label!r} from.")
     if isinstance(features, str) or label in features or clients in features:
         raise ParameterError("Expected features to be a list of columns without the label's and the clients'.")
-    ids = None if clients is None else _values(frame, clients)
+    columns = table.columns([*features, label, *([] if clients is None else [clients])])
     tests: dict[str, Any] = {}
     if test is not None:
-        tests = {"test_features": _table(test, features), "test_labels": _column(test, label)}
+        held = open_table(test).columns([*features, label])
+        tests = {"test_features": _matrix(held, features), "test_labels": _number_column(held, label)}
     return from_arrays(
-        _table(frame, features),
-        _column(frame, label),
-        clients=ids,
+        _matrix(columns, features),
+        _number_column(columns, label),
+        clients=None if clients is None else labels(clients, columns[clients], table.title)[1],
         test_share=test_share,
         classes=classes,
         name=name,
@@ -66,34 +70,16 @@ def from_frame(
     )
 
 
-def _names(frame: Any) -> list[str]:
-    names = getattr(frame, "column_names", getattr(frame, "columns", None))
-    if names is None or not hasattr(frame, "__getitem__"):
-        raise DataError(
-            f"Expected a pandas or polars frame, or a pyarrow table, got {type(frame).__name__}; for arrays there is "
-            "from_arrays."
-        )
-    return list(names)
-
-
-def _values(frame: Any, column: str) -> NDArray[Any]:
-    names = _names(frame)
-    if names.count(column) != 1:
-        found = "several columns" if column in names else "no column"
-        raise DataError(f"There is {found} {column!r} among {', '.join(map(str, names))}.")
-    return np.asarray(frame[column].to_numpy())
-
-
-def _column(frame: Any, column: str) -> NDArray[Any]:
-    values = _values(frame, column)
+def _number_column(columns: dict[str, Column], name: str) -> Column:
+    values = columns[name]
     if values.dtype.kind not in "biuf":
         raise DataError(
-            f"Expected numbers in every row of column {column!r}, got {values.dtype}. Fill in what is missing, and "
+            f"Expected numbers in every row of column {name!r}, got {values.dtype}. Fill in what is missing, and "
             "number what is text."
         )
     return values
 
 
-def _table(frame: Any, columns: Sequence[str]) -> NDArray[np.float32]:
+def _matrix(columns: dict[str, Column], names: Sequence[str]) -> Column:
     with np.errstate(over="ignore"):
-        return np.stack([_column(frame, column).astype(np.float32) for column in columns], axis=1)
+        return np.stack([_number_column(columns, name).astype(np.float32) for name in names], axis=1)

@@ -1,4 +1,4 @@
-"""Data sets without end: sample i is a small deformation of a training image, and a pure function of i.
+"""Infinite data sets: sample i is a small deformation of a training image, and a pure function of i.
 
 The construction is that of the infinite MNIST (Loosli, Canu and Bottou, "Training invariant support vector machines
 using selective sampling", 2007; their program infimnist, version 1.3), for images of any size. With B test images and
@@ -8,11 +8,11 @@ A training images, sample i is
 * i >= B + A: training image a = (i − B) mod A, deformed. Two of 1522 displacement fields F are used, of numbers
   k1 = ((131071·i) mod 2^32) mod 1521 and k2 = (k1 + 1 + 2i) mod 1522. In float32, pixel by pixel,
   v = base − (F[k1]·T0 − F[k2]·T1), where T0 and T1 are the base image's slopes to the right and downwards; v is clamped
-  to [0, 255] and truncated to an integer. At last, where moves are wanted, the image is moved by one pixel as k1 mod 9
-  says: up, down, left, right, up-left, up-right, down-left, down-right, not at all.
+  to [0, 255] and truncated to an integer. Last, with `shift`, the image is moved by one pixel, by k1 mod 9: up, down,
+  left, right, up-left, up-right, down-left, down-right, not at all.
 
-Unlike in the original program, what leaves the image on one side is gone; and unless the original's files are given, F
-are the fields of `smooth_fields` and the slopes are central differences with zeros around the image.
+Unlike in the original program, pixels that leave the image do not come back on the other side. Unless the files of the
+original are given, F are the fields of `smooth_fields`, and slopes are central differences with zeros around the image.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ FIELD_COUNT = 1522
 DEFAULT_SIZE = 25_000_000
 # k1 + 1 + 2i must not leave 63 bits.
 INDEX_LIMIT = 1 << 61
-# Pixels worked on at a time: large enough to hide the interpreter, small enough for a processor's caches.
+# Pixels per block: large enough to hide the interpreter's overhead, small enough for the caches.
 _BLOCK = 1 << 17
-# By k1 mod 9: rows down and columns to the right that the image is moved.
+# By k1 mod 9: rows down and columns right that the image is moved by.
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0)])
 _UNIT = 1 << 13
 _NOISE = 1 << 16
-# Fields smoothed at a time, to keep the noise of all of them out of memory.
+# Fields smoothed at a time, to bound memory.
 _FIELD_BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How deformed samples are made, one entry per sample: `base` image, fields `k1` and `k2`, number of the `move`."""
+    """Parameters of deformed samples, one entry each: `base` image, fields `k1` and `k2`, number of the `move`."""
 
     base: NDArray[np.int64]
     k1: NDArray[np.int64]
@@ -56,29 +56,29 @@ class Recipe:
 
 
 def recipe(indices: NDArray[np.int64], *, test: int, train: int) -> Recipe:
-    """How the samples with these numbers are made, with `test` and `train` images behind them.
+    """Returns the parameters of the samples with these numbers, made from `test` and `train` images.
 
     >>> recipe(np.array([70_000, 10**12]), test=10_000, train=60_000)
     Recipe(base=array([    0, 30000]), k1=array([1010,  243]), k2=array([ 987, 1432]), move=array([2, 0]))
     """
-    # 131071·i may leave 64 bits: unsigned numbers then wrap around, which does not change it modulo 2^32.
+    # 131071·i may overflow; unsigned numbers wrap around, which does not change it modulo 2^32.
     k1 = ((indices.astype(np.uint64) * np.uint64(131071)) % np.uint64(1 << 32) % np.uint64(1521)).astype(np.int64)
     return Recipe(base=(indices - test) % train, k1=k1, k2=(k1 + 1 + 2 * indices) % FIELD_COUNT, move=k1 % len(MOVES))
 
 
 @dataclass(frozen=True, eq=False)
 class InfiniteDataset:
-    """The infinite version of a set of images: with B test and A training images, client c holds sample B + A + c.
+    """The infinite version of an image data set: with B test and A training images, client c has sample B + A + c.
 
-    No client holds a test image, nor an unmodified training image. Nothing is stored per client.
+    No client has a test image or an unmodified training image. Nothing is stored per client.
 
     Attributes:
         base: The finite data set.
         fields: Displacement fields in pixels, [1522, side, side].
         size: Number of clients.
-        shift: Pixels that images are moved at last, 1 or 0.
-        tangents: Slopes of the training images, [A, 2, side, side]; central differences where None.
-        made_with: Whose fields and slopes these are, for reports.
+        shift: Pixels that images are moved by at last, 1 or 0.
+        tangents: Slopes of the training images, [A, 2, side, side]; None for central differences.
+        made_with: Origin of the fields and slopes, for reports.
     """
 
     base: ImageDataset
@@ -87,7 +87,7 @@ class InfiniteDataset:
     shift: int = 1
     tangents: NDArray[np.float32] | None = field(default=None, repr=False)
     made_with: str = "cpsgd's own fields"
-    # Labels and images, test first, and fields; images and fields have a column and a row of zeros more.
+    # Labels and images, test first, and fields; images and fields are padded by a column and a row of zeros.
     _labels: NDArray[np.uint8] = field(init=False, repr=False)
     _pixels: NDArray[np.uint8] = field(init=False, repr=False)
     _fields: NDArray[np.float32] = field(init=False, repr=False)
@@ -95,7 +95,7 @@ class InfiniteDataset:
     def __post_init__(self) -> None:
         first = len(self.base.test_images) + len(self.base.images)
         _validate.integer("size", self.size, low=1, high=INDEX_LIMIT - first)
-        # One column of zeros between rows is enough for one pixel only.
+        # The padding allows one pixel only.
         _validate.integer("shift", self.shift, low=0, high=1)
         side = self.base.images.shape[1]
         shapes = {"fields": (FIELD_COUNT, side, side), "tangents": (len(self.base.images), 2, side, side)}
@@ -103,7 +103,7 @@ class InfiniteDataset:
             if (array := getattr(self, name)) is not None and array.shape != shape:
                 raise ParameterError(f"Expected {name} of shape {shape}, got {array.shape}.")
         pixels = np.concatenate([_pad(self.base.test_images), _pad(self.base.images)])
-        # A central difference is half of what the neighbours differ by. Halving a field instead changes no rounding.
+        # A central difference is half the difference of the neighbours. Halving the field instead is exact.
         fields = _pad(self.fields.astype(np.float32)) * np.float32(1.0 if self.tangents is not None else 0.5)
         object.__setattr__(self, "_labels", np.concatenate([self.base.test_labels, self.base.labels]))
         object.__setattr__(self, "_pixels", pixels)
@@ -116,7 +116,7 @@ class InfiniteDataset:
 
     @property
     def source(self) -> str:
-        """What the samples are made of."""
+        """Origin of the samples."""
         return f"{self.base.source}, deformed without end with {self.made_with}"
 
     @property
@@ -131,21 +131,21 @@ class InfiniteDataset:
 
     @property
     def fingerprint(self) -> str:
-        """Tells what these samples are made of from what others are."""
+        """Hash of everything that the samples are made from."""
         return fingerprint(self.base.fingerprint, self.fields, self.size, self.shift, self.tangents)
 
     def test_set(self) -> Batch:
-        """The finite data set's test images, unmodified."""
+        """Returns the finite data set's test images, unmodified."""
         return self.base.test_set()
 
     def batch(self, clients: ArrayLike) -> Batch:
-        """The samples of these clients, shades divided by 255."""
+        """Returns the samples of these clients, with shades divided by 255."""
         numbers = check_indices("clients", clients, self.size)
         labels, images = self.images(numbers + (len(self.base.test_images) + len(self.base.images)))
         return one_each(images, labels)
 
     def images(self, indices: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Labels and images [samples, side, side] of the samples with these numbers, which need no order."""
+        """Returns labels and images [samples, side, side] of the samples with these numbers, in any order."""
         numbers = check_indices("indices", indices, INDEX_LIMIT)
         test, train = len(self.base.test_images), len(self.base.images)
         made = recipe(numbers, test=test, train=train)
@@ -159,9 +159,8 @@ class InfiniteDataset:
     def _deform(self, rows: NDArray[np.int64], made: Recipe, images: NDArray[np.uint8]) -> None:
         """Writes the deformed images.
 
-        Images follow each other in one long run of pixels, with zeros between rows and between images: a pixel's
-        neighbours are at a fixed distance, blocks of images are one operation, and moving an image only changes where
-        one begins to read it.
+        Images lie one after the other in a flat array, with zeros between rows and images. So a pixel's neighbours are
+        at a fixed distance, blocks of images are one operation, and a move changes only the position of a window.
         """
         side = images.shape[1]
         width, padded = side + 1, self._pixels.shape[1]
@@ -178,7 +177,7 @@ class InfiniteDataset:
             part = slice(start, min(start + block, len(rows)))
             count = part.stop - start
             here = slice(margin, margin + count * padded)
-            # Nothing is clipped: the mode only spares numpy.take a copy.
+            # All indices are valid: the mode only saves numpy.take a copy.
             np.take(self._pixels, rows[part], axis=0, out=pixels[:count], mode="clip")
             shades[here] = pixels[:count].reshape(-1)
             for axis, k, term in ((0, made.k1, first), (1, made.k2, second)):
@@ -194,33 +193,33 @@ class InfiniteDataset:
             value -= second[:count]
             np.subtract(shades[here], value.reshape(-1), out=value.reshape(-1))
             np.clip(value, np.float32(0), np.float32(255), out=value)
-            # Truncates, being a cast to integers.
+            # The cast to integers truncates.
             deformed[here] = value.reshape(-1)
             begin = margin + padded * np.arange(count) - moved[part]
             images[part] = windows[begin].reshape(count, side, width)[:, :, :side]
 
 
 def _pad(images: NDArray[Any]) -> NDArray[Any]:
-    """Images with a column of zeros at the right and a row of zeros below, one flat row each."""
+    """Pads images by a column of zeros on the right and a row of zeros below; returns one flat row each."""
     return np.pad(images, [(0, 0), (0, 1), (0, 1)]).reshape(len(images), -1)
 
 
 def _inside(padded: NDArray[Any]) -> NDArray[Any]:
-    """The images within what `_pad` made, as a view."""
+    """Returns the images within the result of `_pad`, as a view."""
     width = math.isqrt(padded.shape[1])
     return padded.reshape(-1, width, width)[:, :-1, :-1]
 
 
 def smooth_fields(count: int, side: int, *, smoothing: float, displacement: float) -> NDArray[np.float32]:
-    """Smooth random displacement fields [count, side, side]: how far each pixel is moved along one axis.
+    """Returns smooth random displacement fields [count, side, side]: each pixel's displacement along one axis.
 
-    Uniform 16-bit integers on a grid that is wider than the image by the smoothing kernel's radius are smoothed with
-    integer weights round(8192·exp(−x²/(2σ²))), |x| <= ⌈4σ⌉, along rows and columns. All sums are integers below 2^53,
-    which float64 holds exactly in whatever order they are added: every machine makes the same fields for ever. Division
-    by the standard deviation, which follows from the weights, makes it the same at every pixel.
+    Uniform 16-bit integers on a grid that is wider than the image by the kernel's radius are smoothed with integer
+    weights round(8192·exp(−x²/(2σ²))), |x| <= ⌈4σ⌉, along rows and columns. All sums are integers below 2^53, which
+    float64 holds exactly in any order of addition, so that every machine makes the same fields. They are divided by
+    their standard deviation, which follows from the weights.
 
     Args:
-        count: How many fields; the first ones do not depend on it.
+        count: Number of fields; the first ones do not depend on it.
         side: Pixels per side.
         smoothing: σ of the smoothing Gaussian, in pixels.
         displacement: Standard deviation of a pixel's displacement, in pixels.

@@ -1,7 +1,7 @@
-"""MNIST (LeCun, Cortes and Burges): 60,000 training and 10,000 test digits of 28×28 pixels, from files on this machine.
+"""MNIST (LeCun, Cortes and Burges): 60,000 training and 10,000 test digits of 28×28 pixels, from local files.
 
-The four gzip'd files are looked for in the data folder (see `files`) and in its subfolder `mnist`; `download` brings
-them there. What they hold is checked against known checksums whenever it is read.
+The four gzip'd files are in the data folder (see `files`) or its subfolder `mnist`; `download` fetches them. Their
+content is checked against known checksums whenever it is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ORIGINAL_TANGENTS = ("tangVec_float_60000x28x28.bin", (60_000, 2, SIDE, SIDE))
 
 @dataclass(frozen=True)
 class Part:
-    """One of the files: its size and SHA-256, as it is downloaded (`packed`) and unpacked."""
+    """One of the files: size and SHA-256 of the download (`packed`) and of its content."""
 
     name: str
     packed_size: int
@@ -76,7 +76,7 @@ PARTS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
 def load_mnist(folder: Path | str | None = None) -> ImageDataset:
-    """MNIST from a data folder (see `data_folder`), one image per client.
+    """Returns MNIST from a data folder (see `data_folder`), one image per client.
 
     Raises:
         DataError: A file is missing, truncated or damaged.
@@ -88,11 +88,11 @@ def load_mnist(folder: Path | str | None = None) -> ImageDataset:
 
 
 def infinite_mnist(size: int = DEFAULT_SIZE, folder: Path | str | None = None) -> InfiniteDataset:
-    """MNIST without end, for `size` clients.
+    """Returns the infinite MNIST, for `size` clients.
 
-    With the original program's files `fields_float_1522x28x28.bin` and `tangVec_float_60000x28x28.bin` in the data
-    folder or its subfolder `infimnist`, these are its fields and slopes; else fields of our own, smoothed over 4 px
-    and with a standard deviation of 1 px. `source` tells which.
+    It uses the original program's fields and slopes if `fields_float_1522x28x28.bin` and
+    `tangVec_float_60000x28x28.bin` are in the data folder or its subfolder `infimnist`. Otherwise it uses fields of
+    our own, smoothed over 4 px and with a standard deviation of 1 px. `source` says which.
 
     Raises:
         DataError: A file is missing, truncated or damaged.
@@ -117,10 +117,10 @@ def download(
 ) -> dict[Path, bool]:
     """Downloads the files that are missing or damaged into the data folder's subfolder `mnist`.
 
-    `progress` is called with a file and how many of its bytes have arrived.
+    `progress` is called with a file and the number of its bytes that have arrived.
 
     Returns:
-        For each of the four files whether it had to be downloaded.
+        Whether each of the four files had to be downloaded.
 
     Raises:
         DataError: No mirror could be reached, or none has the right file.
@@ -146,7 +146,7 @@ def _read(folder: Path, part: Part) -> NDArray[np.uint8]:
             f"There is no {part.name} in {folder} or its folder {_SUBFOLDER}. Get MNIST with `cpsgd data mnist`, "
             f"or set {VARIABLE} to a folder that has it."
         )
-    # Behind four bytes of type come the sizes of the dimensions, four bytes each; the checksum vouches for them.
+    # The header has four bytes of type and four bytes per dimension; the checksum covers it.
     header = 16 if "idx3" in part.name else 8
     return np.frombuffer(_unpack(path, part), dtype=np.uint8, offset=header)
 
@@ -155,7 +155,7 @@ def _unpack(path: Path, part: Part) -> bytes:
     remedy = "Get it anew with `cpsgd data mnist`."
     try:
         with gzip.open(path) as file:
-            # No more than this, whatever the file claims to hold.
+            # A hostile file might unpack to any size.
             content = file.read(part.size + 1)
     except EOFError:
         raise DataError(f"{path} is truncated. {remedy}") from None
@@ -167,7 +167,7 @@ def _unpack(path: Path, part: Part) -> bytes:
 
 
 def _map_floats(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    """The file's numbers, left on the disk until they are used; None where there is no such file."""
+    """Returns the file's numbers as a memory map; None if there is no such file."""
     path = find_file(folder, _ORIGINAL_SUBFOLDER, name)
     if path is None:
         return None
@@ -175,7 +175,7 @@ def _map_floats(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.f
     if size != expected:
         raise DataError(f"{path} has {size:,} bytes instead of {expected:,}. Get it anew.")
     numbers = np.memmap(path, dtype="<f4", mode="r", shape=shape)
-    # No checksum is known, but this at least would make nonsense of images.
+    # No checksum is known; at least NaN and infinity are refused.
     step = max(1, len(numbers) // 64)
     if not all(np.isfinite(numbers[start : start + step]).all() for start in range(0, len(numbers), step)):
         raise DataError(f"{path} is damaged: it holds NaN or infinity. Get it anew.")

@@ -1,7 +1,4 @@
-"""Partitions: every example belongs to exactly one client.
-
-Those that are drawn follow from a seed through NumPy's PCG64 generator: they shape a simulation and protect nobody.
-"""
+"""Partitions: every example belongs to exactly one client. Random ones follow from a seed, for simulations."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from cpsgd.errors import DataError, ParameterError
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Examples dealt out to clients.
+    """Assignment of examples to clients.
 
     Attributes:
         order: The examples' numbers, client by client.
-        starts: Where in `order` each client's examples begin, and the number of examples as a last entry.
+        starts: Position in `order` of each client's first example, and the number of examples as a last entry.
     """
 
     order: NDArray[np.int64] = field(repr=False)
@@ -47,29 +44,29 @@ class Partition:
         return len(self.order)
 
     def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many examples these clients have."""
+        """Returns the numbers of examples of these clients."""
         found: NDArray[np.int64] = self.starts[clients + 1] - self.starts[clients]
         return found
 
     def part(self, client: int, start: int, stop: int) -> NDArray[np.int64]:
-        """The numbers of some of a client's examples, by their places."""
+        """Returns the numbers of a client's examples from position `start` to `stop`."""
         first, end = self.starts[client], self.starts[client + 1]
         return self.order[first + start : min(first + stop, end)]
 
     def rows(self, clients: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The numbers of these clients' examples, client by client, and how many each has."""
+        """Returns the numbers of these clients' examples, client by client, and each client's count."""
         counts = self.counts(clients)
-        # Row j of a client is j places behind its start: one count through all rows, restarted at each client.
+        # Row j of a client is j positions after its start.
         skipped = self.starts[clients] - (np.cumsum(counts) - counts)
         return self.order[np.arange(counts.sum()) + np.repeat(skipped, counts)], counts
 
 
 def held_back(partition: Partition, share: float) -> tuple[Partition, NDArray[np.int64], NDArray[np.int64]]:
-    """Sets a share of the clients aside for testing, always the same ones.
+    """Takes a share of the clients for testing, always the same ones.
 
     Returns:
-        The other clients' partition, the numbers of their examples (which are numbered anew from 0), and the numbers of
-        the examples set aside.
+        The partition of the other clients, with examples renumbered from 0; the numbers of their examples; and the
+        numbers of the test examples.
 
     Raises:
         DataError: There are fewer than two clients with examples.
@@ -90,13 +87,13 @@ def held_back(partition: Partition, share: float) -> tuple[Partition, NDArray[np
 
 
 def one_each(examples: int) -> Partition:
-    """Example i belongs to client i."""
+    """Returns the partition in which example i belongs to client i."""
     _validate.integer("examples", examples, low=1)
     return Partition(np.arange(examples), np.arange(examples + 1))
 
 
 def by_client(ids: ArrayLike) -> Partition:
-    """Examples belong to whom their ids say; clients are numbered in the order of their ids.
+    """Returns the partition by client ids, one per example; clients are numbered in the order of their ids.
 
     >>> partition = by_client(["zoe", "ann", "zoe"])
     >>> partition.clients, partition.rows(np.array([1]))[0].tolist()
@@ -118,7 +115,7 @@ def by_client(ids: ArrayLike) -> Partition:
 
 
 def iid(examples: int, clients: int, seed: int) -> Partition:
-    """Deals shuffled examples out evenly: clients' numbers of examples differ by one at most.
+    """Returns a random partition in which clients' numbers of examples differ by at most one.
 
     >>> partition = iid(examples=10, clients=4, seed=0)
     >>> np.diff(partition.starts).tolist()
@@ -130,10 +127,10 @@ def iid(examples: int, clients: int, seed: int) -> Partition:
 
 
 def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Partition:
-    """Deals each class out unevenly: its examples are split in proportions drawn from Dirichlet(α, ..., α).
+    """Returns a random partition that splits each class in proportions drawn from Dirichlet(α, ..., α).
 
-    Small α gives clients of few classes, large α approaches an even split of every class. Some clients may get no
-    example at all. (Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019, section 4.)
+    With small α clients have few classes; large α approaches an even split of every class. Some clients may get no
+    example. (Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019, section 4.)
 
     >>> partition = dirichlet([0, 0, 0, 0, 1, 1, 1, 1], clients=2, alpha=0.1, seed=1)
     >>> partition.rows(np.array([0, 1]))[1].sum()
@@ -154,7 +151,7 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Parti
 
 
 def check_labels(name: str, labels: ArrayLike) -> NDArray[np.int64]:
-    """Returns classes 0, 1, ... as an array, or raises."""
+    """Returns classes 0, 1, ... as an array; raises `DataError` for anything else."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise DataError(f"Expected {name} to be a list of integers, got {array.dtype} of shape {array.shape}.")

@@ -1,0 +1,338 @@
+"""`cpsgd mean|sum|count|histogram|quantiles TABLE`: private statistics of a table's named columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json as json_module
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from cpsgd._durable import write_file
+from cpsgd.cli import _files, options, output
+from cpsgd.cli.frame import WHOLE
+from cpsgd.errors import ParameterError
+from cpsgd.planner.requirements import BEST
+from cpsgd.reports.numbers import rounded_up
+
+if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger
+    from cpsgd.statistics.rows import Statistic
+
+TABLE = Group("Table", sort_key=3)
+# Files with named columns, which are never a table of vectors.
+_NAMED = (".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".arrow")
+# Values that are printed.
+_SHOWN = 60
+# Given twice, the second list would not add to the first but replace it.
+_List = Annotated[str | None, Parameter(allow_repeating=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions:
+    """The cost of a statistic.
+
+    Attributes:
+        epsilon: ε, per user or per row.
+        delta: δ of the guarantee.
+        bits: Bits per coordinate. Nothing is sent here: if not given, as many as it takes to be as good as the Gaussian
+            mechanism.
+    """
+
+    epsilon: float
+    delta: float
+    bits: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The budget that pays.
+
+    Attributes:
+        ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
+        population: With --ledger: whose budget pays.
+        witness: With --ledger: a file elsewhere that keeps the ledger's heads, which the ledger must contain; see
+            `cpsgd budget witness`.
+    """
+
+    ledger: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    population: str | None = None
+    witness: Annotated[Path | None, Parameter(metavar="FILE")] = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments for `cpsgd.statistics`."""
+        return {"ledger": self.open(), "population": self.population}
+
+    def open(self) -> Ledger | None:
+        """Opens the ledger, if there is one."""
+        if self.ledger is None:
+            if self.witness is not None:
+                raise ParameterError("--witness keeps heads of a ledger: give --ledger, too.")
+            return None
+        from cpsgd.ledger import Ledger
+
+        return Ledger(self.ledger, witness=self.witness)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions:
+    """The columns of a table, and whose rows they are.
+
+    Attributes:
+        columns: Names of columns, separated by commas.
+        bounds: Public bounds of columns, as age=0:100,income=0:1e5; values beyond are moved to them. Columns without
+            bounds get some privately, from a tenth of the budget. Choose them without looking at the data.
+        user: The column that says whose a row is; ε is then per user, all their rows together.
+        group_by: A column and its groups, as sex=f,m; rows of no group are left out.
+    """
+
+    columns: _List = None
+    bounds: _List = None
+    user: str | None = None
+    group_by: _List = None
+
+    @property
+    def given(self) -> bool:
+        """Whether any of these options was given."""
+        return any(getattr(self, entry.name) is not None for entry in fields(self))
+
+    @property
+    def names(self) -> list[str] | None:
+        """The columns, if given."""
+        return None if self.columns is None else split_names(self.columns)
+
+    @property
+    def whose(self) -> dict[str, Any]:
+        """The user and the groups, for `cpsgd.statistics`."""
+        if self.group_by is None:
+            return {"user": self.user}
+        column, _, groups = self.group_by.partition("=")
+        if not column or not groups:
+            raise ParameterError("Expected --group-by as COLUMN=GROUP,GROUP: groups are public, like bounds.")
+        return {"user": self.user, "group_by": {column: split_names(groups)}}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Columns and bounds, for `cpsgd.statistics`."""
+        bounds: dict[str, tuple[float, float]] = {}
+        for entry in [] if self.bounds is None else split_names(self.bounds):
+            name, _, ends = entry.rpartition("=")
+            low, colon, high = ends.partition(":")
+            if not name or not colon or name in bounds:
+                raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
+            bounds[name] = (_number("--bounds", low), _number("--bounds", high))
+        return {"columns": self.names, "bounds": bounds or None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Output of the result.
+
+    Attributes:
+        confidence: Probability with which an interval holds the value without noise.
+        out: Where the values go, .json or .csv.
+        plot: Draw the values with their intervals, .png, .pdf or .svg.
+    """
+
+    confidence: float = 0.95
+    out: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    plot: Annotated[Path | None, Parameter(metavar="FILE")] = None
+
+
+NO_COLUMNS, NO_BUDGET, NO_RESULT = ColumnOptions(), BudgetOptions(), ResultOptions()
+Columns = Annotated[ColumnOptions, Parameter(name="*", group=TABLE)]
+Budgets = Annotated[BudgetOptions, Parameter(name="*", group=options.BUDGET)]
+File = Annotated[
+    Path,
+    Parameter(
+        name="TABLE",
+        help="A .csv, .csv.gz, .tsv, .parquet or .feather file with named columns, a folder of such files, or an .npy "
+        "table.",
+    ),
+]
+RowsPerUser = Annotated[
+    int | None,
+    WHOLE,
+    Parameter(group=TABLE, help="With --user: how many rows of one user count; further ones are left out."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticChoice:
+    """Options of every statistic.
+
+    Attributes:
+        mechanism: What a coordinate becomes: "best", or the name of a mechanism.
+        json: Print one JSON object instead of text.
+    """
+
+    cost: Annotated[CostOptions, options.FLAT]
+    columns: Columns = NO_COLUMNS
+    mechanism: str = BEST
+    budget: Budgets = NO_BUDGET
+    result: Annotated[ResultOptions, options.FLAT] = NO_RESULT
+    json: bool = False
+
+
+Choice = Annotated[StatisticChoice, options.FLAT]
+
+
+def is_table(file: Path, columns: ColumnOptions) -> bool:
+    """Returns whether a file is a table of named columns: it always has names, or options speak of columns."""
+    folder = file.is_dir() and file.suffix.lower() not in (".npy", ".npz")
+    return columns.given or file.name.lower().endswith(_NAMED) or folder
+
+
+def sum(file: File, /, *, chosen: Choice, rows_per_user: RowsPerUser = None) -> None:
+    """Sum a table's columns, so that (ε, δ) protects each user.
+
+    Without --user each row is another person's.
+    """
+    release("sum", file, chosen, rows_per_user=rows_per_user, **chosen.columns.about)
+
+
+def count(file: File, /, *, chosen: Choice, rows_per_user: RowsPerUser = None) -> None:
+    """Count a table's rows, or the ones in columns of 0 and 1, so that (ε, δ) protects each user.
+
+    The number of users is public among replace-one neighbours: count rows by group, or several rows per user.
+    """
+    if chosen.columns.bounds is not None:
+        raise ParameterError("Counts need no --bounds; leave them out.")
+    release("count", file, chosen, columns=chosen.columns.names or (), rows_per_user=rows_per_user)
+
+
+def histogram(
+    file: File,
+    /,
+    *,
+    chosen: Choice,
+    edges: Annotated[
+        # The first one may be below zero.
+        str | None, Parameter(help="Edges of the bins, separated by commas.", allow_leading_hyphen=True)
+    ] = None,
+    categories: Annotated[str | None, Parameter(help="Instead of --edges: values to count, by commas.")] = None,
+    rows_per_user: RowsPerUser = None,
+) -> None:
+    """Count the rows with a column's value in each bin or of each category, so that (ε, δ) protects each user."""
+    if chosen.columns.bounds is not None:
+        raise ParameterError("A histogram has --edges or --categories; leave out --bounds.")
+    names = chosen.columns.names
+    if names is None or len(names) != 1:
+        raise ParameterError("Expected --columns to name the one column of the histogram.")
+    bins: dict[str, Any] = {
+        "edges": None if edges is None else [_number("--edges", edge) for edge in split_names(edges)],
+        "categories": None if categories is None else split_names(categories),
+    }
+    release("histogram", file, chosen, column=names[0], **bins, rows_per_user=rows_per_user)
+
+
+def quantiles(
+    file: File,
+    /,
+    *,
+    chosen: Choice,
+    quantiles: Annotated[str, Parameter(help="Which, separated by commas.")] = "0.25,0.5,0.75",
+    bins: Annotated[int, WHOLE, Parameter(help="Bins that the bounds are divided into.")] = 512,
+) -> None:
+    """Find quantiles of a table's columns, so that (ε, δ) protects each user."""
+    ranks = [_number("--quantiles", each) for each in split_names(quantiles)]
+    release("quantiles", file, chosen, quantiles=ranks, **chosen.columns.about, bins=bins)
+
+
+def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -> None:
+    """Computes a statistic of a table, writes it where it was asked for, and prints it."""
+    from cpsgd import statistics
+    from cpsgd.tables import open_table
+
+    result = chosen.result
+    if result.out is not None:
+        if result.out.suffix.lower() not in (".json", ".csv"):
+            raise ParameterError(f"Expected --out to end in .json or .csv, got {result.out.name}.")
+        _files.check_output(result.out, file)
+    _files.check_picture(result.plot)
+    if result.plot is not None:
+        from cpsgd.reports import plotting
+
+        _files.check_output(result.plot, file)
+        plotting.new_figure(1.0, 1.0)  # refuses if it cannot draw, before anything is spent
+    about |= {**vars(chosen.cost), "mechanism": chosen.mechanism, **chosen.columns.whose}
+    table = open_table(file)
+    ask: Callable[..., Statistic] = getattr(statistics, statistic)
+    with output.warnings_told(), output.progress(table.rows, "rows") as advance:
+        found = ask(table, **about, confidence=result.confidence, **chosen.budget.arguments, advance=advance)
+    failure: OSError | None = None
+    try:
+        _save(found, result)
+    except OSError as error:
+        # The values are paid for: they are shown even if no file could be written.
+        failure, result = error, replace(result, out=None, plot=None)
+    if chosen.json:
+        output.show_json({"file": file, "out": result.out, "plot": result.plot, **found.to_dict()})
+    else:
+        output.show(_facts(found, result))
+    if failure is not None:
+        raise failure
+
+
+def _save(found: Statistic, result: ResultOptions) -> None:
+    if result.out is not None:
+        write_file(result.out, _written(found, result.out))
+    if result.plot is not None:
+        from cpsgd.reports.pictures import draw_values
+
+        draw_values(found, result.plot)
+
+
+def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
+    rows = found.rows()
+    values = [
+        (name if group is None else f"{group} {name}", f"{value:.6g}  [{low:.6g}, {high:.6g}]")
+        for group, name, value, low, high in rows[:_SHOWN]
+    ]
+    if len(rows) > _SHOWN:
+        values.append(("…", f"{len(rows) - _SHOWN:,} more; --out or --json has all"))
+    bounds = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in found.bounds.items())
+    return [
+        (found.statistic, f"of {found.users:,} {found.unit}s, intervals hold with {100 * found.confidence:g} %"),
+        *values,
+        *([("bounds", bounds)] if bounds else []),
+        ("message", f"{found.dim:,} coordinate{'s' * (found.dim != 1)} of {found.bits:.4g} bits per {found.unit}"),
+        (
+            "privacy",
+            f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g} per {found.unit}, {found.adjacency} neighbours",
+        ),
+        ("proved by", found.citation),
+        *([] if found.assumption is None else [("assuming", found.assumption)]),
+        *([] if result.out is None else [("values", str(result.out))]),
+        *([] if result.plot is None else [("picture", str(result.plot))]),
+    ]
+
+
+def _written(found: Statistic, path: Path) -> bytes:
+    if path.suffix.lower() == ".json":
+        return (json_module.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n").encode()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    skip = 1 if found.groups is None else 0
+    writer.writerows(row[skip:] for row in [("group", "name", "value", "low", "high"), *found.rows()])
+    return text.getvalue().encode()
+
+
+def split_names(text: str) -> list[str]:
+    """Returns the texts between commas, or raises `ParameterError` if one is empty."""
+    names = [part.strip() for part in text.split(",")]
+    if not all(names):
+        raise ParameterError(f"Expected names or numbers separated by commas, got {text!r}.")
+    return names
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ParameterError(f"Expected numbers for {option}, got {text!r}.") from None

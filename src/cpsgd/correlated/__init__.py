@@ -1,0 +1,15 @@
+"""Noise with a memory: rounds that take away again what earlier rounds of a run added.
+
+| module | content |
+|---|---|
+| `weights` | the weights of earlier rounds' noise, and their price in sensitivity |
+| `draws` | a client's noise from its seeds, on one grid of integers |
+| `run_memory` | `RunMemory`: state, checks and charging of a run |
+| `mechanism` | `CorrelatedGaussian` |
+| `run_sums`, `device_sums` | the noise of a run's sums, for simulations |
+| `turns` | rules of a run in a federation |
+| `batons`, `seeds`, `handover` | seeds that clients keep and hand on |
+
+Nobody outside asks whether noise is correlated: a mechanism has a `memory` (`cpsgd.mechanisms.memory`), which for
+independent noise is empty.
+"""

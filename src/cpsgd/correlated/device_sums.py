@@ -1,0 +1,59 @@
+"""`DeviceLineages`: `cpsgd.correlated.run_sums` for rounds that stay on a PyTorch device."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpsgd._torch import torch
+from cpsgd.correlated.run_sums import RunSums, Slots
+from cpsgd.mechanisms.noise import SumRounding
+
+if TYPE_CHECKING:
+    from cpsgd.correlated.mechanism import CorrelatedGaussian
+
+
+class DeviceLineages(RunSums):
+    """The noise of lineages in a run's sums on a PyTorch device, b vectors of it, from a counter."""
+
+    def __init__(
+        self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int, device: torch.device
+    ) -> None:
+        """Rounds of `clients` messages each."""
+        super().__init__(mechanism, slots, clients, dim)
+        bands = self.parts.correlation.bands
+        deviation = math.ldexp(self.parts.deviation, self.parts.vector_bits) * math.sqrt(clients)
+        ages = (np.arange(bands)[:, None] - np.arange(bands)) % bands
+        weights = torch.from_numpy(deviation * self.parts.correlation.factors[ages])
+        # Z of round t, over its deviation, is in row t mod b; what a round weighs them with, in a row of its own.
+        self._rows = torch.zeros(bands, dim, dtype=torch.float64, device=device)
+        self._weights = weights.to(device)
+        self._held: dict[int, int] = {}
+        self._generator = torch.Generator(self._rows.device)
+
+    @property
+    def rest(self) -> SumRounding:
+        """What a round's sum gets beside that: own noise, and rounding."""
+        return self.parts.rest(self.clients)
+
+    def noise(self, round: int, count: int) -> torch.Tensor:
+        """Σ_k g_k Z_(round-k), in points of the vector's grid.
+
+        Raises:
+            ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
+        """
+        self.check(round, count)
+        bands, keys = self.parts.correlation.bands, self._slots.draw(round)
+        for row, number in list(self._held.items()):
+            if number not in keys:
+                del self._held[row]
+                if number + bands != round:  # nobody knows it any more; otherwise it is written over
+                    self._rows[row].zero_()
+        for number, key in keys.items():
+            if self._held.get(number % bands) != number:
+                self._generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+                self._rows[number % bands].normal_(generator=self._generator)
+                self._held[number % bands] = number
+        return self._weights[round % bands] @ self._rows

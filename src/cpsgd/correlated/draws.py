@@ -1,0 +1,186 @@
+"""The integers of correlated noise: fine Gaussian draws, a lineage's noise from its seeds, and the client's kernel.
+
+Everything is an integer on one grid of 2^-F steps: the vector (2^10 points per step), the noise z of a lineage (2^G
+points per step) times its weights, which are multiples of 2^-14, F = G + 14, and the client's own noise. So a message
+is exactly linear in all of them before it is rounded, and so is a sum of messages.
+
+A client's own noise must fill so fine a grid. It is a sum of draws, each 2^9 times as fine as the one before, whose
+deviation is at least four points of the coarser grid: together they are a discrete Gaussian on the finest one, up to
+a factor within 1 ± 10^-130 (docs/accounting.md, section 14).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.codec.kernels import PythonKernel
+from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
+from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
+from cpsgd.errors import ParameterError
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES
+from cpsgd.randomness import Keystream
+
+Points = NDArray[np.int64]
+
+SEED_BYTES = 16
+"""Length of the seed that one round's noise of a lineage follows from."""
+
+OWN_DEVIATION = 2.0
+"""Standard deviation, in steps, of the noise that a client adds to its message and hands to nobody."""
+
+OWN_BITS = 10
+"""The vector, and the coarsest draw of that noise, have 2^OWN_BITS points per step: 2048 per standard deviation."""
+
+FINER_BITS = 9
+"""Each draw of it is this many bits finer than the one before."""
+
+PURPOSE = b"cpsgd lineage noise v1"
+"""Names the expansion of a seed; another expansion would need another name."""
+
+# Coordinates that a seed is expanded to at a time: part of the expansion's definition.
+_BLOCK = 1 << 12
+# Wide enough for every draw.
+_WINDOW = 1 << 17
+_FINE_RATIO = fine_gaussian.LEAST_RATIO
+
+
+@lru_cache(maxsize=16)
+def _rounder(ratio: float) -> GaussianRounder:
+    table = fine_gaussian.table(ratio, fine_gaussian.farthest(ratio))
+    return GaussianRounder(1, _WINDOW, 1, table.high, table.low)
+
+
+def farthest_point(ratio: float) -> int:
+    """The largest |n| that `draw` returns."""
+    return fine_gaussian.farthest(ratio) * CELL + UNIFORMS * (CELL - 1) // 2
+
+
+def draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> Points:
+    """`count` numbers of the discrete Gaussian with a deviation of `ratio` cells, from DRAW_BYTES of keystream each.
+
+    The kernel rounds n to n/2, and n + 1 to (n + 1)/2, both down; together these are n.
+    """
+    rounder, total = _rounder(ratio), np.full(count, -_WINDOW, dtype=np.int64)
+    values = np.empty(count, dtype=np.uint32)
+    for point in (0.0, 1.0):
+        rounder.values(np.full(count, point, dtype=np.float32), keystream[: DRAW_BYTES * count], values)
+        total += values
+    return total
+
+
+def own_shifts(fraction_bits: int) -> tuple[int, ...]:
+    """How many bits coarser than the grid of 2^-F steps each draw of a client's own noise is, the coarsest first."""
+    shifts = [fraction_bits - OWN_BITS]
+    while shifts[-1] > 0:
+        shifts.append(max(0, shifts[-1] - FINER_BITS))
+    return tuple(shifts)
+
+
+@dataclass(frozen=True)
+class Lineages:
+    """What the noise of a mechanism's lineages is made of.
+
+    Attributes:
+        correlation: The weights.
+        ratio: The deviation of z in cells of its grid.
+    """
+
+    correlation: Correlation
+    ratio: float
+
+    def fresh(self, keystream: NDArray[np.uint8], count: int) -> Points:
+        """The noise of a lineage that begins with this round, and that nobody will continue."""
+        return draw(self.ratio, keystream, count) << WEIGHT_BITS
+
+    def noise(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
+        """Σ_k g_k z_(round-k), each z expanded from its seed.
+
+        Args:
+            seeds: Those of a lineage, the newest first: of this round, of the last, and so on, up to b of them; None
+                where the lineage has no seed of a round.
+            round: Number of the round that the first is for.
+            dim: d.
+
+        Raises:
+            ParameterError: There are more seeds than bands, none for this round, one of a round before the first, one
+                that is not 16 bytes long, or one twice.
+        """
+        total = np.zeros(dim, dtype=np.int64)
+        for age, seed in enumerate(self._checked(seeds, round)):
+            if seed is not None:
+                total += self.correlation.weights[age] * self.expanded(seed, round - age, dim)
+        return total
+
+    def expanded(self, seed: bytes, round: int, dim: int) -> Points:
+        """z of one round: a draw per coordinate, in blocks of 4096, from a key that follows from seed and round."""
+        stream = Keystream(hashlib.sha256(PURPOSE + struct.pack("<Q", round) + seed).digest()[:16])
+        buffer = stream.buffer(min(_BLOCK, dim) * DRAW_BYTES)
+        found = np.empty(dim, dtype=np.int64)
+        for start in range(0, dim, _BLOCK):
+            size = min(_BLOCK, dim - start)
+            found[start : start + size] = draw(self.ratio, stream.fill(buffer, size * DRAW_BYTES), size)
+        return found
+
+    def _checked(self, seeds: Sequence[bytes | None], round: int) -> Sequence[bytes | None]:
+        bands = self.correlation.bands
+        if not 1 <= len(seeds) <= bands or seeds[0] is None:
+            raise ParameterError(
+                f"Expected the seed of this round and of at most {bands - 1} rounds before it, got {len(seeds)} seeds; "
+                "draw 16 fresh bytes for the round, and leave older seeds out."
+            )
+        known = [seed for seed in seeds if seed is not None]
+        if any(not isinstance(seed, bytes) or len(seed) != SEED_BYTES for seed in known):
+            raise ParameterError(f"Expected seeds of {SEED_BYTES} bytes each; begin a new lineage with one of them.")
+        if len(set(known)) < len(known):
+            raise ParameterError("A seed stands there twice: no honest client hands that on. Begin a new lineage.")
+        if any(seed is not None for seed in islice(seeds, round + 1, None)):
+            raise ParameterError(f"Round {round} has no seeds of rounds before round 0; begin a new lineage.")
+        return seeds
+
+
+class LineageKernel(PythonKernel):
+    """Adds a lineage's noise and the client's own to grid points, and rounds to the nearest integer of a window.
+
+    Own noise comes from the first part of the keystream. The rest is for the noise of a lineage that begins here; it is
+    left aside where `inherited` is given.
+    """
+
+    def __init__(
+        self, lineages: Lineages, *, limit: int, window: int, fraction_bits: int, inherited: Points | None = None
+    ) -> None:
+        """Fixes the parameters; `inherited` is the lineage's noise of the coordinates that will be asked for."""
+        self._lineages, self._inherited = lineages, inherited
+        self._limit, self._window, self._bits = limit, window, fraction_bits
+        self._shifts = own_shifts(fraction_bits)
+
+    def after(self, inherited: Points) -> LineageKernel:
+        """The same with the noise of a lineage that goes on, for the coordinates that will be asked for."""
+        return LineageKernel(
+            self._lineages,
+            limit=self._limit,
+            window=self._window,
+            fraction_bits=self._bits,
+            inherited=inherited,
+        )
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Writes the integers."""
+        width = DRAW_BYTES * grid.size
+        points = np.rint(np.clip(grid, -self._limit, self._limit)).astype(np.int64) << self._shifts[0]
+        for number, shift in enumerate(self._shifts):
+            points += draw(_FINE_RATIO, keystream[number * width :], grid.size) << shift
+        if self._inherited is None:
+            points += self._lineages.fresh(keystream[len(self._shifts) * width :], grid.size)
+        else:
+            points += self._inherited
+        points += self._window << (self._bits - 1)
+        values[:] = np.clip(points >> self._bits, 0, self._window - 1)

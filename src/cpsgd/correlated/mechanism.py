@@ -1,0 +1,329 @@
+"""Gaussian noise that later rounds take away again, before rounding: accuracy that adds up over a run.
+
+A client belongs to a lineage, one client per round. It adds Σ_k g_k z_(t-k) to its vector, z_t expanded from a seed it
+draws and the others from its predecessors' seeds (`Correlation` has the weights), and a little noise of its own that it
+hands to nobody; then it rounds to the nearest integer. A client without seeds begins a lineage, which is always safe:
+only accuracy is lost by noise that nobody takes away.
+
+Everything that is proved is about the whole run of `run_length` rounds (docs/accounting.md, section 14): `law` and
+`sensitivity` are such that one guarantee of the Gaussian mechanism is that of all the run's rounds together, for the
+participation that `separation` states. The noise's `variation` and `slack` count all its rounds.
+
+The own noise is what makes the rounding harmless: given everybody's z, and whoever tells theirs, it hides what was
+rounded, as in `rounded_gaussian`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Self
+
+from cpsgd import _validate
+from cpsgd.codec.rounding import Grid
+from cpsgd.correlated.draws import (
+    FINER_BITS,
+    OWN_BITS,
+    OWN_DEVIATION,
+    LineageKernel,
+    Lineages,
+    farthest_point,
+    own_shifts,
+)
+from cpsgd.correlated.run_memory import MORE, RunMemory
+from cpsgd.correlated.run_sums import RunNoise
+from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.base import Extent, Search
+from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.law import RoundedNormal
+from cpsgd.mechanisms.rounded_gaussian import (
+    MAX_WINDOW,
+    MOST_SIGMA,
+    RoundedGaussian,
+    RoundedNoise,
+    cut_off,
+    reach_of,
+    uniformity,
+    usual_fields,
+)
+
+LEAST_SIGMA = 4.0
+# The finer draws of a client's own noise add so much to its variance, at most.
+_FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
+_ROUNDING = 1.0 + 8 * 2.0**-53
+# The deviation of the own noise, in cells of its grid.
+_OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
+
+
+@lru_cache(maxsize=64)
+def _correlation(bands: int, rounds: int, separation: int | None) -> Correlation:
+    """One object for all mechanisms that have it: its sensitivity takes a while to compute."""
+    return Correlation(bands, rounds, separation)
+
+
+@dataclass(frozen=True)
+class CorrelatedNoise(RoundedNoise):
+    """The noise of a lineage and of each client's own; what is proved is about a whole run."""
+
+    of: CorrelatedGaussian
+
+    @property
+    def variance(self) -> float:
+        """That of a lineage's first round: z and the client's own noise."""
+        return self.of.noise_deviation**2 + self.own_variance
+
+    @property
+    def settled_variance(self) -> float:
+        """That of a lineage that has gone on for b rounds: the largest."""
+        return (self.of.noise_deviation * self.of.correlation.spread) ** 2 + self.own_variance
+
+    @property
+    def own_variance(self) -> float:
+        """That of the noise that a client adds for itself and nobody takes away, in squared steps."""
+        return sum(math.ldexp(OWN_DEVIATION, shift - self.of.finest_bits + OWN_BITS) ** 2 for shift in self.of.shifts)
+
+    @property
+    def counted_variance(self) -> float:
+        """The variance of the continuous Gaussian, in squared steps, that z on its grid is a rounding of."""
+        return self.of.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self.of.noise_bits)
+
+    def law(self, honest: int) -> RoundedNormal:
+        """Returns N(0, n σ²), n the honest clients whose z nobody tells."""
+        told = self.of.told
+        if honest <= told:
+            raise ConditionError(
+                f"Of {honest} honest clients the noise of {told} may be told by those who hold their seeds: there "
+                "is no privacy. Use more clients, fewer bands, or fewer untrusted_holders."
+            )
+        deviation = math.sqrt((honest - told) * self.counted_variance) / _ROUNDING
+        return RoundedNormal(deviation, math.sqrt(self.variance), self.of.lowest, "correlated-gaussian")
+
+    @property
+    def variation(self) -> float:
+        """Over all rounds of the run: the mass cut off, and the distances of samplers and grids from their laws."""
+
+        def resolution(ratio: float) -> float:
+            return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
+
+        # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
+        drawn = self.of.bands * (resolution(self.of.noise_ratio) + fine_gaussian.GRID_VARIATION)
+        own = len(self.of.shifts) * resolution(_OWN_RATIO) + fine_gaussian.GRID_VARIATION
+        return MORE * self.of.run_length * (self.cut + drawn + own) * _ROUNDING
+
+    def slack(self, honest: int) -> float:
+        """Returns λ over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
+        # Other rounds of the run may have half as many messages, or twice.
+        counts = {max(2, -(-honest // MORE)), honest, MORE * honest}
+        excess = 2.0 * max(uniformity(OWN_DEVIATION**2, count) for count in counts)
+        if excess >= 1.0:
+            return math.inf
+        weights = 1.0 + self.of.correlation.inherited
+        own = math.ldexp(OWN_DEVIATION, self.of.noise_bits) ** 2 / weights**2
+        z = math.ldexp(self.counted_variance, 2 * self.of.noise_bits)
+        uneven = 2.2 * math.exp(-2.0 * math.pi**2 * (own * z / (own + z)) * (1.0 - 1e-12))
+        every = 2.0 * self.of.bands * MORE * honest * uneven
+        return self.of.run_length * (-math.log1p(-excess) + every) * (1.0 + 1e-12)
+
+    @property
+    def cut(self) -> float:
+        """Upper bound on the probability that a message leaves the window, whatever seeds its client was handed."""
+        room = 0.5 * self.of.window - self.taken
+        return cut_off(room * (1.0 - 1e-12) / self.fresh_deviation)
+
+    @property
+    def taken(self) -> float:
+        """Upper bound on the part of the window, either way, that the vector and earlier rounds' noise take."""
+        of = self.of
+        inherited = of.correlation.inherited * math.ldexp(farthest_point(of.noise_ratio), -of.noise_bits)
+        return of.farthest_point + inherited
+
+    @property
+    def fresh_deviation(self) -> float:
+        """Upper bound on the deviation of a round's fresh noise."""
+        return math.sqrt(self.of.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
+
+    @property
+    def ripple(self) -> float:
+        """The rounding's periodic part in a moment generating function."""
+        return 2.1 * math.exp(-2.0 * math.pi**2 * OWN_DEVIATION**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedGaussian(RoundedGaussian):
+    """Gaussian noise that is correlated over the rounds of a run, and then rounding to the nearest integer.
+
+    Attributes:
+        noise_deviation: σ, standard deviation of the noise z that each client draws, in steps; from 4 to 2047 where
+            it is correlated.
+        bands: How many rounds a draw of noise is in: its own, and those after it that take it away again.
+        run_length: Rounds of the run that the noise is correlated over; no others may be run with the protocol.
+        separation: Two rounds that a client takes part in are at least so many apart, 1 where it may be in all; None
+            where it takes part in one round of the run at most.
+        untrusted_holders: Clients per round who may tell the seeds that were handed to them; None where clients keep
+            their seeds to themselves, and none may be handed on.
+    """
+
+    name = "correlated-gaussian"
+    title = "Gaussian noise that later rounds take away, before rounding"
+    planned = False
+    least_deviation = LEAST_SIGMA
+    caution: ClassVar[str | None] = (
+        "its guarantee is that of a whole run, which is charged as one; means of single rounds are no more accurate"
+    )
+
+    bands: int
+    run_length: int
+    separation: int | None = None
+    untrusted_holders: int | None = None
+
+    def __post_init__(self) -> None:
+        correlation = Correlation(self.bands, self.run_length, self.separation)
+        normal: dict[str, object] = {
+            "bands": correlation.bands,
+            "run_length": correlation.rounds,
+            "separation": correlation.separation,
+        }
+        if self.untrusted_holders is not None:
+            normal["untrusted_holders"] = _validate.integer("untrusted_holders", self.untrusted_holders, low=0)
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+        if self.noise_deviation < LEAST_SIGMA:
+            raise ParameterError(
+                f"Expected noise_deviation in [{LEAST_SIGMA:g}, {MOST_SIGMA:g}] steps where noise is correlated, got "
+                f"noise_deviation={self.noise_deviation!r}; use a smaller step: own noise of {OWN_DEVIATION:g} steps "
+                "per round is not taken away again."
+            )
+
+    # ------------------------------------------------------------------ the run
+
+    @property
+    def correlation(self) -> Correlation:
+        """The weights of earlier rounds' noise, the run's length, and the participation of clients."""
+        return _correlation(self.bands, self.run_length, self.separation)
+
+    @cached_property
+    def lineages(self) -> Lineages:
+        """The noise of a client that follows from seeds."""
+        return Lineages(self.correlation, self.noise_ratio)
+
+    @cached_property
+    def memory(self) -> RunMemory:
+        """The run: its rounds, seeds and participation."""
+        return RunMemory(self)
+
+    # ------------------------------------------------------------------ what a coordinate becomes
+
+    @cached_property
+    def fraction_bits(self) -> int:
+        """Of the vector's grid, which is that of the own noise."""
+        return OWN_BITS
+
+    @cached_property
+    def noise_bits(self) -> int:
+        """G: z has 2^G points per step."""
+        return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
+
+    @property
+    def noise_ratio(self) -> float:
+        """σ in cells of z's grid."""
+        return math.ldexp(self.noise_deviation, self.noise_bits) / CELL
+
+    @property
+    def finest_bits(self) -> int:
+        """F: everything is a multiple of 2^-F steps."""
+        return self.noise_bits + WEIGHT_BITS
+
+    @property
+    def grid(self) -> Grid:
+        """2^10 points per step for the vector."""
+        limit = max(1.0, math.floor(math.ldexp(self._steps, OWN_BITS)))
+        return Grid(math.ldexp(1.0, OWN_BITS) / self.step, limit, OWN_BITS)
+
+    @property
+    def keystream_bytes(self) -> int:
+        """Those of the own noise, and of a lineage that begins."""
+        return fine_gaussian.DRAW_BYTES * (len(self.shifts) + 1)
+
+    def kernel(self) -> Any:
+        """Adds noise and rounds."""
+        limit = int(self.grid.limit)
+        return LineageKernel(self.lineages, limit=limit, window=self.window, fraction_bits=self.finest_bits)
+
+    @property
+    def centre(self) -> float:
+        """The middle of the window, and half a point of the finest grid: halves are rounded up."""
+        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
+
+    # ------------------------------------------------------------------ simulation and error
+
+    def run_noise(self) -> RunNoise:
+        """Noise of lineages, and of each client's own."""
+        return RunNoise(
+            correlation=self.correlation,
+            deviation=self.noise_deviation,
+            own_variance=self.noise.own_variance,
+            vector_bits=OWN_BITS,
+            noise_bits=self.noise_bits,
+            finest_bits=self.finest_bits,
+            limit=int(self.grid.limit),
+            window=self.window,
+            centre=self.centre,
+        )
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """Left shifts of the draws of a client's own noise, coarsest first."""
+        return own_shifts(self.finest_bits)
+
+    # ------------------------------------------------------------------ privacy
+
+    @property
+    def noise(self) -> CorrelatedNoise:
+        """Noise of lineages, and of each client's own."""
+        return CorrelatedNoise(self)
+
+    @property
+    def told(self) -> int:
+        """Honest clients per round whose z may be known: others who hold its seed may tell it."""
+        return (self.bands - 1) * (self.untrusted_holders or 0)
+
+    @property
+    def extent(self) -> Extent:
+        """That of a round, times the sensitivity of the run's correlation."""
+        return replace(super().extent, growth=self.correlation.sensitivity * _ROUNDING)
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """None without a run: the planner asks for one with `correlated`."""
+        raise InfeasibleError("Correlated noise is planned for a run of rounds: give correlated, the number of bands.")
+
+    @classmethod
+    def with_room(cls, *, noise_deviation: float, step: float, coordinate_range: float, cut: float, **run: Any) -> Self:
+        """With as wide a window as is needed for a message to leave it with a probability of at most `cut`.
+
+        Raises:
+            ParameterError: No window is wide enough, or something is out of range.
+        """
+        fixed: dict[str, Any] = {"noise_deviation": noise_deviation, "step": step, **run}
+        widest = cls(window=MAX_WINDOW, coordinate_range=coordinate_range, **fixed)
+        needed = 2.0 * (widest.noise.taken + reach_of(cut) * widest.noise.fresh_deviation) * (1.0 + 1e-9)
+        return replace(widest, window=math.ceil(needed))
+
+    # ------------------------------------------------------------------ as data
+
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """A σ of 64 in 12 bits, eight bands, and a run as long as a client can be told of."""
+        noise = usual_fields(64.0, 1 << 12, 600.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
+        return {**noise, "bands": 8, "run_length": 1000}
+
+    def describe(self) -> str:
+        """Noise, window, range and run."""
+        return f"{super().describe()}; {self.bands} bands over a run of {self.run_length:,} rounds"

@@ -1,0 +1,157 @@
+"""`RunMemory`: the memory of noise that is correlated over the rounds of a run.
+
+Everything that is proved is about the whole run (docs/accounting.md, section 14): one guarantee pays for all rounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpsgd.correlated.draws import SEED_BYTES, Points
+from cpsgd.correlated.run_sums import SimulatedLineages
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms.memory import NoiseMemory, Seeds
+from cpsgd.neighbours import Participation
+
+if TYPE_CHECKING:
+    from cpsgd.correlated.mechanism import CorrelatedGaussian
+
+MORE = 2
+"""Rounds hold up to this many times the fewest messages of a round, which the accountant knows.
+
+Other rounds, of which a client is not told, have at least one over this many of its own round's (`check_honest`)."""
+
+
+@dataclass(frozen=True)
+class RunMemory(NoiseMemory):
+    """The memory of a run.
+
+    Attributes:
+        of: The mechanism.
+    """
+
+    of: CorrelatedGaussian
+    one_event = True
+
+    @property
+    def rounds(self) -> int:  # type: ignore[override]
+        """Rounds of the run; no others may be run with the protocol."""
+        return self.of.run_length
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        """b."""
+        return self.of.bands
+
+    @property
+    def separation(self) -> int | None:  # type: ignore[override]
+        """The least distance of a client's rounds."""
+        return self.of.separation
+
+    @property
+    def hands_on(self) -> bool:  # type: ignore[override]
+        """Whether `untrusted_holders` are allowed for."""
+        return self.of.untrusted_holders is not None
+
+    # ------------------------------------------------------------------ a client's state
+
+    def update(self, state: Seeds) -> Seeds:
+        """Returns the seeds of a client's own lineage with a fresh one in front, at most b of them."""
+        return (os.urandom(SEED_BYTES), *state)[: self.bands]
+
+    def inherited(self, seeds: Sequence[bytes | None] | None, round: int, dim: int) -> Points | None:
+        """Returns the noise of a client's lineage in a round (`Lineages.noise`); None to begin a lineage."""
+        if seeds is None:
+            return None
+        self.rotation_round(round)
+        return self.of.lineages.noise(seeds, round, dim)
+
+    def simulated(self, seed: int | None) -> SimulatedLineages:
+        """Returns the state of a run whose sums are simulated."""
+        return SimulatedLineages(self.of, seed)
+
+    # ------------------------------------------------------------------ rounds of the run
+
+    def rotation_round(self, round: int) -> int:
+        """Returns 0: there is one rotation for the run, since noise can be taken away only where it was added.
+
+        Raises:
+            ParameterError: The run has no such round.
+        """
+        if round >= self.rounds:
+            raise ParameterError(
+                f"Expected a round below run_length={self.rounds}, got round={round}: the guarantee is that of a "
+                "run of so many rounds. Plan a longer run, or begin a new one with a protocol of its own."
+            )
+        return 0
+
+    def check_messages(self, count: int, clients: int) -> None:
+        """Raises `ParameterError` for more messages than were planned for."""
+        if count > clients:
+            raise ParameterError(
+                f"Expected at most clients={clients} messages in a round of a run with correlated noise, got {count}; "
+                "plan for more clients."
+            )
+
+    def check_honest(self, honest: int, colluding: int, clients: int) -> None:
+        """Raises `ConditionError` if fewer than half of the clients are there, or more collude than may hold seeds."""
+        if MORE * honest < clients:
+            raise ConditionError(
+                f"Of {clients} planned clients {honest} are honest and arrived: with correlated noise at least half "
+                "must. Plan for fewer clients."
+            )
+        holders = self.of.untrusted_holders
+        if holders is not None and colluding > holders:
+            raise ConditionError(
+                f"{colluding} clients per round may collude, and untrusted_holders={holders} of those "
+                "who are handed seeds: each colluding client may be one. Plan with as many untrusted_holders."
+            )
+
+    def check_run(self, rounds: int, participation: Participation) -> None:
+        """Raises `ConditionError` for rounds or participation that the correlation does not cover."""
+        if rounds > self.rounds:
+            raise ConditionError(
+                f"The noise is correlated over a run of {self.rounds:,} rounds, and {rounds:,} are asked about; "
+                "plan a longer run, or begin a new one with a protocol of its own."
+            )
+        if participation.sampled:
+            raise ConditionError(
+                "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
+                "'once', or independent noise."
+            )
+        if participation.scheme == "every" and rounds > 1 and self.separation != 1:
+            apart = "in one of them at most" if self.separation is None else f"{self.separation} apart"
+            raise ConditionError(
+                f"The run's noise is for clients that take part {apart}, not in every round; use participation 'once', "
+                "separation=1 (which does not pay), or independent noise."
+            )
+
+    def check_stateless(self, reason: str) -> None:
+        """Raises `ParameterError`: clients keep seeds."""
+        raise ParameterError(reason)
+
+    def check_steady(self, rounds: int, dropout: float) -> None:
+        """Raises `ParameterError` for more rounds than the run has, and for dropouts, which break lineages."""
+        if rounds > self.rounds:
+            raise ParameterError(
+                f"The protocol's noise is correlated over a run of {self.rounds:,} rounds, and rounds={rounds:,} "
+                "are to be run: plan with so many rounds."
+            )
+        if dropout > 0.0:
+            raise ParameterError(
+                f"dropout={dropout:g}: where noise is correlated over rounds, lineages break when clients drop out, "
+                "and that is not simulated. Use dropout=0, or independent noise."
+            )
+
+    # ------------------------------------------------------------------ charging
+
+    def charged_rounds(self, rounds: int) -> int:
+        """Returns 1: the run is one event."""
+        return min(rounds, 1)
+
+    def charging(self, participation: Participation, run: str) -> tuple[Participation, str]:
+        """Returns the run as a partition: each round costs what the run does, and together they cost that once."""
+        return Participation.once(), run

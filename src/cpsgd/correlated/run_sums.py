@@ -1,0 +1,295 @@
+"""The noise of a run whose rounds are correlated, drawn for their sums.
+
+A round's sum of n messages is the sum of the clients' grid points, Σ_k g_k Z_(t-k) with Z_t the sum of what n clients
+drew in round t, the sum of their own noise, and what rounding did to each of them. All of these have laws that can be
+drawn at once: sums of discrete Gaussians are discrete Gaussians (within 1e-40), and given the sum before the rounding,
+what was rounded off is n - 1 uniform numbers (docs/accounting.md, section 14), whose sum is drawn as a Gaussian where
+there are more than 32. Only that messages are cut off at their window's ends, which δ pays for, is left out. Lineages
+do not break: every round has the same number of clients.
+
+Z_t follows from a key of its round (`Slots`), so that a run can be taken up again: with a seed the keys follow from it;
+without, each is drawn from the operating system, kept until no later round needs it, and never drawn twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.correlated.draws import FINER_BITS, draw
+from cpsgd.correlated.weights import Correlation
+from cpsgd.errors import CheckpointError, ParameterError
+from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, LEAST_RATIO
+from cpsgd.mechanisms.memory import Simulated
+from cpsgd.mechanisms.noise import SumRounding
+from cpsgd.randomness import Keystream
+
+if TYPE_CHECKING:
+    from cpsgd._torch import torch
+    from cpsgd.correlated.device_sums import DeviceLineages
+    from cpsgd.correlated.mechanism import CorrelatedGaussian
+
+Points = NDArray[np.int64]
+
+FEW_CLIENTS = 32
+"""Up to so many clients the rounding of each is drawn by itself."""
+
+# The deviation of the finest draws, in points.
+_LEAST = LEAST_RATIO * CELL
+# Coordinates that are drawn at a time.
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class RunNoise:
+    """The parts of a run's noise where its rounds are correlated, for whoever simulates its sums.
+
+    A client's number is x + Σ_k g_k z_(t-k) + ξ, before it is rounded: ξ is noise of its own that nobody takes away.
+
+    Attributes:
+        correlation: g.
+        deviation: σ, the standard deviation of a client's z, in steps.
+        own_variance: That of ξ, in squared steps.
+        vector_bits: x has 2 to this power of points per step.
+        noise_bits: The same for z.
+        finest_bits: The same for ξ, and for the whole.
+        limit: The largest |x|, in its points.
+        window: Number of integers that a message can hold.
+        centre: The mean of a client's integer whose coordinate is zero.
+    """
+
+    correlation: Correlation
+    deviation: float
+    own_variance: float
+    vector_bits: int
+    noise_bits: int
+    finest_bits: int
+    limit: int
+    window: int
+    centre: float
+
+    def rest(self, count: int) -> SumRounding:
+        """Returns own noise and rounding of the sum of `count` clients' points, without the noise of lineages."""
+        deviation = math.ldexp(math.sqrt(self.own_variance * count), self.vector_bits)
+        return SumRounding(deviation, self.vector_bits, count, self.limit, self.centre)
+
+
+class Slots:
+    """Keys of the noise Z of the latest rounds of a run, one for each."""
+
+    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None) -> None:
+        """Begins a run; with a seed, its keys follow from that."""
+        self._bands, self._rounds, self._seed = mechanism.bands, mechanism.run_length, seed
+        self._keys: dict[int, bytes] = {}
+        self._next = 0
+
+    def draw(self, round: int) -> dict[int, bytes]:
+        """The keys of a round and of those before whose noise it takes away; the round's own is drawn now.
+
+        Raises:
+            ParameterError: Without a seed: the round's noise was drawn before, or that of a later one.
+        """
+        first = max(0, round - self._bands + 1)
+        if self._seed is not None:
+            return {number: self._seeded(number) for number in range(first, round + 1)}
+        if round < self._next:
+            raise ParameterError(
+                f"The noise of round {round} was drawn before, and is never drawn again: go on with round {self._next}."
+            )
+        self._next = round + 1
+        self._keys[round] = os.urandom(16)
+        found = {number: key for number, key in self._keys.items() if number >= first}
+        # What no later round needs is forgotten, and with the last round everything.
+        last = round if self._next == self._rounds else round - self._bands + 1
+        self._keys = {number: key for number, key in found.items() if number > last}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold; nothing where keys follow from a seed."""
+        return {"next": self._next, "keys": {number: key.hex() for number, key in self._keys.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `state_dict` said.
+
+        Raises:
+            CheckpointError: It did not say that.
+        """
+        try:
+            self._next = int(state["next"])
+            self._keys = {int(number): bytes.fromhex(key) for number, key in state["keys"].items()}
+        except (KeyError, ValueError, TypeError, AttributeError):
+            raise CheckpointError("The checkpoint does not hold the keys of a run's correlated noise.") from None
+
+    def _seeded(self, round: int) -> bytes:
+        assert self._seed is not None
+        return hashlib.sha256(b"cpsgd simulated lineages v1" + struct.pack("<QQ", self._seed, round)).digest()[:16]
+
+
+class SimulatedLineages(Simulated):
+    """The state of a run whose sums are simulated: keys of its rounds, and noise that was drawn from them."""
+
+    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None) -> None:
+        """Begins a run; with a seed, its noise follows from that."""
+        self._mechanism, self.slots = mechanism, Slots(mechanism, seed)
+        self.parts = {"lineages": self.slots}
+        self._host: SummedLineages | None = None
+        self._device: DeviceLineages | None = None
+
+    def on_host(self, clients: int, dim: int) -> SummedLineages:
+        """Returns the noise of rounds of `clients` messages on this machine's processors."""
+        if self._host is None:
+            self._host = SummedLineages(self._mechanism, self.slots, clients, dim)
+        return self._host
+
+    def on_device(self, clients: int, dim: int, device: torch.device) -> DeviceLineages:
+        """Returns the noise of rounds of `clients` messages on a device."""
+        from cpsgd.correlated.device_sums import DeviceLineages
+
+        if self._device is None:
+            self._device = DeviceLineages(self._mechanism, self.slots, clients, dim, device)
+        return self._device
+
+
+class RunSums:
+    """The part of a run's sums that both simulations share."""
+
+    def __init__(self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int) -> None:
+        """Rounds of `clients` messages each."""
+        self.parts = mechanism.run_noise()
+        self.clients = clients
+        self._mechanism = mechanism
+        self._slots, self._dim = slots, dim
+
+    @property
+    def variance(self) -> float:
+        """The noise's variance per client in the later rounds of the run."""
+        return self._mechanism.noise.settled_variance
+
+    def check(self, round: int, count: int) -> None:
+        """Refuses a round with another number of messages, and one that the run has not."""
+        self._mechanism.memory.rotation_round(round)
+        if count != self.clients:
+            raise ParameterError(
+                f"Expected {self.clients} messages, as in the run's other rounds, got {count}: lineages that break are "
+                "not simulated where noise is correlated over rounds. Use a dropout of 0, and cohorts of one size."
+            )
+
+
+class SummedLineages(RunSums):
+    """Sums of messages of a run on this machine, with noise from a cipher, in integers on the finest grid."""
+
+    def __init__(self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int) -> None:
+        """Rounds of `clients` messages each."""
+        super().__init__(mechanism, slots, clients, dim)
+        self._drawn: dict[int, Points] = {}
+
+    @property
+    def client(self) -> GridPoints:
+        """Stands in for each client's mechanism: its kernel, values and bytes of randomness."""
+        return GridPoints(self.parts.limit)
+
+    def noisy(
+        self, sums: NDArray[np.uint64], count: int, round: int, own: Keystream, *, seeded: bool = False
+    ) -> NDArray[np.uint64]:
+        """Turns the sums of `client` into those of a round's integers; all but the lineages' noise comes from `own`.
+
+        Raises:
+            ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
+        """
+        self.check(round, count)
+        parts, bits = self.parts, self.parts.finest_bits
+        total = (sums.astype(np.int64) - count * parts.limit) << (bits - parts.vector_bits)
+        total += self._lineages(round)
+        variance = count * parts.own_variance
+        lost = np.zeros(self._dim, dtype=np.int64)  # twice what is rounded off, all but one of the clients
+        if count > FEW_CLIENTS:
+            variance += (count - 1) / 12.0
+            lost += (count - 1) * ((1 << bits) - 1)
+        else:
+            for _ in range(count - 1):
+                lost += 2 * (own.take(8 * self._dim).view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
+        total += wide_draw(math.ldexp(math.sqrt(variance), bits), own, self._dim)
+        total += count * (parts.window << (bits - 1))
+        return ((2 * total - lost) >> (bits + 1)).astype(np.uint64)
+
+    def _lineages(self, round: int) -> Points:
+        keys = self._slots.draw(round)
+        deviation = math.ldexp(self.parts.deviation, self.parts.noise_bits) * math.sqrt(self.clients)
+        self._drawn = {
+            number: self._drawn[number] if number in self._drawn else wide_draw(deviation, Keystream(key), self._dim)
+            for number, key in keys.items()
+        }
+        weights = self.parts.correlation.weights
+        total = np.zeros(self._dim, dtype=np.int64)
+        for number, points in self._drawn.items():
+            total += weights[round - number] * points
+        return total
+
+
+class GridPoints:
+    """Stands in for a mechanism: a coordinate becomes its grid point, counted from the lowest."""
+
+    keystream_bytes = 0
+
+    def __init__(self, limit: int) -> None:
+        """Points are at most `limit` either way."""
+        self.limit = limit
+        self.values = 2 * limit + 1
+
+    def kernel(self) -> PointKernel:
+        """Returns the kernel that writes the points."""
+        return PointKernel(self.limit)
+
+
+class PointKernel:
+    """Writes grid points."""
+
+    def __init__(self, limit: int) -> None:
+        """Points are at most `limit` either way."""
+        self._limit = limit
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Writes the points."""
+        np.add(np.rint(np.clip(grid, -self._limit, self._limit)), self._limit, out=values, casting="unsafe")
+
+
+def wide_draw(deviation: float, stream: Keystream, count: int) -> Points:
+    """`count` numbers of the discrete Gaussian with any deviation from 2048 on.
+
+    A draw on a coarse grid and finer ones, each 2^9 times as fine as the one before, down to the integers: together
+    they are what one draw of all their variance would be, within 1e-130 (docs/accounting.md, section 14).
+    """
+    coarse = 0
+    while True:
+        finer = _finer(coarse + 1)
+        if deviation**2 - sum(4.0**shift for shift in finer) * _LEAST**2 < 4.0 ** (coarse + 1) * _LEAST**2:
+            break
+        coarse += 1
+    finer = _finer(coarse)
+    ratio = math.sqrt(deviation**2 / 4.0**coarse - sum(4.0 ** (s - coarse) for s in finer) * _LEAST**2) / CELL
+    found = np.empty(count, dtype=np.int64)
+    buffer = stream.buffer(min(_BLOCK, count) * DRAW_BYTES)
+    for start in range(0, count, _BLOCK):
+        size = min(_BLOCK, count - start)
+        part = draw(ratio, stream.fill(buffer, size * DRAW_BYTES), size) << coarse
+        for shift in finer:
+            part += draw(LEAST_RATIO, stream.fill(buffer, size * DRAW_BYTES), size) << shift
+        found[start : start + size] = part
+    return found
+
+
+def _finer(coarse: int) -> list[int]:
+    """Returns the left shifts of the refinement draws, coarsest first."""
+    found = []
+    while coarse > 0:
+        coarse = max(0, coarse - FINER_BITS)
+        found.append(coarse)
+    return found

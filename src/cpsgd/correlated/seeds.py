@@ -1,0 +1,227 @@
+"""The seeds that a client holds, in a file beside its memory: written before they are used, forgotten when handed on.
+
+The rule that privacy rests on (docs/accounting.md, section 15): *at any time at most one honest client holds a seed,
+and it uses it at most once in a round*. So a client that hands seeds on has them no longer, on the disk, before the
+baton leaves; a baton opens with a key that serves once; and who took over a lineage for a round uses it in no earlier
+one. A fresh seed is drawn from the operating system for each round and is on the disk before anything is computed with
+it. Nothing is ever drawn from a seed again as a round's own noise, whatever is killed when.
+
+The file holds secrets that are to be forgotten, and a memory only ever grows: so it is a file of its own, replaced as a
+whole, under the memory's lock. If it is lost, lineages begin anew, which costs accuracy alone. If it is an older copy,
+restored by somebody or by a disk that lost the last change, it may hold seeds that were handed on since: so the memory
+says how often that was, and nothing is used from a file that knows of fewer times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from cpsgd._durable import is_sealed, seal, unseal, write_file
+from cpsgd.correlated import batons
+from cpsgd.correlated.batons import Place, Slots
+from cpsgd.correlated.draws import SEED_BYTES
+from cpsgd.errors import BatonError, RoundError, RoundRefusedError
+
+MOST_FEDERATIONS = 16
+"""A file keeps the lineages of so many federations; the one that was used longest ago goes first."""
+
+_FORMAT = "cpsgd lineages 1"
+_KIND = "seeds"
+_LONGEST = 1 << 22
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a client holds in one federation.
+
+    Attributes:
+        used: The last round in which seeds may have been used, by this client or by those it has them from.
+        seeds: Seeds by round.
+        key: The round, the lineage and the private key of a baton that is awaited.
+        handed: Whether the protocol lets seeds pass from client to client; otherwise they never leave this file.
+        given: How often this client had handed seeds on in the run when this was written.
+    """
+
+    used: int = -1
+    seeds: dict[int, bytes] = field(default_factory=dict, repr=False)
+    key: tuple[int, int, bytes] | None = field(default=None, repr=False)
+    handed: bool = True
+    given: int = 0
+
+    def slots(self, place: Place) -> Slots:
+        """The seeds that a message of this round needs beside its own, by age; the newest is of the round before."""
+        return tuple(self.seeds.get(place.round - age) for age in range(1, place.bands))
+
+
+class Journal(Protocol):
+    """What a memory, while it is locked, knows of lineages that were handed on; it never goes back."""
+
+    def given(self, run: str) -> int:
+        """How often seeds were handed on in this run."""
+
+    def give(self, run: str, number: int) -> None:
+        """Writes down that they are so often; on the disk when this returns."""
+
+
+class SeedFile:
+    """The file. If it cannot be read or written, every round is refused, as a memory does."""
+
+    def __init__(self, path: Path, lock: Callable[[], AbstractContextManager[Journal]]) -> None:
+        """Opens nothing yet; `lock` locks the memory."""
+        self._path, self._lock = path, lock
+
+    def draw(self, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
+        """A fresh seed for the round, and after it those of the rounds before, by age; all on the disk.
+
+        Without a lineage that is the fresh one alone, and a lineage begins. Only if the protocol says that lineages are
+        `handed` on, they may be given to another client, and one that was taken over is gone on with.
+
+        Raises:
+            RoundError: Seeds were used in this round before, or taken over for a later one.
+        """
+        with self._lock() as journal:
+            everything = self._read()
+            held = _usable(_current(everything, place, journal), place, handed)
+            slots = held.slots(place)
+            own = os.urandom(SEED_BYTES)
+            seeds = {place.round - age: seed for age, seed in enumerate(slots, start=1) if seed is not None}
+            seeds = _recent({**seeds, place.round: own}, place.bands)
+            self._write(everything, place, Held(place.round, seeds, handed=handed, given=held.given))
+        return own, *slots
+
+    def check(self, place: Place, *, handed: bool = False) -> None:
+        """Refuses what `draw` would refuse, and draws nothing: a client asks before it counts the round.
+
+        Raises:
+            RoundError: Seeds were used in this round before, or taken over for a later one.
+        """
+        with self._lock() as journal:
+            _usable(_current(self._read(), place, journal), place, handed)
+
+    def key(self, place: Place) -> bytes:
+        """The public key that a baton for this round is to be sealed to.
+
+        Raises:
+            BatonError: This client has a lineage already, or keeps its noise to itself, or was asked for a key of this
+                round before.
+        """
+        with self._lock() as journal:
+            everything = self._read()
+            held = _current(everything, place, journal)
+            if not held.handed:
+                raise BatonError("This client's noise is its own in this federation: nothing is handed on.")
+            if place.round <= held.used or any(held.slots(place)):
+                raise BatonError("This client has a lineage, and takes part in no second one.")
+            if held.key is not None and place.round <= held.key[0]:
+                raise BatonError(f"This client was asked for a key of round {held.key[0]} before.")
+            private = X25519PrivateKey.generate()
+            self._write(everything, place, replace(held, key=(place.round, place.lineage, private.private_bytes_raw())))
+        return private.public_key().public_bytes_raw()
+
+    def give(self, place: Place, public: bytes) -> bytes:
+        """The baton for whoever has the private half of `public`. From here on this client has no lineage.
+
+        Raises:
+            BatonError: There is nothing to hand on, or the round is not a later one than the seeds were used in.
+            MessageError: The key is one that no honest client can have.
+        """
+        with self._lock() as journal:
+            everything = self._read()
+            held = _current(everything, place, journal)
+            if not held.handed or place.round <= held.used or not any(slots := held.slots(place)):
+                raise BatonError(f"This client has no noise that round {place.round} could take away.")
+            baton = batons.seal(slots, public, place)
+            self._write(everything, place, replace(held, seeds={}, given=held.given + 1))
+            journal.give(place.run, held.given + 1)
+        return baton
+
+    def take(self, place: Place, baton: bytes) -> None:
+        """Goes on with the lineage in a baton.
+
+        Raises:
+            BatonError: No baton is awaited for this lineage and round, or it is another one.
+            VersionError: It is of another version.
+        """
+        with self._lock() as journal:
+            everything = self._read()
+            held = _current(everything, place, journal)
+            if held.key is None or held.key[:2] != (place.round, place.lineage) or place.round <= held.used:
+                raise BatonError(f"This client awaits no baton for round {place.round} and lineage {place.lineage}.")
+            slots = batons.open_baton(baton, X25519PrivateKey.from_private_bytes(held.key[2]), place)
+            seeds = {place.round - age: seed for age, seed in enumerate(slots, start=1) if seed is not None}
+            # Whoever had them may have used them up to the round before.
+            self._write(everything, place, Held(place.round - 1, seeds, given=held.given))
+
+    # ------------------------------------------------------------------ the file
+
+    def _read(self) -> dict[str, Held]:
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_LONGEST + 1)
+        except FileNotFoundError:
+            return {}
+        try:
+            # Files of release 0.2.0 have no seal.
+            content: dict[str, Any] = json.loads(unseal(_KIND, data) if is_sealed(data) else data)
+            if content["format"] == _FORMAT:
+                return {bytes.fromhex(name).hex(): _held(**fields) for name, fields in content["lineages"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError):
+            pass
+        raise RoundRefusedError(
+            "This client cannot read the file of its lineages. Its operator may remove it: lineages then begin anew."
+        )
+
+    def _write(self, everything: dict[str, Held], place: Place, held: Held) -> None:
+        """Replaces the file; it is on the disk when this returns."""
+        name = place.federation.hex()
+        others = {other: kept for other, kept in everything.items() if other != name}
+        recent = dict(list(others.items())[-(MOST_FEDERATIONS - 1) :])
+        content = {"format": _FORMAT, "lineages": {each: _plain(kept) for each, kept in {**recent, name: held}.items()}}
+        write_file(self._path, seal(_KIND, json.dumps(content).encode()), mode=0o600)
+
+
+def _current(everything: dict[str, Held], place: Place, journal: Journal) -> Held:
+    """What the client holds in a federation: no seeds and no key where the file is older than the memory."""
+    held, given = everything.get(place.federation.hex(), Held()), journal.given(place.run)
+    return held if held.given >= given else replace(held, seeds={}, key=None, given=given)
+
+
+def _usable(held: Held, place: Place, handed: bool) -> Held:
+    """What a message of this round may use; nothing that came by a baton where the protocol hands none on.
+
+    Raises:
+        RoundError: Seeds were used in this round before, or taken over for a later one.
+    """
+    if held.handed != handed:
+        return Held(given=held.given)
+    if place.round <= held.used:
+        raise RoundError(f"This client's noise of round {place.round} is drawn, or its lineage is beyond it.")
+    return held
+
+
+def _recent(seeds: dict[int, bytes], bands: int) -> dict[int, bytes]:
+    """Those that a later round can still need."""
+    newest = max(seeds)
+    return {round: seed for round, seed in seeds.items() if round > newest + 1 - bands}
+
+
+def _plain(held: Held) -> dict[str, Any]:
+    key = None if held.key is None else [*held.key[:2], held.key[2].hex()]
+    seeds = [[round, seed.hex()] for round, seed in held.seeds.items()]
+    return {"used": held.used, "seeds": seeds, "key": key, "handed": held.handed, "given": held.given}
+
+
+def _held(used: int, seeds: list[tuple[int, str]], key: tuple[int, int, str] | None, handed: bool, given: int) -> Held:
+    found = {int(round): bytes.fromhex(seed) for round, seed in seeds}
+    if any(len(seed) != SEED_BYTES for seed in found.values()):
+        raise ValueError("seed")
+    awaited = None if key is None else (int(key[0]), int(key[1]), bytes.fromhex(key[2]))
+    return Held(int(used), found, awaited, bool(handed), int(given))

@@ -1,0 +1,413 @@
+"""`ClientSession`: the client's side of a round. Bytes from the server go in, bytes for the server come out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from logging import getLogger
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.correlated import handover
+from cpsgd.correlated.handover import Handover
+from cpsgd.correlated.seeds import SeedFile
+from cpsgd.correlated.turns import NoiseState, Turn, run_rules
+from cpsgd.errors import (
+    CpsgdError,
+    ParameterError,
+    RoundError,
+    RoundRefusedError,
+    StageError,
+    TrainFunctionError,
+    WireError,
+)
+from cpsgd.federation.client_files import Answered, Memory, Signing
+from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
+from cpsgd.federation.messages import AHEAD, Pair, Request
+from cpsgd.protocol import Protocol
+from cpsgd.secagg import Invitation, SecureClient, Stage
+
+Train = Callable[[Protocol], NDArray[np.float32]]
+"""Computes the client's vector for the protocol that was accepted. Called at most once in a round."""
+
+_UNKNOWN = (
+    "This client's memory holds rounds of release 0.1.0 with another plan, and does not say what they cost. Begin a "
+    "new memory, with a limit that is smaller by what those rounds were allowed to cost."
+)
+_UNSIGNED = Signing()
+_log = getLogger("cpsgd")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """What a client remembers between requests.
+
+    Attributes:
+        run: The run that `round` belongs to.
+        round: The last round of the run that was begun, -1 before the first.
+        rounds: Rounds that the server announced with the protocol.
+        answered: Rounds in which something was sent, over all runs that the engine keeps one state for, or over all
+            that are in the client's memory.
+        accepted: Digest of the last protocol and number of rounds that were found acceptable, in hexadecimal.
+        kind: The current round's kind, as text.
+        spent: Without a memory, how many rounds of each kind were answered.
+        checked: Digest of the history that the current round was found affordable after.
+        protocol: The current round's protocol as JSON.
+        secrets: The state of the secure aggregation client, empty when no round is under way.
+        prepared: What this will be when the next round begins, if that is being prepared: as `to_bytes` writes it, but
+            for what is counted, which is here only. Empty otherwise.
+    """
+
+    run: str
+    round: int = -1
+    rounds: int = 0
+    answered: int = 0
+    accepted: str = ""
+    kind: str = ""
+    spent: dict[str, int] = field(default_factory=dict)
+    checked: str = ""
+    protocol: str = ""
+    secrets: bytes = field(default=b"", repr=False)
+    prepared: str = field(default="", repr=False)
+
+    def to_bytes(self) -> bytes:
+        """All of it, its secrets included."""
+        return json.dumps({**vars(self), "secrets": self.secrets.hex()}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SessionState:
+        """What `to_bytes` wrote."""
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            found = cls(**{**fields, "secrets": bytes.fromhex(fields["secrets"])})
+            expected = {name: type(value) for name, value in vars(cls("")).items()}
+            if {name: type(value) for name, value in vars(found).items()} == expected:
+                return found
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise WireError("The client's saved state is damaged. It takes part again in the next run.")
+
+
+class ClientSession:
+    """Answers the server's requests, one by one, if they keep what the client insists on.
+
+    It does not take the server's word for its privacy: it computes the guarantee itself and refuses, with a typed
+    error that is fit for the server to read, before it computes anything from its data.
+
+    Attributes:
+        state: What to give to the next session of this client, secrets included; also after a refusal. Keep it on the
+            client's machine and store it before the answer is sent. Empty while there is nothing to remember.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        run: str,
+        state: bytes = b"",
+        *,
+        memory: Memory | None = None,
+        signing: Signing = _UNSIGNED,
+        secure: bool = True,
+    ) -> None:
+        """Goes on where an earlier session ended.
+
+        Args:
+            limits: The client's own conditions.
+            run: The engine's name of the run, the same on the server; one word.
+            state: `state` of the session before, of whatever run.
+            memory: Where answers are written down, so that limits hold over all runs and nothing is answered twice.
+            signing: Who the client is and whom it knows; then it takes part in signed rounds only.
+            secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
+                noisy message. The guarantee then holds only for those who see no more than the mean.
+        """
+        if not run.isascii() or run.split() != [run] or run.startswith("#"):
+            raise ParameterError("Expected run to be one word in ASCII that does not begin with #.")
+        self.state = state
+        self._limits, self._memory, self._signing, self._secure = limits, memory, signing, secure
+        found = SessionState.from_bytes(state) if state else SessionState(run)
+        self._progress = (
+            found
+            if found.run == run
+            else SessionState(run, answered=found.answered, accepted=found.accepted, spent=found.spent)
+        )
+
+    @property
+    def round(self) -> int:
+        """The round under way, -1 before the first. While the client trains, it is the one that was accepted."""
+        return self._progress.round
+
+    def answer(self, request: bytes, train: Train) -> bytes:
+        """The answer to one request, or to one of the round that runs together with one that prepares the next.
+
+        What fails after a stage was begun leaves the client out of the round: no secret is used twice. What is wrong
+        with the second of two requests does not touch the round that runs; the answer then says why it is refused.
+
+        Raises:
+            CpsgdError: The request is refused; the subclass and the message say why.
+        """
+        if Handover.begins(request):
+            signed = self._signing.roster is not None
+            return handover.answer(request, self._progress.run, self._seeds, signed=signed)
+        if not Pair.begins(request):
+            return self._answer(Request.from_bytes(request), train)
+        pair = Pair.from_bytes(request)
+        asked, ahead = Request.from_bytes(pair.first), Request.from_bytes(pair.second)
+        if AHEAD.get(asked.stage) is not ahead.stage or ahead.round != asked.round + 1:
+            raise StageError(
+                f"The server asks for {asked.stage.value!r} of round {asked.round} and {ahead.stage.value!r} of round "
+                f"{ahead.round}, which do not go together."
+            )
+        reply = self._answer(asked, train)
+        try:
+            prepared = self._advertise(ahead, ahead=True) if asked.stage is Stage.CONFIRM else self._share_ahead(ahead)
+        except CpsgdError as error:
+            return Pair.without(reply, f"{type(error).__name__}: {error}").to_bytes()
+        return Pair(reply, prepared).to_bytes()
+
+    def _answer(self, asked: Request, train: Train) -> bytes:
+        if asked.stage is Stage.UPLOAD:
+            return self._upload(asked, train)
+        if asked.stage is Stage.ADVERTISE:
+            return self._advertise(asked)
+        return self._go_on(asked, train)
+
+    # ------------------------------------------------------------------ stages
+
+    def _upload(self, asked: Request, train: Train) -> bytes:
+        """The whole round, without secure aggregation."""
+        if self._secure:
+            raise RoundRefusedError(
+                "The server asks for messages without secure aggregation. If it may see this client's own noisy "
+                "message, say so with secure=False."
+            )
+        if self._signing.roster is not None:
+            raise RoundRefusedError(
+                "This client has a roster, and takes part in signed rounds of secure aggregation only."
+            )
+        protocol, begun = self._accept(asked)
+        self._save(begun)
+        noise = self._noise(protocol)
+        noise.check(asked.round)
+        self._count()
+        number = run_rules(protocol.mechanism).number(asked.round)
+        return protocol.encode(_vector(train, protocol), number, **noise.update(asked.round))
+
+    def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
+        """Begins a round of secure aggregation, or prepares the next one."""
+        signing, invitation = self._signing, Invitation.read(asked.payload)
+        signing.check(invitation, self._progress.run, asked.round, ahead=ahead)
+        protocol, begun = self._accept(asked)
+        expected = self._limits.check_secure(
+            protocol, invitation.session.parameters, round=asked.round, surviving=asked.surviving
+        )
+        client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
+        reply = client.advertise(asked.payload)
+        self._once(asked, ahead=ahead)
+        begun = replace(begun, secrets=client.export_state())
+        self._save(self._with_prepared(begun) if ahead else begun)
+        return reply
+
+    def _share_ahead(self, asked: Request) -> bytes:
+        """Deals out shares for the next round."""
+        prepared, signing = self._prepared(asked.round), self._signing
+        client = SecureClient.restore(prepared.secrets, identity=signing.identity, roster=signing.roster)
+        # Whatever goes wrong below, no secret is used twice.
+        self._save(replace(self._progress, prepared=""))
+        self._once(asked, ahead=True)
+        reply = client.share(asked.payload)
+        self._save(self._with_prepared(replace(prepared, secrets=client.export_state())))
+        return reply
+
+    def _prepared(self, round: int) -> SessionState:
+        """The state in which a prepared round begins. It counts what the present one counts."""
+        progress = self._progress
+        found = SessionState.from_bytes(progress.prepared.encode()) if progress.prepared else None
+        if found is None or found.round != round:
+            raise RoundError(f"The server's message is for round {round}, which this client has not prepared.")
+        return replace(found, run=progress.run, answered=progress.answered, spent=progress.spent)
+
+    def _with_prepared(self, prepared: SessionState) -> SessionState:
+        """The present state beside the one in which the next round begins: there is at most one."""
+        text = replace(prepared, answered=0, spent={}, prepared="").to_bytes().decode()
+        return replace(self._progress, prepared=text)
+
+    def _go_on(self, asked: Request, train: Train) -> bytes:
+        """Answers a later stage."""
+        progress, signing = self._progress, self._signing
+        if asked.stage is Stage.MASK and asked.round == progress.round + 1 and progress.prepared:
+            # The prepared round begins. With it, whatever is left of the one before is forgotten.
+            progress = self._prepared(asked.round)
+        if asked.round != progress.round:
+            raise RoundError(
+                f"The server's message is for round {asked.round}, and this client is in {progress.round}."
+            )
+        if not progress.secrets:
+            raise StageError("This client takes no part in the round, or has left it.")
+        client = SecureClient.restore(progress.secrets, identity=signing.identity, roster=signing.roster)
+        if client.stage is not asked.stage:
+            raise StageError(f"This client is to {client.stage.value} next, not to {asked.stage.value}.")
+        # Whatever goes wrong below, no secret is used twice.
+        self._save(replace(progress, secrets=b""))
+        if asked.stage is Stage.MASK:
+            protocol = Protocol.from_json(progress.protocol)
+            # Another client that spoils the round does not make this one pay for it.
+            client.check_delivery(asked.payload)
+            noise = self._noise(protocol)
+            noise.check(asked.round)
+            self._count()
+            number = run_rules(protocol.mechanism).number(asked.round)
+            integers = protocol.encode_integers(_vector(train, protocol), number, **noise.update(asked.round))
+            reply = client.mask(asked.payload, integers)
+        else:
+            self._once(asked)
+            methods = {Stage.SHARE: client.share, Stage.CONFIRM: client.confirm, Stage.UNMASK: client.unmask}
+            reply = methods[asked.stage](asked.payload)
+        if client.stage is not Stage.DONE:
+            self._save(replace(self._progress, secrets=client.export_state()))
+        return reply
+
+    @property
+    def _seeds(self) -> SeedFile | None:
+        return None if self._memory is None else self._memory.lineages
+
+    def _noise(self, protocol: Protocol) -> NoiseState:
+        """Returns the client's state of noise in this run."""
+        return run_rules(protocol.mechanism).init(self._seeds, self._progress.run, protocol.fingerprint)
+
+    # ------------------------------------------------------------------ what is agreed to
+
+    def _accept(self, asked: Request) -> tuple[Protocol, SessionState]:
+        """The protocol of a new round that keeps the client's limits, and what to remember of it."""
+        limits, progress = self._limits, self._progress
+        if asked.round <= progress.round:
+            raise RoundError(f"The server begins round {asked.round} of this run again or too late.")
+        if asked.examples != (limits.examples or 0):
+            raise RoundRefusedError(
+                f"The server plans for sums of {asked.examples} examples (0: whole clients are protected), and this "
+                f"client is set up for {limits.examples or 0}: one of them would be wrong about what is protected."
+            )
+        protocol = Protocol.from_json(asked.protocol)
+        digest = limits.digest(protocol, rounds=asked.rounds, surviving=asked.surviving).hex()
+        if digest != progress.accepted:
+            limits.check(protocol, rounds=asked.rounds, surviving=asked.surviving)
+        kind = RoundKind.of(limits, protocol, asked.surviving)
+        begun = replace(
+            progress,
+            round=asked.round,
+            rounds=asked.rounds,
+            accepted=digest,
+            kind=kind.to_text(),
+            protocol=asked.protocol,
+            secrets=b"",
+            prepared="",
+        )
+        self._noise(protocol)  # refuses noise that this client has nowhere to keep
+        if self._memory is None:
+            before = _history(progress.spent)
+        else:
+            answered, kinds = self._memory.history()
+            _check_turn(protocol, begun, answered, limits)
+            before = _remembered(answered, kinds, begun, limits)
+        check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(asked.rounds))
+        return protocol, replace(begun, checked=_digest(before))
+
+    def _once(self, asked: Request, *, ahead: bool = False) -> None:
+        """Refuses, with a memory, a stage that was answered before, whichever state the engine hands over."""
+        if self._memory is not None:
+            self._memory.once(self._progress.run, asked.round, asked.stage, ahead=ahead)
+
+    def _count(self) -> None:
+        """Counts the round before anything about the data is computed."""
+        limits, progress = self._limits, self._progress
+        kind, protocol = RoundKind.from_text(progress.kind), Protocol.from_json(progress.protocol)
+        this = Answered(progress.run, progress.round, kind.digest)
+        if limits.digest(protocol, rounds=progress.rounds, surviving=kind.surviving).hex() != progress.accepted:
+            # What is protected would be another thing than what was accounted for: a sum of other examples, say.
+            raise RoundRefusedError("This client's own conditions have changed since the round began.")
+
+        def check(answered: int, before: History) -> None:
+            if limits.rounds is not None and answered >= limits.rounds:
+                raise RoundRefusedError(f"This client has answered {answered} rounds, and answers no more.")
+            if _digest(before) != progress.checked:  # other runs have gone on since the round began
+                check_affordable(limits, before, kind, run_rules(protocol.mechanism).covered(progress.rounds))
+
+        def permit(answered: list[Answered], kinds: Mapping[str, str]) -> None:
+            if any((other.run, other.round) == (this.run, this.round) for other in answered):
+                raise RoundError(f"This client has answered round {this.round} of this run already.")
+            _check_turn(protocol, progress, answered, limits)
+            check(len(answered), _remembered(answered, kinds, progress, limits))
+
+        if self._memory is None:
+            check(progress.answered, _history(progress.spent))
+            spent = {**progress.spent, progress.kind: progress.spent.get(progress.kind, 0) + 1}
+            self._save(replace(progress, answered=progress.answered + 1, spent=spent))
+        else:
+            self._save(replace(progress, answered=self._memory.add(this, permit, progress.kind)))
+
+    def _save(self, progress: SessionState) -> None:
+        self._progress, self.state = progress, progress.to_bytes()
+
+
+def _history(spent: Mapping[str, int]) -> History:
+    return {RoundKind.from_text(text): count for text, count in spent.items()}
+
+
+def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: SessionState, limits: Limits) -> History:
+    """The rounds of a memory by kind; of correlated noise the runs, without what the present round adds to them.
+
+    Release 0.1.0 wrote the digest of a whole plan down, and no kind: rounds of the present plan are known by it.
+    """
+    if limits.epsilon is None:
+        return {}  # Nothing depends on what they cost.
+    found: dict[RoundKind, list[Turn]] = {}
+    for each in answered:
+        text = progress.kind if each.digest == progress.accepted else kinds.get(each.digest)
+        if text is None:
+            raise RoundRefusedError(_UNKNOWN)
+        found.setdefault(RoundKind.from_text(text), []).append((each.run, each.round))
+    present, examples = RoundKind.from_text(progress.kind), limits.examples is not None
+    turns = {**found, present: [*found.get(present, []), (progress.run, progress.round)]}
+    counts = {
+        kind: kind.rules.paid(rounds, protected=bool(kind.examples), examples=examples) - (kind == present)
+        for kind, rounds in turns.items()
+    }
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _check_turn(protocol: Protocol, progress: SessionState, answered: list[Answered], limits: Limits) -> None:
+    turns = ((each.run, each.round) for each in answered)
+    rules = run_rules(protocol.mechanism)
+    rules.check_turn((progress.run, progress.round), turns, examples=limits.examples is not None)
+
+
+def _digest(history: History) -> str:
+    text = sorted((kind.digest, count) for kind, count in history.items())
+    return hashlib.sha256(repr(text).encode()).hexdigest()
+
+
+def call_privately(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Calls a user's function; an error's text might quote data, so it stays in this machine's log.
+
+    Raises:
+        TrainFunctionError: It failed; only the error's type is told.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        _log.error("The client's function failed.", exc_info=error)
+        raise TrainFunctionError(type(error).__name__) from None
+
+
+def _vector(train: Train, protocol: Protocol) -> NDArray[np.float32]:
+    vector = train(protocol)
+    if not np.isfinite(vector).all():
+        # Dropping out of the round would tell the server something about the data that no guarantee covers.
+        _log.error("The update is NaN or infinite somewhere. It counts as zero, and nobody is told.")
+        return np.zeros_like(vector)
+    return vector

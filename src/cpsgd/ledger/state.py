@@ -1,0 +1,302 @@
+"""`State`: all that follows from a ledger's records, computed from them one by one.
+
+A record that no ledger would have written is refused like a broken hash.
+
+**Snapshots.** Now and then a record holds the hash of a text with all that follows from the records before it
+(`State.to_text`). Whoever has the text need not read those records: they and the text have one head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from cpsgd import _validate
+from cpsgd._plain import canonical
+from cpsgd.errors import ParameterError
+from cpsgd.ledger.chain import (
+    VERSION,
+    Entries,
+    Head,
+    Remembered,
+    check_fields,
+    closed,
+    read_abandon,
+    read_record,
+    read_release,
+    read_reservation,
+    refusing,
+)
+from cpsgd.ledger.charging import most_covered
+from cpsgd.ledger.entries import Budget, RoundEvent, name
+from cpsgd.ledger.kinds import Account, EntryKind, Room, kind_of, octave_of
+
+STATE_VERSION = 1
+"""Version of the text of snapshots. A text of another version is not used."""
+_SNAPSHOT_DOMAIN = b"cpsgd ledger snapshot 1\n"
+
+
+@dataclass
+class State:
+    """All that follows from the records read so far. Its size does not grow with the number of entries.
+
+    Attributes:
+        head: The last record.
+        time: Time of the last record.
+        budgets: Budgets by population, in the order of their creation.
+        created: Time of each budget's creation.
+        accounts: Rounds by population and period.
+        entries: Place to look up single entries.
+        snapshot: Number of the last record that is a snapshot; -1 where there is none.
+    """
+
+    head: Head = field(default_factory=Head)
+    time: str = ""
+    budgets: dict[str, Budget] = field(default_factory=dict)
+    created: dict[str, str] = field(default_factory=dict)
+    accounts: dict[tuple[str, int], Account] = field(default_factory=dict)
+    entries: Entries = field(default_factory=Remembered)
+    snapshot: int = -1
+
+    def account(self, population: str, time: str) -> Account:
+        """Returns a population's rounds in the period that this time is in."""
+        period = self.budgets[population].period(self.created[population], time)
+        return self.accounts.get((population, period), Account())
+
+    def accounts_of(self, population: str) -> list[Account]:
+        """Returns a population's rounds in all periods, with those of the population that it is a group of."""
+        names = (population, self.budgets[population].group_of)
+        return [account for (name, _), account in self.accounts.items() if name in names]
+
+    def purses(self, population: str, time: str) -> list[tuple[Budget, list[Account]]]:
+        """Returns the budgets that a round of the population is charged to, each with the accounts that count.
+
+        The round is added to the first of these accounts.
+        """
+        budget, account = self.budgets[population], self.account(population, time)
+        if budget.group_of:
+            return [(budget, [account, self.account(budget.group_of, time)])]
+        groups = [each for each in self.budgets.values() if each.group_of == population]
+        within = [(each, [account, self.account(each.population, time)]) for each in groups]
+        return [(budget, [account]), *within]
+
+    def purses_over_time(self) -> Iterator[tuple[Budget, list[Account]]]:
+        """Yields every budget in each of its periods, with the accounts that count."""
+        for population, budget in self.budgets.items():
+            if budget.group_of:
+                yield budget, [self.accounts[population, 0], self.accounts[budget.group_of, 0]]
+            else:
+                yield from ((budget, [account]) for (name, _), account in self.accounts.items() if name == population)
+
+    def reserved(self, population: str, time: str) -> int:
+        """Returns the number of rounds reserved so far, of those that count together with one at this time."""
+        return max(sum(account.reserved for account in accounts) for _, accounts in self.purses(population, time))
+
+    def apply(self, number: object, text: object, digest: object, entries: Entries | None = None) -> None:
+        """Takes one more record, or raises and changes nothing.
+
+        Args:
+            number: The record's number.
+            text: The record's text.
+            digest: The record's hash.
+            entries: Place to look up the entries that the record is about; by default `self.entries`.
+
+        Raises:
+            LedgerChainError: It does not follow the records before it.
+            LedgerFormatError: No ledger would have written it.
+        """
+        expected = self.head.number + 1
+        body = read_record(expected, self.head.hash, number, text, digest)
+        assert isinstance(digest, str)
+        with refusing(expected):
+            self._read(body, self.entries if entries is None else entries)()
+        self.head, self.time = Head(expected, digest), body["time"]
+
+    def _read(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        """Checks a record; returns the function that makes its change."""
+        kind = body.get("kind")
+        if (kind == "ledger") != (body["number"] == 0):
+            raise ParameterError("the first record, and no other, begins a ledger")
+        match kind:
+            case "ledger":
+                check_fields(body, "format", "id", "time")
+                if body["format"] != VERSION:
+                    raise ParameterError(f"its format is {body['format']!r} and this release reads {VERSION}")
+                return lambda: None
+            case "budget":
+                return self._read_budget(body)
+            case "reserve":
+                return self._read_reserve(body, entries)
+            case "release" | "abandon":
+                return self._read_closing(body, entries)
+            case "snapshot":
+                return self._read_snapshot(body)
+        raise ParameterError("its kind is unknown")
+
+    def _read_budget(self, body: dict[str, Any]) -> Callable[[], None]:
+        check_fields(body, "budget", "time")
+        budget = Budget.from_dict(body["budget"])
+        if budget.population in self.budgets:
+            raise ParameterError("the population has a budget already")
+        check_group(budget, self.budgets)
+
+        def commit() -> None:
+            self.budgets[budget.population] = budget
+            self.created[budget.population] = body["time"]
+            self.accounts[budget.population, 0] = Account()
+
+        return commit
+
+    def _read_reserve(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        entry = read_reservation(body)
+        population, event = entry.population, entry.event
+        if (budget := self.budgets.get(population)) is None:
+            raise ParameterError("its population has no budget")
+        # Later charges rest on this, so a forged one must not be worth more than the rounds of 1 %.
+        most = most_covered(self.account(population, entry.reserved_at).reserved)
+        covers = _validate.integer("covers", body.get("covers", 0), low=0, high=most)
+        room = Room(kind_of(event, event.survivors), covers, entry.spent, entry.method) if covers else None
+        check_event(budget, event)
+        if event.run and entries.taken(population, event.run, event.round, entry.number):
+            raise ParameterError("its round was reserved before")
+        if budget.expired(entry.reserved_at):
+            raise ParameterError("its budget had expired")
+        octave = None if budget.filter is None else octave_of(self.reserved(population, entry.reserved_at))
+        if entry.octave != octave:
+            raise ParameterError("its share of δ is not the one that is due")
+        key = (population, budget.period(self.created[population], entry.reserved_at))
+
+        def commit() -> None:
+            self.accounts.setdefault(key, Account()).reserve(event, room, entry.octave)
+            entries.put(entry)
+
+        return commit
+
+    def _read_closing(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        number, survivors = read_release(body) if body["kind"] == "release" else (read_abandon(body), None)
+        entry = entries.get(number, body["number"])
+        if entry is None or entry.closed_as is not None:
+            raise ParameterError("it releases or gives up what was not reserved")
+        if survivors is not None and survivors < entry.event.survivors:
+            raise ParameterError("it releases a sum of fewer messages than was reserved")
+
+        def commit() -> None:
+            account = self.account(entry.population, entry.reserved_at)
+            if survivors is None:
+                account.abandon(entry.event, entry.octave)
+            else:
+                account.release(entry.event, survivors, entry.octave)
+            entries.put(closed(entry, body))
+
+        return commit
+
+    def _read_snapshot(self, body: dict[str, Any]) -> Callable[[], None]:
+        check_fields(body, "version", "digest", "time")
+        name("digest", body["digest"], empty=False)
+        # Snapshots of other releases cannot be checked here, and are not used.
+        if body["version"] == STATE_VERSION and body["digest"] != digest_of(self.to_text()):
+            raise ParameterError("it is a snapshot of something else than the records before it")
+
+        def commit() -> None:
+            self.snapshot = body["number"]
+
+        return commit
+
+    # ------------------------------------------------------------------ snapshots
+
+    def to_text(self) -> str:
+        """Returns all but the head and single entries, as the text that a snapshot's record has the hash of."""
+        kinds = {kind: canonical(kind.to_dict()) for account in self.accounts.values() for kind in account.kinds()}
+        places = {kind: place for place, kind in enumerate(sorted(kinds, key=kinds.__getitem__))}
+        protocols = sorted({canonical(kind.base.to_dict()) for kind in kinds})
+        where = {text: place for place, text in enumerate(protocols)}
+        return canonical(
+            {
+                "version": STATE_VERSION,
+                "time": self.time,
+                "budgets": [[budget.to_dict(), self.created[name]] for name, budget in self.budgets.items()],
+                "accounts": [[*key, account.to_dict(places)] for key, account in self.accounts.items()],
+                "kinds": [{**kind.to_dict(), "protocol": where[canonical(kind.base.to_dict())]} for kind in places],
+                "protocols": [json.loads(text) for text in protocols],
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str, head: Head) -> Self:
+        """Returns the state that `to_text` wrote, after the snapshot's own record.
+
+        Raises:
+            ParameterError: It is not what this release writes.
+        """
+        try:
+            data = json.loads(text)
+            if data["version"] != STATE_VERSION:
+                raise ParameterError("it was written by another release")
+            protocols = data["protocols"]
+            kinds = [EntryKind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
+            budgets = [(Budget.from_dict(budget), time) for budget, time in data["budgets"]]
+            accounts = {
+                (population, _validate.integer("period", period, low=0)): Account.from_dict(each, kinds)
+                for population, period, each in data["accounts"]
+            }
+            found = cls(
+                head=head,
+                time=name("time", data["time"], empty=False),
+                budgets={budget.population: budget for budget, _ in budgets},
+                created={budget.population: name("time", time, empty=False) for budget, time in budgets},
+                accounts=accounts,
+                snapshot=head.number,
+            )
+            found._check()
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ParameterError(f"it is damaged: {type(error).__name__}") from None
+        return found
+
+    def _check(self) -> None:
+        """Refuses a state that no records lead to, as far as it would be computed with."""
+        for budget in self.budgets.values():
+            check_group(budget, self.budgets)
+        if {population for population, _ in self.accounts} != set(self.budgets):
+            raise ParameterError("its accounts are not those of its budgets")
+        for (population, _), account in self.accounts.items():
+            budget = self.budgets[population]
+            if (population, 0) not in self.accounts:
+                raise ParameterError("a first period is missing")
+            for kind in account.kinds():
+                kind.participation.check(budget.adjacency)
+                if (kind.examples is None) != (budget.unit == "client") or (kind.octave is None) != (
+                    budget.filter is None
+                ):
+                    raise ParameterError("a kind of round is not one of the budget's")
+
+
+def digest_of(text: str) -> str:
+    """Returns the hash of a snapshot's text, as its record has it."""
+    return hashlib.sha256(_SNAPSHOT_DOMAIN + text.encode("ascii")).hexdigest()
+
+
+def check_group(budget: Budget, budgets: Mapping[str, Budget]) -> None:
+    """Raises `ParameterError` where a budget is for a group of something that has no groups."""
+    if not budget.group_of:
+        return
+    whole = budgets.get(budget.group_of)
+    if whole is None or whole.group_of or whole.renews:
+        raise ParameterError(
+            f"{budget.group_of!r} has no budget, is a group itself, or renews; a group is one of a whole population."
+        )
+    for what in ("adjacency", "unit", "accounting"):
+        if getattr(budget, what).split(":")[0] != getattr(whole, what).split(":")[0]:
+            raise ParameterError(f"The group's {what} is not that of {budget.group_of!r}; rounds are charged to both.")
+
+
+def check_event(budget: Budget, event: RoundEvent) -> None:
+    """Raises `ParameterError` where the event is about other neighbours than the budget."""
+    if event.unit != budget.unit:
+        raise ParameterError(
+            f"The budget of {budget.population!r} protects one {budget.unit}; this round is accounted for one "
+            f"{event.unit}. (RoundEvent.examples makes it the latter.)"
+        )
+    event.taking_part.check(budget.adjacency)

@@ -1,0 +1,131 @@
+"""`NoiseMemory`: what a mechanism's noise remembers of earlier rounds. Here: nothing, rounds are independent.
+
+Whoever runs, counts or charges rounds asks the mechanism's `memory` and has no branch of its own. Noise that later
+rounds take away again has another one (`cpsgd.correlated`).
+
+A client's state is a tuple of seeds, as an optimizer has one:
+
+    state = memory.init()
+    for round in range(rounds):
+        state = memory.update(state)
+        message = protocol.encode(vector, round, seeds=state)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.errors import ParameterError
+from cpsgd.neighbours import Participation
+
+Seeds = tuple[bytes | None, ...]
+"""Seeds of a client's noise, newest first: of this round, of the last, and so on; None where one is missing."""
+
+
+class Simulated:
+    """The state of a run whose sums are simulated; this class keeps nothing between rounds.
+
+    Attributes:
+        parts: Objects whose state a checkpoint holds, by name.
+    """
+
+    parts: Mapping[str, Any] = MappingProxyType({})
+
+    def on_host(self, clients: int, dim: int) -> Any:
+        """Returns the source of noise of rounds of `clients` messages; None for the mechanism's own."""
+        return None
+
+    def on_device(self, clients: int, dim: int, device: Any) -> Any:
+        """Returns the same for a device."""
+        return None
+
+
+class NoiseMemory:
+    """The dependence of a mechanism's noise on other rounds of a run; this class is independent noise.
+
+    Attributes:
+        rounds: The largest number of rounds of one run.
+        bands: Number of rounds that a draw of noise is in.
+        separation: The rounds of one client are at least this far apart; 1 where it may be in all, None where it may be
+            in one round at most.
+        one_event: Whether one guarantee covers all rounds of a run, so that a run is charged as one round.
+        hands_on: Whether a client may be handed the seeds of another one's noise.
+    """
+
+    rounds: float = math.inf
+    bands: int = 1
+    separation: int | None = 1
+    one_event: bool = False
+    hands_on: bool = False
+
+    # ------------------------------------------------------------------ a client's state
+
+    def init(self) -> Seeds:
+        """Returns the state of a client that has taken part in no round."""
+        return ()
+
+    def update(self, state: Seeds) -> Seeds:
+        """Returns the state for the next round, with a fresh seed where noise needs one."""
+        return ()
+
+    def inherited(self, seeds: Sequence[bytes | None] | None, round: int, dim: int) -> NDArray[np.int64] | None:
+        """Returns the noise that follows from a client's seeds, which its kernel is to add; None for fresh noise.
+
+        Raises:
+            ParameterError: Noise does not follow from seeds, or these are not those of a client.
+        """
+        if seeds:
+            raise ParameterError("The noise of this mechanism does not follow from seeds: leave them out.")
+        return None
+
+    def simulated(self, seed: int | None) -> Simulated:
+        """Returns the state of a run whose sums are simulated; with a seed, its noise follows from that."""
+        return Simulated()
+
+    # ------------------------------------------------------------------ rounds of a run
+
+    def rotation_round(self, round: int) -> int:
+        """Returns the round whose rotation is used in a round.
+
+        Raises:
+            ParameterError: The run has no such round.
+        """
+        return round
+
+    def check_messages(self, count: int, clients: int) -> None:
+        """Raises `ParameterError` if the accounting does not cover `count` messages in a round for `clients`."""
+
+    def check_honest(self, honest: int, colluding: int, clients: int) -> None:
+        """Raises `ConditionError` if the proofs ask more of a round's clients than that one is honest."""
+
+    def check_run(self, rounds: int, participation: Participation) -> None:
+        """Raises `ConditionError` if the proofs do not cover so many rounds with this participation."""
+
+    def check_stateless(self, reason: str) -> None:
+        """Raises `ParameterError` with this reason if clients must keep state from round to round."""
+
+    def check_steady(self, rounds: int, dropout: float) -> None:
+        """Raises `ParameterError` if a simulated run may not have so many rounds, or dropouts."""
+
+    # ------------------------------------------------------------------ charging
+
+    def charged_rounds(self, rounds: int) -> int:
+        """Returns how many rounds pay for a run of `rounds` rounds."""
+        return rounds
+
+    def charging(self, participation: Participation, run: str) -> tuple[Participation, str]:
+        """Returns the participation and the partition that a round of this run is charged with.
+
+        Rounds of one partition are disjoint, or one event: together they cost as much as the costliest of them.
+        """
+        return participation, run if participation.scheme == "once" else ""
+
+
+INDEPENDENT = NoiseMemory()
+"""The memory of mechanisms whose rounds are independent."""

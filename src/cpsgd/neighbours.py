@@ -1,0 +1,181 @@
+"""Neighbouring data sets (`Adjacency`), and the rounds that a client takes part in (`Participation`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, Self, get_args
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+
+Scheme = Literal["once", "every", "poisson", "fixed-size"]
+
+# dp_accounting's arithmetic fails for much smaller ones. Accounting for a larger rate than the real one is safe.
+_SMALLEST_RATE = 1e-7
+
+
+class Adjacency(StrEnum):
+    """Neighbouring data sets.
+
+    A client that vanished altogether would take its noise along, so plain add/remove is not what a sum of noisy
+    messages offers.
+    """
+
+    REPLACE_ONE = "replace-one"
+    """One client's vector is replaced by any other (the paper's notion)."""
+
+    ZERO_OUT = "zero-out"
+    """One client's vector is replaced by the zero vector; the client still answers and still adds its noise."""
+
+    @classmethod
+    def parse(cls, name: str) -> Adjacency:
+        """The adjacency of this name.
+
+        Raises:
+            ParameterError: There is none; the message lists the known names.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            raise ParameterError(
+                f"Expected adjacency to be one of {[str(known) for known in cls]}, got {name!r}."
+            ) from None
+
+    @property
+    def reach(self) -> float:
+        """How far neighbours' vectors can be apart, in radii of the set that vectors are clipped to.
+
+        Two points of a symmetric convex set are at most its diameter apart, a point and zero its radius.
+        """
+        return {Adjacency.REPLACE_ONE: 2.0, Adjacency.ZERO_OUT: 1.0}[self]
+
+    def distance(self, clip_norm: float, replace_one_distance: float | None = None) -> float:
+        """Largest Euclidean distance of two neighbours' vectors: 2D for replace-one, D for zero-out.
+
+        Args:
+            clip_norm: D.
+            replace_one_distance: A smaller distance that no two clients' vectors exceed, or None. It says nothing of a
+                vector and zero.
+
+        Example:
+            >>> Adjacency.REPLACE_ONE.distance(1.5), Adjacency.parse("zero-out").distance(1.5)
+            (3.0, 1.5)
+            >>> Adjacency.REPLACE_ONE.distance(1.5, 2.0), Adjacency.ZERO_OUT.distance(1.5, 2.0)
+            (2.0, 1.5)
+        """
+        largest = self.reach * clip_norm
+        if replace_one_distance is None or self is not Adjacency.REPLACE_ONE:
+            return largest
+        return min(largest, replace_one_distance)
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How clients are chosen for rounds. Use the constructors `once`, `every`, `poisson` and `fixed_size`.
+
+    Attributes:
+        scheme: "once": every client takes part in at most one round (disjoint cohorts, the paper's experiment).
+            "every": the same clients in every round. "poisson": each client's vector enters a round independently with
+            probability `rate`. "fixed-size": a round's cohort is a uniformly random subset, a fraction `rate` of all.
+        rate: The probability that a given client's vector enters a given round.
+
+    Sampling protects only while nobody learns who was drawn. In addition:
+
+    * Poisson is accounted for zero-out neighbours, and the *noise must not depend on the draw*: a client who is
+      not drawn counts as one who sends the zero vector with its noise. When only the drawn clients send, a round with
+      the client carries more noise than one without, and the amplification theorem does not cover that. So fill the
+      cohort with noise-only messages (an encoded zero vector) to a fixed number, and account for that number.
+    * Fixed-size sampling is accounted for replace-one neighbours. Every cohort has the same number of messages, hence
+      the same noise, and nothing needs filling up.
+
+    Clients may drop out of a sampled round if that has nothing to do with who they are and what they hold; the round is
+    accounted with those who remain.
+
+    Example:
+        >>> Participation.parse("poisson:0.01")
+        Participation(scheme='poisson', rate=0.01)
+        >>> Participation.fixed_size(cohort=100, population=10_000).rate
+        0.01
+    """
+
+    scheme: Scheme
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.scheme not in get_args(Scheme):
+            raise ParameterError(f"Expected scheme to be one of {list(get_args(Scheme))}, got {self.scheme!r}.")
+        rate = _validate.positive("rate", self.rate, low=_SMALLEST_RATE, high=1.0 + 1e-12)
+        if rate > 1.0 or (rate != 1.0 and not self.sampled):
+            raise ParameterError(f"Expected rate=1 for scheme {self.scheme!r} and rate <= 1 always, got rate={rate!r}.")
+
+    @classmethod
+    def once(cls) -> Self:
+        """Each client in at most one round."""
+        return cls("once")
+
+    @classmethod
+    def every(cls) -> Self:
+        """All clients in every round."""
+        return cls("every")
+
+    @classmethod
+    def poisson(cls, rate: float) -> Self:
+        """Each client independently with probability `rate` in each round."""
+        return cls("poisson", rate)
+
+    @classmethod
+    def fixed_size(cls, *, cohort: int, population: int) -> Self:
+        """A uniformly random cohort of `cohort` out of `population` clients in each round."""
+        _validate.integer("cohort", cohort, low=1)
+        _validate.integer("population", population, low=cohort)
+        return cls("fixed-size", cohort / population)
+
+    @classmethod
+    def parse(cls, text: str | Participation) -> Participation:
+        """From "once", "every", "poisson:RATE" or "fixed-size:RATE"."""
+        if isinstance(text, Participation):
+            return text
+        name, colon, value = text.partition(":")
+        if name not in get_args(Scheme) or (bool(colon) != (name in ("poisson", "fixed-size"))):
+            raise ParameterError(
+                f'Expected participation "once", "every", "poisson:RATE" or "fixed-size:RATE", got {text!r}.'
+            )
+        try:
+            rate = float(value) if colon else 1.0
+        except ValueError:
+            raise ParameterError(f"Expected a number after the colon, got participation={text!r}.") from None
+        return cls(name, rate)  # type: ignore[arg-type]  # the name was checked above
+
+    @property
+    def sampled(self) -> bool:
+        """Whether chance decides who takes part."""
+        return self.scheme in ("poisson", "fixed-size")
+
+    @property
+    def secrecy(self) -> str | None:
+        """What sampling asks of whoever draws, in words; None where everything may be known of who takes part."""
+        if not self.sampled or self.rate == 1.0:
+            return None
+        return "who was drawn for a round must stay secret, from everybody who sees a result: ε rests on it"
+
+    def check(self, adjacency: Adjacency | str) -> None:
+        """Raises `ParameterError` where the amplification theorem does not cover this kind of neighbours."""
+        neighbours = Adjacency.parse(adjacency)
+        if self.scheme == "poisson" and neighbours is not Adjacency.ZERO_OUT:
+            raise ParameterError(
+                "Poisson sampling is accounted for zero-out neighbours; use adjacency='zero-out', or fixed-size "
+                "sampling for replace-one."
+            )
+        if self.scheme == "fixed-size" and neighbours is not Adjacency.REPLACE_ONE:
+            raise ParameterError(
+                "Fixed-size sampling is accounted for replace-one neighbours (the client drawn instead has a vector of "
+                "its own); use adjacency='replace-one', or Poisson sampling for zero-out."
+            )
+
+    def counted_rounds(self, rounds: int) -> int:
+        """How many of `rounds` rounds one client's data can influence directly."""
+        return min(rounds, 1) if self.scheme == "once" else rounds
+
+    def __str__(self) -> str:
+        return f"{self.scheme}:{self.rate:g}" if self.sampled else self.scheme

@@ -1,0 +1,484 @@
+"""What rounds of different kinds cost together: never less than an independent computation says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.ledger import Budget, Entry, RoundEvent, charging
+from cpsgd.ledger.kinds import Account
+from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.law import Normal
+from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.planner import plan
+from cpsgd.privacy import products
+from cpsgd.privacy.accountant import Rounds, mixed_epsilon
+from cpsgd.privacy.certificate import gaussian_certificate
+from cpsgd.privacy.costs import joint_cost, round_cost
+from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
+from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
+from cpsgd.protocol import Protocol
+
+DELTA = 1e-6
+FIRST = Protocol.rotated_binomial(clients=1_000, dim=512, clip_norm=1.0, levels=3, trials=20)
+SECOND = Protocol.rotated_binomial(clients=1_000, dim=200, clip_norm=2.0, levels=5, trials=100)
+# So little noise that the Gaussian certificate is a poor one, or with fewer survivors none at all.
+POOR = Protocol.binomial(clients=60, dim=1, clip_norm=1.0, levels=2, trials=1)
+GAUSSIAN = Protocol.gaussian(clients=1_000, dim=7, clip_norm=1.0, sigma=0.4)
+# Of which rounding tells a little.
+ROUNDED = Protocol(
+    clients=1_000,
+    dim=100,
+    clip_norm=1.0,
+    mechanism=RoundedGaussian(noise_deviation=1.0, step=0.3, window=40, coordinate_range=1.0),
+)
+REPLACE = Budget(population="people", epsilon=400.0, delta=DELTA)
+ZERO = replace(REPLACE, adjacency="zero-out")
+
+
+def total(*events: RoundEvent, budget: Budget = REPLACE) -> charging.Total:
+    return charging.total(budget, [], events)
+
+
+def event(protocol: Protocol = FIRST, survivors: int = 1_000, **options: object) -> RoundEvent:
+    return RoundEvent(protocol, survivors=survivors, **options)
+
+
+def exact_mu(protocol: Protocol, honest: int) -> float:
+    """μ of Gaussian noise with the variance of the round's: no proof can come below what it costs."""
+    mechanism = protocol.mechanism
+    if isinstance(mechanism, Gaussian):
+        return 2 * protocol.clip_norm / (mechanism.sigma * math.sqrt(honest))
+    assert isinstance(mechanism, Binomial)
+    deviation = math.sqrt(honest * mechanism.trials * mechanism.p * (1 - mechanism.p))
+    return 2 * protocol.clip_norm / protocol.scale / deviation
+
+
+# ------------------------------------------------------------------ one kind of round
+
+
+def test_nothing_spent() -> None:
+    found = total()
+    assert (found.epsilon, found.rounds, found.left) == (0.0, 0, 400.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", [FIRST, SECOND, GAUSSIAN, POOR, ROUNDED], ids=lambda protocol: f"{protocol.name}")
+@pytest.mark.parametrize("count", [1, 5])
+def test_rounds_of_one_protocol_are_the_guarantee_over_rounds(protocol: Protocol, count: int) -> None:
+    expected = guarantee_over_rounds(protocol, DELTA, rounds=count, surviving=60, colluding=3)
+    found = total(*[event(protocol, 60, colluding=3)] * count)
+    assert (found.epsilon, found.method) == (expected.epsilon, expected.method)
+    assert (found.rounds, found.delta) == (count, DELTA)
+
+
+def test_rounds_of_different_sizes() -> None:
+    sizes = [1_000, 900, 950, 1_000]
+    expected = guarantee_over_rounds(FIRST, DELTA, surviving=sizes)
+    assert total(*[event(survivors=size) for size in sizes]).epsilon == pytest.approx(expected.epsilon, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_sampled_rounds_of_one_protocol() -> None:
+    expected = guarantee_over_rounds(FIRST, DELTA, rounds=4, participation="poisson:0.05", adjacency="zero-out")
+    found = total(*[event(participation="poisson:0.05")] * 4, budget=ZERO)
+    assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-9)
+    expected = guarantee_over_rounds(FIRST, DELTA, rounds=4, participation="fixed-size:0.05")
+    assert total(*[event(participation="fixed-size:0.05")] * 4).epsilon == pytest.approx(expected.epsilon, rel=1e-9)
+
+
+def test_what_privacy_does_not_depend_on() -> None:
+    other = replace(FIRST, rotation_seed=5, modulus=2**20)
+    assert total(event(), event(other)).epsilon == total(event(), event()).epsilon
+
+
+# ------------------------------------------------------------------ several kinds
+
+
+def test_two_protocols_cost_at_least_gaussians_of_their_variance_and_little_more() -> None:
+    events = [event(), event(), event(SECOND, 800), event(GAUSSIAN)]
+    floor = gdp_epsilon(
+        math.sqrt(2 * exact_mu(FIRST, 1_000) ** 2 + exact_mu(SECOND, 800) ** 2 + exact_mu(GAUSSIAN, 1_000) ** 2), DELTA
+    )
+    found = total(*events)
+    assert floor < found.epsilon < 1.15 * floor
+    assert found.method == "gaussian composition"
+    assert "Corollary 3.3" in found.citation
+    assert found.epsilon < sum(guarantee(e.protocol, DELTA / 4, surviving=e.survivors).epsilon for e in events)
+    for ordered in itertools.permutations(events):
+        assert total(*ordered).epsilon == found.epsilon
+
+
+def test_the_tails_of_all_rounds_are_paid_for() -> None:
+    events = [event(), event(SECOND)]
+    found = total(*events)
+    # The same by hand, with one share of δ for the tails.
+    tail = 0.01 * DELTA / 2
+    parts = []
+    for protocol in (FIRST, SECOND):
+        mechanism = protocol.mechanism
+        assert isinstance(mechanism, Binomial)
+        certificate = gaussian_certificate(
+            BinomialLaw(1_000 * mechanism.trials, 0.5),
+            dim=protocol.dim,
+            sensitivity=mechanism.sensitivity(
+                dim=protocol.dim, clip_norm=protocol.clip_norm, adjacency=Adjacency.REPLACE_ONE
+            ),
+            levels=mechanism.levels,
+            tail=tail,
+        )
+        parts.append((Rounds(certificate.mu, 1, certificate.tail_mass), Participation.every()))
+    by_hand = mixed_epsilon(parts, delta=DELTA)
+    assert found.epsilon <= by_hand
+    assert found.epsilon == pytest.approx(by_hand, rel=0.02)
+    assert 0.0 < found.tail < DELTA
+
+
+@pytest.mark.slow
+def test_sampled_and_unsampled_rounds_together() -> None:
+    often, seldom = event(participation="poisson:0.2"), event(SECOND, participation="poisson:0.01")
+    sampled = total(often, seldom, budget=ZERO).epsilon
+    both = total(often, seldom, event(SECOND, 900), budget=ZERO).epsilon
+    alone = total(event(SECOND, 900), budget=ZERO).epsilon
+    unsampled = total(event(), event(SECOND), event(SECOND, 900), budget=ZERO).epsilon
+    assert sampled < both < unsampled
+    assert alone < both < alone + sampled + 1e-6
+    fixed = event(participation="fixed-size:0.02")
+    assert total(event(SECOND)).epsilon < total(event(SECOND), fixed).epsilon < total(event(SECOND), event()).epsilon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("survivors", "method"), [(28, "Gaussian certificate"), (60, "Rényi certificate")])
+def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(survivors: int, method: str) -> None:
+    found = total(event(POOR, survivors), event(), event())
+    assert found.method == charging.BASIC
+    assert "Theorem 3.16" in found.citation
+    assert method in found.citation
+    share = DELTA / 2 * (1 - 1e-12)
+    single = guarantee(POOR, share, surviving=survivors).epsilon
+    expected = single + guarantee_over_rounds(FIRST, share, rounds=2).epsilon
+    assert found.epsilon == pytest.approx(expected, rel=1e-12)
+    assert found.epsilon >= expected
+    many = [event(POOR, survivors), *[event()] * 9]
+    if survivors == 60:
+        assert total(*many).method == "gaussian composition"
+    else:
+        assert total(*many).method == charging.BASIC  # as there is nothing else
+
+
+@pytest.mark.slow
+def test_more_rounds_never_cost_less() -> None:
+    generator = random.Random(3)
+    for budget, schemes in ((REPLACE, ("every", "once", "fixed-size:0.1")), (ZERO, ("every", "once", "poisson:0.1"))):
+        events: list[RoundEvent] = []
+        before = 0.0
+        for _ in range(7):
+            scheme = generator.choice(schemes)
+            protocol = generator.choice([FIRST, SECOND, GAUSSIAN])
+            events.append(event(protocol, generator.choice([700, 1_000]), participation=scheme))
+            after = total(*events, budget=budget).epsilon
+            assert after > before
+            before = after
+
+
+def test_nothing_is_claimed_where_nothing_is_proved() -> None:
+    silent = Protocol.binomial(clients=100, dim=10, clip_norm=1.0, levels=2, trials=0)
+    for events in ([event(silent, 100)], [event(silent, 100), event()]):
+        with pytest.raises(ConditionError):
+            total(*events)
+    with pytest.raises(ConditionError, match="No method"):
+        total(event(POOR, 12), event())
+
+
+# ------------------------------------------------------------------ disjoint cohorts
+
+
+def once(protocol: Protocol = FIRST, survivors: int = 1_000, partition: str = "spring") -> RoundEvent:
+    return event(protocol, survivors, participation="once", partition=partition)
+
+
+def test_a_partition_costs_its_costliest_round() -> None:
+    assert total(*[once()] * 50).epsilon == total(event()).epsilon
+    assert total(once(), once(survivors=500)).epsilon == total(event(survivors=500)).epsilon
+    costliest = max(total(event()).epsilon, total(event(SECOND)).epsilon)
+    assert total(once(), once(SECOND), once()).epsilon == costliest
+    assert total(*[once()] * 50).rounds == 50
+
+
+def test_partitions_compose_with_each_other_and_with_other_rounds() -> None:
+    assert total(once(), once(), once(partition="autumn")).epsilon == total(event(), event()).epsilon
+    assert total(once(), once(), event()).epsilon == total(event(), event()).epsilon
+    mixed = total(once(), once(SECOND), event(GAUSSIAN)).epsilon
+    floor = max(total(event(), event(GAUSSIAN)).epsilon, total(event(SECOND), event(GAUSSIAN)).epsilon)
+    assert floor * (1 - 1e-12) <= mixed <= floor * 1.001
+
+
+def test_without_a_name_disjoint_cohorts_are_not_believed() -> None:
+    unnamed = event(participation="once")
+    assert total(unnamed, unnamed).epsilon == total(event(), event()).epsilon
+
+
+def test_partitions_of_several_kinds_each_are_covered_in_every_combination() -> None:
+    events = [once(POOR, 60), once(), once(POOR, 60, "autumn"), once(partition="autumn")]
+    found = total(*events)
+    assert found.method == charging.BASIC
+    # Some client may be in the costlier round of both.
+    share = DELTA / 2 * (1 - 1e-12)
+    assert found.epsilon == pytest.approx(2 * guarantee(POOR, share).epsilon, rel=1e-12)
+    rich = total(once(), once(SECOND), once(partition="autumn"), once(SECOND, partition="autumn")).epsilon
+    pairs = [total(event(a), event(b)).epsilon for a in (FIRST, SECOND) for b in (FIRST, SECOND)]
+    assert rich >= max(pairs) * (1 - 1e-12)
+    # Rounds of one kind have a certificate of their own, which is a little tighter.
+    assert rich == pytest.approx(max(pairs), rel=0.02)
+
+
+@pytest.mark.parametrize(("few", "many"), [((24, 2), (40, 2)), ((30, 1), (60, 3))])
+def test_kinds_that_are_smoothed_together_are_never_below_the_exact_epsilon(
+    few: tuple[int, int], many: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All outcomes of a few rounds of one coordinate, whose neighbours differ by one level."""
+    monkeypatch.setattr(products, "_FEWEST", 0.0)
+    delta = 1e-2
+    kinds = [Protocol.binomial(clients=n, dim=1, clip_norm=1.0, levels=2, trials=1) for n, _ in (few, many)]
+    losses, masses = np.zeros(1), np.ones(1)
+    parts = []
+    for protocol, (clients, count) in zip(kinds, (few, many), strict=True):
+        parts.append((joint_cost(protocol, Adjacency.REPLACE_ONE, clients, count, 0.01 * delta), Participation.every()))
+        k = np.arange(clients + 1)
+        here = binom.pmf(k, clients, 0.5)
+        ratio = np.log(here) - np.log(np.append(0.0, here[:-1]) + 1e-300)
+        for _ in range(count):
+            losses, masses = np.add.outer(losses, ratio).ravel(), np.multiply.outer(masses, here).ravel()
+    for epsilon in (0.3, 1.0, 2.0, 3.0):
+        exact = float(np.sum(masses * np.maximum(0.0, -np.expm1(epsilon - losses))))
+        mu = math.sqrt(sum(part.count * part.mu**2 for part, _ in parts))
+        tail = sum(part.count * part.tail_mass for part, _ in parts)
+        assert exact <= gdp_delta(mu, epsilon) + tail
+    # And not far: a Gaussian of the same variance allows less.
+    ideal = math.sqrt(sum(4.0 * count / clients for clients, count in (few, many)))
+    assert ideal < mu < 2.0 * ideal
+
+
+# ------------------------------------------------------------------ what else is paid for
+
+
+def test_overflow_is_taken_off_delta() -> None:
+    events = [event(participation="poisson:0.05", overflow=0.1 * DELTA)] * 3
+    expected = guarantee_over_rounds(
+        FIRST, 0.7 * DELTA, rounds=3, participation="poisson:0.05", adjacency="zero-out"
+    ).epsilon
+    found = total(*events, budget=ZERO)
+    assert found.epsilon == pytest.approx(expected, rel=1e-6)
+    assert found.tail > 0.3 * DELTA
+    with pytest.raises(ConditionError, match="drawing too many"):
+        total(*events * 4, budget=ZERO)
+
+
+def test_the_unit_is_an_example() -> None:
+    protocol = Protocol.rotated_binomial(clients=100, dim=100, clip_norm=1.0, levels=64, trials=200)
+    budget = replace(REPLACE, unit="example")
+    found = total(event(protocol, 100, examples=10), budget=budget)
+    expected = guarantee(example_protocol(protocol, 10), DELTA).epsilon
+    assert found.epsilon == expected < guarantee(protocol, DELTA).epsilon
+
+
+def test_a_release_with_more_survivors_never_raises_the_total() -> None:
+    reserved = event(survivors=901)
+    entries = [Entry(i, "people", reserved, "now", 1.0, "some") for i in range(6)]
+    before = charging.total(REPLACE, entries)
+    assert before.unreleased == 6
+    for i, survivors in enumerate([901, 902, 950, 1_023, 1_024, 1_700]):
+        entries[i] = replace(entries[i], released_at="now", released_survivors=survivors)
+        after = charging.total(REPLACE, entries)
+        assert after.epsilon <= before.epsilon
+        assert after.unreleased == 5 - i
+        before = after
+    sizes = [entry.survivors for entry in entries]
+    exact = guarantee_over_rounds(FIRST, DELTA, surviving=sizes).epsilon
+    assert exact * (1 - 1e-9) <= before.epsilon <= exact * 1.001
+
+
+def test_a_release_does_not_bring_the_total_over_what_was_allowed() -> None:
+    # With so little noise the certificate of 31 messages is worse than that of 30, and three kinds are worse than two.
+    little, much = (
+        Protocol.rotated_binomial(clients=30, dim=1, clip_norm=1.0, levels=2, trials=trials, coordinate_range=1.0)
+        for trials in (1, 40)
+    )
+    rounds = [event(protocol, survivors=30) for protocol in (little, little, little, much)]
+    budget = replace(REPLACE, delta=0.01, epsilon=100.0)
+    entries = [Entry(i, "people", round, "now", 1.0, "some") for i, round in enumerate(rounds)]
+    allowed = charging.total(budget, entries)
+    released = replace(entries[0], released_at="now", released_survivors=31, released_as=4)
+    worse = charging.total(budget, [replace(released, released_as=2), *entries[1:]])
+    assert worse.epsilon > allowed.epsilon
+    after = charging.total(budget, [released, *entries[1:]])
+    assert (after.epsilon, after.unreleased) == (allowed.epsilon, 3)
+
+
+def test_a_stated_distance_is_accounted_for() -> None:
+    stated = {"replace_one_distance": 2.0**0.5, "distance_reason": "rows are one-hot"}
+    near = replace(FIRST, **stated)
+    assert RoundEvent.from_dict(event(near).to_dict()).protocol == near
+    assert total(event(near)).epsilon == guarantee(near, DELTA).epsilon < total(event()).epsilon
+    mixed = total(event(near), event(SECOND)).epsilon
+    assert total(event(near)).epsilon < mixed < total(event(), event(SECOND)).epsilon
+    said = "replace-one distance 1.41421 because rows are one-hot"
+    assert total(event(near), event(near, 900), event(SECOND)).assumptions == (said,)
+    assert total(event()).assumptions == total(event(near), budget=ZERO).assumptions == ()
+    # It says nothing of a vector and zero.
+    assert total(event(near), budget=ZERO).epsilon == total(event(), budget=ZERO).epsilon
+
+
+def test_what_rounding_tells_is_charged_beside_rounds_of_other_kinds() -> None:
+    mechanism = ROUNDED.mechanism
+    slack = 100 * mechanism.noise.slack(20)
+    assert slack > 1e-5
+    mixed = total(event(ROUNDED, 20), event(GAUSSIAN, 1_000))
+    law = mechanism.noise.law(20)
+    assert isinstance(law, Normal)
+    mu = math.hypot(ROUNDED.sensitivity(Adjacency.REPLACE_ONE) / law.deviation, exact_mu(GAUSSIAN, 1_000))
+    exact = gdp_epsilon(mu, DELTA)
+    assert exact + 2.0 * slack <= mixed.epsilon <= (exact + 3.0 * slack) * (1.0 + 1e-5)
+
+
+@pytest.mark.parametrize("separation", [None, 1])
+@pytest.mark.parametrize("survivors", [(40, 40, 40), (40, 38, 35)])
+def test_runs_of_correlated_noise_compose_and_rounds_of_one_do_not(
+    separation: int | None, survivors: tuple[int, ...]
+) -> None:
+    """A run is one Gaussian mechanism, and several are that many, whether they are named or not."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0,
+        step=0.02,
+        window=1 << 12,
+        coordinate_range=0.7,
+        bands=3,
+        run_length=6,
+        separation=separation,
+    )
+    protocol = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    sensitivity = protocol.sensitivity(Adjacency.REPLACE_ONE)
+
+    def least(sizes: tuple[int, ...]) -> float:
+        mu = math.sqrt(sum((sensitivity / mechanism.noise.law(size).deviation) ** 2 for size in sizes))
+        return gdp_epsilon(mu, DELTA)
+
+    for count in (1, 2, 3):
+        sizes = survivors[:count]
+        named = [
+            event(protocol, size, participation=Participation.once(), partition=f"run {i}", round=round)
+            for i, size in enumerate(sizes)
+            for round in (1, 2)
+        ]
+        found = total(*named).epsilon
+        assert least(sizes) <= found <= 1.02 * least(sizes)
+        assert total(*(event(protocol, size) for size in sizes)).epsilon == found
+
+
+def test_runs_whose_windows_are_too_narrow_for_their_joint_epsilon_are_added_up() -> None:
+    """What leaves a window costs δ e^ε times its probability: fine for each ε by itself, and too much for all."""
+    planned = plan(100, 15, 8.0, DELTA, 1.0, bits=12, rounds=4, participation="once", correlated=2)
+    runs = [
+        event(planned.protocol, 100, participation="once", partition=f"run {i}", round=round)
+        for i in range(10)
+        for round in range(4)
+    ]
+    for count in (2, 10):
+        found = total(*runs[: 4 * count])
+        each = guarantee(planned.protocol, DELTA / count).epsilon
+        assert found.epsilon == pytest.approx(count * each, rel=1e-6)
+        assert found.method == charging.BASIC
+
+
+def test_what_correlated_noise_does_not_cover_is_not_accounted_for() -> None:
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0,
+        step=0.02,
+        window=1 << 12,
+        coordinate_range=0.7,
+        bands=3,
+        run_length=6,
+        untrusted_holders=1,
+    )
+    protocol = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    scheme = Participation.parse("poisson:0.1")
+    with pytest.raises(ConditionError, match="at least half"):
+        event(protocol, 20, colluding=1)
+    with pytest.raises(ConditionError, match="untrusted_holders"):
+        event(protocol, 40, colluding=2)
+    with pytest.raises(ParameterError, match="at most clients=40"):
+        event(protocol, 41)
+    with pytest.raises(ConditionError, match="sampling"):
+        event(protocol, 40, participation=scheme)
+    # Nor by whoever has no event.
+    whole = Participation.every()
+    for surviving, colluding, who in ((19, 0, whole), (40, 2, whole), (40, 0, scheme)):
+        with pytest.raises(ConditionError):
+            round_cost(protocol, Adjacency.ZERO_OUT, surviving, colluding, 1, DELTA, who)
+    with pytest.raises(ParameterError):
+        round_cost(protocol, Adjacency.ZERO_OUT, 41, 0, 1, DELTA, whole)
+    with pytest.raises(ParameterError):
+        guarantee(protocol, DELTA, surviving=41)
+    with pytest.raises(ConditionError):
+        guarantee(protocol, DELTA, surviving=19)
+
+
+def test_a_run_shares_its_partition_with_no_other_protocol() -> None:
+    """Else a second run under the same name, with a little more noise, would be free."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0, step=0.02, window=1 << 12, coordinate_range=0.7, bands=3, run_length=6, separation=1
+    )
+    run = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    other = replace(run, mechanism=replace(mechanism, noise_deviation=70.0))
+    first = event(run, 40, participation="once", partition="run")
+    for protocol in (other, GAUSSIAN):
+        with pytest.raises(ParameterError, match="one run of one protocol"):
+            total(first, event(protocol, 40, participation="once", partition="run", round=1))
+    assert total(first, replace(first, survivors=30, round=1)).rounds == 2
+
+
+def test_a_run_has_no_more_rounds_than_its_noise_is_correlated_over() -> None:
+    """Else a second run of the same protocol under the same name would be free, and so would any further round."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0, step=0.02, window=1 << 12, coordinate_range=0.7, bands=3, run_length=6, separation=1
+    )
+    run = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    one = event(run, 40, participation="once", partition="run")
+    whole = [replace(one, round=number, survivors=40 - number % 2) for number in range(6)]
+    assert total(*whole).rounds == 6
+    for again in (one, replace(one, round=6), replace(one, survivors=39)):
+        with pytest.raises(ParameterError, match="run_length=6"):
+            total(*whole, again)
+    assert total(*whole, replace(one, partition="another")).epsilon > 1.3 * total(*whole).epsilon
+    # One that is released with more messages than were reserved for is full all the same.
+    account = Account()
+    for each in whole:
+        account.reserve(each)
+    for each in whole:
+        account.release(each, 40)
+    assert sum(count for _, _, count in account.at_the_last_reservation().items()) == 6
+    with pytest.raises(ParameterError, match="run_length=6"):
+        account.reserve(one)
+    assert account.rounds == 6
+
+
+def test_rounds_of_a_run_are_not_charged_as_runs_of_their_own() -> None:
+    """Somebody in all rounds of one run pays far more than for as many runs with one round each."""
+    mechanism = CorrelatedGaussian(
+        noise_deviation=64.0, step=0.02, window=1 << 12, coordinate_range=0.7, bands=3, run_length=6
+    )
+    protocol = Protocol(clients=40, dim=40, clip_norm=1.0, mechanism=mechanism)
+    with pytest.raises(ParameterError, match="as partition"):
+        event(protocol, 40, participation="every", run="spring")
+    assert event(protocol, 40, participation="once", run="spring", partition="spring").partition == "spring"
+    assert event(protocol, 40).partition == ""  # a run by itself

@@ -1,0 +1,132 @@
+"""Budgets and rounds: what is accepted, and that JSON gives back what it was given."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpsgd.errors import ConditionError, CpsgdError, ParameterError
+from cpsgd.ledger import Budget, RoundEvent
+from cpsgd.neighbours import Participation
+from cpsgd.protocol import Protocol
+
+PROTOCOL = Protocol.rotated_binomial(clients=1_000, dim=100, clip_norm=1.0, levels=2, trials=14)
+EVENT = RoundEvent(PROTOCOL, survivors=900, participation="once", run="r", round=3, partition="p", label="été")
+BUDGET = Budget(population="people", epsilon=2, delta=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"population": ""}, "population"),
+        ({"population": "a\nb"}, "printable"),
+        ({"population": "a" * 201}, "200"),
+        ({"population": 3}, "population"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": 500.0}, "epsilon"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"adjacency": "add-remove"}, "adjacency"),
+        ({"unit": "household"}, "unit"),
+    ],
+)
+def test_bad_budgets(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        replace(BUDGET, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol": "p"}, "protocol"),
+        ({"survivors": 0}, "survivors"),
+        ({"survivors": 2.0}, "survivors"),
+        ({"survivors": 2**40}, "survivors"),
+        ({"colluding": -1}, "colluding"),
+        ({"round": -1}, "round"),
+        ({"participation": "sometimes"}, "participation"),
+        ({"participation": "every"}, "partition"),
+        ({"run": "a\x00"}, "run"),
+        ({"label": "x" * 300}, "label"),
+        ({"overflow": 1.0}, "overflow"),
+        ({"overflow": -1e-9}, "overflow"),
+        ({"examples": 0}, "examples"),
+        ({"examples": 3, "participation": "fixed-size:0.1", "partition": ""}, "Example-level"),
+    ],
+)
+def test_bad_events(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        replace(EVENT, **changes)
+
+
+def test_colluding_clients_protect_nobody() -> None:
+    with pytest.raises(ConditionError, match="nobody"):
+        replace(EVENT, survivors=5, colluding=5)
+
+
+EVENTS = st.builds(
+    RoundEvent,
+    protocol=st.sampled_from([PROTOCOL, Protocol.gaussian(clients=3, dim=7, clip_norm=0.1, sigma=1 / 3)]),
+    survivors=st.integers(11, 2**32 - 1),
+    participation=st.one_of(
+        st.sampled_from(["every", "once"]),
+        st.builds(Participation, st.sampled_from(["poisson", "fixed-size"]), st.floats(1.001e-7, 1.0)),
+    ),
+    colluding=st.integers(0, 10),
+    round=st.integers(0, 2**32 - 1),
+    run=st.text(max_size=20).filter(str.isprintable),
+    overflow=st.floats(0.0, 1.0, exclude_max=True),
+    label=st.text(max_size=20).filter(str.isprintable),
+)
+
+
+@given(EVENTS)
+def test_events_survive_json(event: RoundEvent) -> None:
+    assert RoundEvent.from_dict(json.loads(json.dumps(event.to_dict()))) == event
+
+
+def test_budgets_survive_json() -> None:
+    assert Budget.from_dict(json.loads(json.dumps(BUDGET.to_dict()))) == BUDGET
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_damaged_events_and_budgets_raise_errors_of_our_own(data: st.DataObject) -> None:
+    for kind, good in ((RoundEvent, EVENT.to_dict()), (Budget, BUDGET.to_dict())):
+        values: Any = json.loads(json.dumps(good))
+        target = values
+        if kind is RoundEvent and data.draw(st.booleans()):
+            target = values[data.draw(st.sampled_from(["protocol", "participation"]))]
+        name = data.draw(st.sampled_from(sorted(target)) | st.text(max_size=5))
+        if data.draw(st.booleans()):
+            target.pop(name, None)
+        else:
+            target[name] = data.draw(JSON)
+        try:
+            found = kind.from_dict(values)
+        except CpsgdError:
+            continue
+        assert kind.from_dict(found.to_dict()) == found
+    for kind in (RoundEvent, Budget):
+        with pytest.raises(CpsgdError):
+            kind.from_dict(data.draw(JSON))
+
+
+def test_the_fingerprint_belongs_to_the_protocol() -> None:
+    values = EVENT.to_dict()
+    values["protocol"]["trials"] += 1
+    with pytest.raises(ParameterError, match="fingerprint"):
+        RoundEvent.from_dict(values)
