@@ -31,9 +31,9 @@ MAY_NEED = {
     "mkdocs": ("docs",),
     "nbformat": ("docs",),
     "nvflare": ("engines/nvflare", "docs"),
-    "pandas": ("learning/datasets/test_frames.py", "statistics"),
-    "polars": ("learning/datasets/test_frames.py", "statistics"),
-    "pyarrow": ("docs", "cli/test_statistics_commands.py", "learning/datasets/test_frames.py", "statistics"),
+    "pandas": ("learning/datasets/test_from_tables.py", "statistics"),
+    "polars": ("learning/datasets/test_from_tables.py", "statistics"),
+    "pyarrow": ("docs", "cli/test_statistics_commands.py", "learning/datasets/test_from_tables.py", "statistics"),
     "sklearn": (
         "cli/test_train_command.py",
         "compatibility",

@@ -25,7 +25,7 @@ from cpsgd.codec import rotate
 from cpsgd.learning import AccountOptions, CohortOptions, FolderOptions, NoPrivacy, RunOptions, ServerOptions, Trainer
 from cpsgd.learning.cohorts import permuted
 from cpsgd.learning.datasets import Dataset, from_arrays, load
-from cpsgd.learning.datasets.device import on_device
+from cpsgd.learning.datasets.device_data import on_device
 from cpsgd.learning.dense import dense_layers, write_dense_gradients
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import mlp

@@ -18,8 +18,8 @@ from rich.table import Table
 from cpsgd.errors import DataError
 from cpsgd.learning import AccountOptions, CohortOptions, NoPrivacy, RunOptions, Trainer, mlp
 from cpsgd.learning.datasets import Dataset, infinite_mnist
-from cpsgd.learning.datasets.base import ImageDataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
+from cpsgd.learning.datasets.populations import ImageDataset
 from cpsgd.planner import plan
 
 COHORTS = [1_000, 10_000, 100_000]

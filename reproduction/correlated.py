@@ -26,7 +26,7 @@ from rich.console import Console
 
 from cpsgd.learning import CohortOptions, NoPrivacy, RunOptions, ServerOptions, Trainer, mlp
 from cpsgd.learning.datasets import load
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.planner import plan
 from cpsgd.reports import plotting
 from reproduction.select_settings import DELTA, ROUNDS

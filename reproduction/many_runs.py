@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from cpsgd.learning import CohortOptions, mlp
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets.base import Dataset
-from cpsgd.learning.datasets.device import on_device
+from cpsgd.learning.datasets.device_data import on_device
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.option_groups import Schedule
 from cpsgd.planner.workloads import rate_factor
 

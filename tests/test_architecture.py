@@ -63,11 +63,11 @@ UPWARDS_TO_DO = {
 }
 LAWS_TO_DO = {"audit", "ledger", "planner", "privacy"}
 NAMES_TO_DO = {
-    *("base", "bounds", "correlated", "device", "examples", "gaussian", "law", "options", "published", "questions"),
+    *("bounds", "correlated", "examples", "gaussian", "law", "options", "published", "questions"),
     *("spending", "state", "tables", "wire"),
 }
 TYPES_TO_DO = {"Account", "Total"}
-CORRELATION_TO_DO = {"audit", "engines", "federation", "learning", "ledger", "privacy", "simulation"}
+CORRELATION_TO_DO = {"federation"}
 
 
 def room_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What was recorded with release 0.1.0; `tests/data/v0_1_0/make.py` says how."""
+"""What was recorded with release 0.1.0; `tests/data/README.md` says how."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def means(rounds: range, *, dim: int, clients: int = CLIENTS, seed: int | None =
     found = []
     for number in rounds:
         round_ = DeviceRound(protocol, number, seed=seed, device=CPU)
-        round_.lineages = lineages
+        round_.source = lineages
         round_.add(torch.full((clients, dim), shift))
         found.append(round_.mean())
     return torch.stack(found)
@@ -46,7 +46,7 @@ def test_noise_that_was_lost_is_not_taken_away() -> None:
     """Without a seed the noise of a round that was skipped is nobody's: only that of round 0 is taken away."""
     protocol = protocol_for(20_000)
     lineages = DeviceLineages(protocol.mechanism, Slots(protocol.mechanism, None), CLIENTS, protocol.dim, CPU)
-    first, third, sixth = (lineages.noise(number, CLIENTS) for number in (0, 2, 5))
+    first, third, sixth = (lineages.before_rounding(number, CLIENTS) for number in (0, 2, 5))
     factors = protocol.mechanism.correlation.factors  # type: ignore[attr-defined]
     unit = float(first.var())
     assert float((first * third).mean()) / unit == pytest.approx(factors[2], abs=0.05)
@@ -60,6 +60,6 @@ def test_another_number_of_messages_and_rounds_beyond_the_run_are_refused() -> N
     mechanism = protocol_for(3).mechanism
     lineages = DeviceLineages(mechanism, Slots(mechanism, 1), CLIENTS, 3, CPU)
     with pytest.raises(ParameterError, match="Expected 2 messages"):
-        lineages.noise(0, 3)
+        lineages.before_rounding(0, 3)
     with pytest.raises(ParameterError, match="run_length"):
-        lineages.noise(ROUNDS, CLIENTS)
+        lineages.before_rounding(ROUNDS, CLIENTS)

@@ -48,7 +48,7 @@ def simulated(protocol: Protocol, vectors: NDArray[np.float32], rounds: int, see
     lineages = SummedLineages(protocol.mechanism, Slots(protocol.mechanism, seed), len(vectors), protocol.dim)
     found = []
     for number in range(rounds):
-        simulator = RoundSimulator(protocol, number, seed=seed, lineages=lineages)
+        simulator = RoundSimulator(protocol, number, seed=seed, source=lineages)
         simulator.add(vectors)
         found.append(simulator.mean())
     return np.array(found, dtype=np.float64)
@@ -116,7 +116,7 @@ def test_with_a_seed_a_run_is_repeated_and_taken_up_anywhere() -> None:
     whole = simulated(protocol, vectors, ROUNDS)
     assert np.array_equal(whole, simulated(protocol, vectors, ROUNDS))
     lineages = SummedLineages(protocol.mechanism, Slots(protocol.mechanism, 5), CLIENTS, 50)
-    later = RoundSimulator(protocol, 4, seed=5, lineages=lineages)
+    later = RoundSimulator(protocol, 4, seed=5, source=lineages)
     later.add(vectors)
     assert np.array_equal(later.mean(), whole[4].astype(np.float32))
     assert not np.array_equal(whole, simulated(protocol, vectors, ROUNDS, seed=6))
@@ -152,7 +152,7 @@ def test_noise_that_was_lost_is_not_taken_away() -> None:
     lineages = SummedLineages(protocol.mechanism, Slots(protocol.mechanism, None), CLIENTS, protocol.dim)
     found = []
     for number in (0, 2):
-        simulator = RoundSimulator(protocol, number, lineages=lineages)
+        simulator = RoundSimulator(protocol, number, source=lineages)
         simulator.add(vectors)
         found.append(simulator.mean())
     check_covariance(np.array(found, dtype=np.float64), covariance_without(protocol))
@@ -171,7 +171,7 @@ def covariance_without(protocol: Protocol) -> Array:
 def test_another_number_of_messages_is_refused() -> None:
     protocol = protocol_for(10, clients=3)
     lineages = SummedLineages(protocol.mechanism, Slots(protocol.mechanism, 1), 3, 10)
-    simulator = RoundSimulator(protocol, 0, seed=1, lineages=lineages)
+    simulator = RoundSimulator(protocol, 0, seed=1, source=lineages)
     simulator.add(np.zeros((2, 10), dtype=np.float32))
     with pytest.raises(ParameterError, match="Expected 3 messages"):
         simulator.mean()

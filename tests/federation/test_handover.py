@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cpsgd import Plan
 from cpsgd.codec import rotate
 from cpsgd.correlated.batons import Place, open_baton, seal
-from cpsgd.correlated.handover import Handover, Step, read_answer
+from cpsgd.correlated.handover import Handover, HandoverStep, read_answer
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import BatonError, CpsgdError, ParameterError, RoundRefusedError, VersionError
@@ -272,8 +272,8 @@ def test_clients_that_come_take_over_from_those_that_leave(passing: Plan, drawn:
     assert not used_twice(drawn)
     assert federation.asked[1][:3] == [Stage.RELAY] * 3
     assert Stage.RELAY not in federation.asked[0]
-    steps = {step: {node for node, asked in federation.handed if asked.step is step} for step in Step}
-    assert steps == {Step.KEY: set("fghij"), Step.GIVE: set("abcde"), Step.TAKE: set("fghij")}
+    steps = {step: {node for node, asked in federation.handed if asked.step is step} for step in HandoverStep}
+    assert steps == {HandoverStep.KEY: set("fghij"), HandoverStep.GIVE: set("abcde"), HandoverStep.TAKE: set("fghij")}
     assert session.report.relay_bytes == {}
 
 
@@ -283,10 +283,10 @@ def test_who_took_part_once_is_not_asked_again(passing: Plan, tmp_path: Path) ->
     assert "1 nodes are connected" in federation.round("abcdef").report.reason
 
 
-@pytest.mark.parametrize("step", list(Step))
+@pytest.mark.parametrize("step", list(HandoverStep))
 @pytest.mark.parametrize("what", ["silence", "garbage", "another's", "cut"])
 def test_whoever_fails_costs_a_lineage_and_not_the_round(
-    passing: Plan, step: Step, what: str, drawn: Drawn, tmp_path: Path
+    passing: Plan, step: HandoverStep, what: str, drawn: Drawn, tmp_path: Path
 ) -> None:
     def tamper(node: str, asked: Handover, answer: bytes) -> bytes | None:
         if asked.step is not step or asked.place.lineage:
@@ -301,11 +301,11 @@ def test_whoever_fails_costs_a_lineage_and_not_the_round(
     assert report.survivors == 5
     linked = sum(seeds[1] is not None for round, seeds in drawn if round == 2)
     # Who has taken a baton has it, whatever becomes of the answer.
-    assert linked == (5 if step is Step.TAKE else 4)
+    assert linked == (5 if step is HandoverStep.TAKE else 4)
     assert not used_twice(drawn)
 
 
-def handover(client: Client, step: Step, place: Place, body: bytes = b"") -> bytes:
+def handover(client: Client, step: HandoverStep, place: Place, body: bytes = b"") -> bytes:
     asked = Handover(step, place, body)
     return read_answer(client.ask(asked.to_bytes()), asked)
 
@@ -320,30 +320,30 @@ def test_a_server_that_carries_batons_wrongly_costs_lineages_only(passing: Plan,
     def place(lineage: int = 0, round: int = 2, run: str = RUN) -> Place:
         return Place(run, protocol.fingerprint, 2, round, lineage)
 
-    keys = {client: handover(client, Step.KEY, place(i)) for i, client in enumerate((c, d, e))}
-    baton = handover(a, Step.GIVE, place(0), keys[c])
+    keys = {client: handover(client, HandoverStep.KEY, place(i)) for i, client in enumerate((c, d, e))}
+    baton = handover(a, HandoverStep.GIVE, place(0), keys[c])
     # Duplicated: a client has nothing left to seal for a second successor.
     for lineage, client in ((0, c), (1, d)):
         with pytest.raises(BatonError, match="no noise"):
-            handover(a, Step.GIVE, place(lineage), keys[client])
+            handover(a, HandoverStep.GIVE, place(lineage), keys[client])
     # Swapped, of another lineage, round, or run.
     for client, at in ((d, place(1)), (c, place(1)), (c, place(0, 3)), (d, place(0))):
         with pytest.raises(BatonError):
-            handover(client, Step.TAKE, at, baton)
+            handover(client, HandoverStep.TAKE, at, baton)
     foreign = seal((b"x" * 16,), keys[e], place(2, run="78"))
     with pytest.raises(BatonError, match="not sealed for this client"):
-        handover(e, Step.TAKE, place(2), foreign)
+        handover(e, HandoverStep.TAKE, place(2), foreign)
     # Two lineages for one client; and one for a client that has its own.
     with pytest.raises(BatonError, match="before"):
-        handover(c, Step.KEY, place(1))
+        handover(c, HandoverStep.KEY, place(1))
     with pytest.raises(BatonError, match="no second one"):
-        handover(b, Step.KEY, place(1))
-    handover(c, Step.TAKE, place(0), baton)
+        handover(b, HandoverStep.KEY, place(1))
+    handover(c, HandoverStep.TAKE, place(0), baton)
     # Repeated.
     with pytest.raises(BatonError, match="awaits no baton"):
-        handover(c, Step.TAKE, place(0), baton)
+        handover(c, HandoverStep.TAKE, place(0), baton)
     # Forged, of zeros: it is taken, and adds what the server knows to what it does not.
-    handover(d, Step.TAKE, place(1), seal((bytes(16),), keys[d], place(1)))
+    handover(d, HandoverStep.TAKE, place(1), seal((bytes(16),), keys[d], place(1)))
     for client in (c, d, e, f):
         client.ask(plain(passing, 2))
     own = {seeds[0] for round, seeds in drawn if round == 1}
@@ -358,7 +358,7 @@ def test_a_server_that_names_its_own_key_learns_noise_which_the_plan_allows_for(
     client = remembering(tmp_path, "a", secure=False)
     client.ask(plain(passing, 1))
     key, place = X25519PrivateKey.generate(), Place(RUN, passing.protocol.fingerprint, 2, 2)
-    baton = handover(client, Step.GIVE, place, key.public_key().public_bytes_raw())
+    baton = handover(client, HandoverStep.GIVE, place, key.public_key().public_bytes_raw())
     assert open_baton(baton, key, place)[0] is not None
     mechanism = passing.protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
@@ -371,13 +371,17 @@ def test_what_stays_is_not_handed_on(small_plan: Plan, tmp_path: Path) -> None:
     client = remembering(tmp_path, "a", secure=False)
     client.ask(plain(stays, 1))
     with pytest.raises(BatonError):
-        handover(client, Step.GIVE, Place(RUN, stays.protocol.fingerprint, 3, 2), os.urandom(32))
+        handover(client, HandoverStep.GIVE, Place(RUN, stays.protocol.fingerprint, 3, 2), os.urandom(32))
 
 
 def test_with_a_roster_or_without_a_memory_nothing_is_handed_on(passing: Plan, tmp_path: Path) -> None:
     place = Place(RUN, passing.protocol.fingerprint, 2, 2)
     for client, reason in ((Silos(tmp_path).client(0), "keeps its noise"), (Client(), "cpsgd-memory")):
-        for step, body in ((Step.KEY, b""), (Step.GIVE, os.urandom(32)), (Step.TAKE, bytes(place.baton_bytes))):
+        for step, body in (
+            (HandoverStep.KEY, b""),
+            (HandoverStep.GIVE, os.urandom(32)),
+            (HandoverStep.TAKE, bytes(place.baton_bytes)),
+        ):
             with pytest.raises(RoundRefusedError, match=reason):
                 handover(client, step, place, body)
     assert not (tmp_path / "memory-0.lineages").exists()
@@ -389,7 +393,7 @@ def test_arbitrary_requests_are_refused_and_change_nothing(passing: Plan, tmp_pa
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     state, rng = client.state, np.random.default_rng(6)
     place = Place(RUN, passing.protocol.fingerprint, 2, 2)
-    right = Handover(Step.GIVE, place, X25519PrivateKey.generate().public_key().public_bytes_raw()).to_bytes()
+    right = Handover(HandoverStep.GIVE, place, X25519PrivateKey.generate().public_key().public_bytes_raw()).to_bytes()
     cases = [right[:length] for length in range(4, len(right))] + [right + b"\0"]
     cases += [b"cpsh" + rng.bytes(int(rng.integers(120))) for _ in range(200)]
     for _ in range(300):
@@ -402,7 +406,7 @@ def test_arbitrary_requests_are_refused_and_change_nothing(passing: Plan, tmp_pa
         assert str(tmp_path) not in str(caught.value)
     with pytest.raises(VersionError, match="version 9"):
         client.ask(b"cpsh\x09")
-    for step, body in ((Step.KEY, b"x"), (Step.GIVE, b""), (Step.TAKE, b"short")):
+    for step, body in ((HandoverStep.KEY, b"x"), (HandoverStep.GIVE, b""), (HandoverStep.TAKE, b"short")):
         with pytest.raises(BatonError, match="bytes of content"):
             client.ask(Handover(step, place, body).to_bytes())
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
@@ -411,7 +415,7 @@ def test_arbitrary_requests_are_refused_and_change_nothing(passing: Plan, tmp_pa
 
 def test_a_server_takes_answers_to_its_own_requests_only() -> None:
     place = Place(RUN, bytes(16), 2, 2)
-    asked = Handover(Step.KEY, place)
+    asked = Handover(HandoverStep.KEY, place)
     for reply in (b"", b"cpsh", b"cpsh\1\1" + bytes(32), b"cpsh\1\0" + bytes(31), b"cpsh\1\0" + bytes(33), bytes(38)):
         with pytest.raises(BatonError):
             read_answer(reply, asked)

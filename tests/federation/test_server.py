@@ -28,7 +28,7 @@ from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import Invitation, Stage, graph
 from cpsgd.secagg.cohort import Cohort
-from cpsgd.secagg.frames import Kind
+from cpsgd.secagg.packets import Kind
 
 from .local import DIM, RUN, Client, carry, honest
 from .silos import CLIENTS, VECTORS, Silos

@@ -18,9 +18,9 @@ from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.client_files import Signing, session_identifier
 from cpsgd.federation.messages import Request
 from cpsgd.federation.terms import Terms
-from cpsgd.secagg import SecureServer, Stage, frames
+from cpsgd.secagg import SecureServer, Stage, packets
 from cpsgd.secagg.cohort import Advert, Cohort
-from cpsgd.secagg.frames import HEADER_BYTES, Invitation, Kind, Session
+from cpsgd.secagg.packets import HEADER_BYTES, Invitation, Kind, Session
 
 from .local import DIM, RUN, Client, carry
 from .silos import CLIENTS, VECTORS, Silos
@@ -76,7 +76,7 @@ class Server:
 
     def announce(self, adverts: dict[int, Advert]) -> bytes:
         everybody = Cohort.of(CLIENTS, {**adverts, 0: self.invited}).to_bytes()
-        entries = frames.write_entries({number: advert.to_bytes() for number, advert in adverts.items()})
+        entries = packets.write_entries({number: advert.to_bytes() for number, advert in adverts.items()})
         return self.ask(Stage.SHARE, self.session.write(Kind.KEYS, 0, everybody, entries))
 
     def honest(self) -> dict[int, Advert]:
@@ -199,8 +199,8 @@ def without_asking_for_confirmations(asked: Request, session: Session) -> Reques
 def without_signatures(asked: Request, session: Session) -> Request:
     if asked.stage is not Stage.UNMASK:
         return asked
-    survivors = frames.write_set({0, 1, 2, 3}, CLIENTS)
-    number = frames._frame(asked.payload).client
+    survivors = packets.write_set({0, 1, 2, 3}, CLIENTS)
+    number = packets._frame(asked.payload).client
     return replace(asked, payload=session.write(Kind.REQUEST, number, survivors))
 
 
@@ -277,7 +277,7 @@ def test_survivors_are_signed_once_also_by_two_processes_with_the_same_state(sma
     current = Round(small_plan, silos, Stage.CONFIRM)
     for silo in range(3):
         first, second = current.copy(silo), current.copy(silo)
-        everybody, without_last = (frames.write_set(numbers, CLIENTS) for numbers in ({0, 1, 2, 3}, {0, 1, 2}))
+        everybody, without_last = (packets.write_set(numbers, CLIENTS) for numbers in ({0, 1, 2, 3}, {0, 1, 2}))
         assert current.ask(first, Stage.CONFIRM, current.session.write(Kind.SURVIVORS, silo, everybody))
         for again in (everybody, without_last):
             with pytest.raises(StageError, match="'confirm' of round 1 of this run already"):
@@ -309,7 +309,7 @@ def test_without_a_roster_a_memory_keeps_a_client_from_signing_twice(small_plan:
         for silo, payload in outgoing.items():
             server.receive(silo, clients[silo].ask(request(small_plan, stage, payload)))
         outgoing = server.advance()
-    everybody, without_last = (frames.write_set(numbers, CLIENTS) for numbers in ({0, 1, 2, 3}, {0, 1, 2}))
+    everybody, without_last = (packets.write_set(numbers, CLIENTS) for numbers in ({0, 1, 2, 3}, {0, 1, 2}))
     first, second = copy(clients[0]), copy(clients[0])
     assert first.ask(request(small_plan, Stage.CONFIRM, server._session.write(Kind.SURVIVORS, 0, everybody)))
     with pytest.raises(StageError, match="'confirm' of round 1 of this run already"):

@@ -17,8 +17,8 @@ from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureClient, Stage
 from cpsgd.secagg.cohort import Statement
 from cpsgd.secagg.coordinator import SecureServer
-from cpsgd.secagg.frames import Kind, write_entries, write_set
 from cpsgd.secagg.keys import SIGNATURE_BYTES
+from cpsgd.secagg.packets import Kind, write_entries, write_set
 
 from .local import RUN
 from .silos import Silos

@@ -28,8 +28,8 @@ from cpsgd.federation.messages import Pair, Request
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import SecureClient, Stage
-from cpsgd.secagg.frames import Kind
 from cpsgd.secagg.keys import SIGNATURE_BYTES
+from cpsgd.secagg.packets import Kind
 
 from .local import DIM, RUN, Client, opening, plain, with_mechanism, with_more_noise, with_protocol
 from .silos import Silos

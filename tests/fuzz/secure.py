@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec.wire import checksum
 from cpsgd.errors import CpsgdError
-from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, frames
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, packets
 
 CLIENTS = 4
 AGREED = SecureParameters(
@@ -115,10 +115,10 @@ def server_seeds() -> list[bytes]:
 def seal(data: bytes) -> bytes:
     """The message with the right checksum."""
     message = data[1:]
-    if len(message) < frames.HEADER_BYTES:
+    if len(message) < packets.HEADER_BYTES:
         return data
-    fields, body = message[: frames._FIELDS.size], message[frames.HEADER_BYTES :]
-    return data[:1] + fields + frames._CHECKSUM.pack(checksum(fields, body)) + body
+    fields, body = message[: packets._FIELDS.size], message[packets.HEADER_BYTES :]
+    return data[:1] + fields + packets._CHECKSUM.pack(checksum(fields, body)) + body
 
 
 def restore(data: bytes) -> None:

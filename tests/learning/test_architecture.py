@@ -14,7 +14,7 @@ from torch import nn
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning.architecture import rehearse
-from cpsgd.learning.datasets.base import Batch
+from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import check_model, trainable
 from cpsgd.learning.option_groups import ClientOptions

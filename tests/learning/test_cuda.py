@@ -10,7 +10,7 @@ import torch
 
 from cpsgd.learning import cuda, dense
 from cpsgd.learning.datasets import infinite_digits
-from cpsgd.learning.datasets.device import DeviceInfinite
+from cpsgd.learning.datasets.device_data import DeviceInfinite
 from cpsgd.learning.models import mlp
 from tests.simulation.device.emulator import emulate
 

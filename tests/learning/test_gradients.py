@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Batch
+from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import check_model, mlp
 from cpsgd.learning.option_groups import ClientOptions

@@ -13,7 +13,7 @@ from cpsgd.codec.rounding import Grid
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
-from cpsgd.learning.datasets.base import Batch
+from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan

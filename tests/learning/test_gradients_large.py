@@ -10,8 +10,8 @@ import pytest
 
 from cpsgd.learning import NoPrivacy, mlp
 from cpsgd.learning.datasets import ArrayDataset, from_arrays
-from cpsgd.learning.datasets.base import Batch, PartedDataset
-from cpsgd.learning.datasets.examples import from_torch
+from cpsgd.learning.datasets.populations import Batch, PartedDataset
+from cpsgd.learning.datasets.torch_datasets import from_torch
 from tests.learning.training import finish, make_trainer, weights
 
 LARGE, FEATURES = 30_000, 100

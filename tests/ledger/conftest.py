@@ -1,4 +1,4 @@
-"""A ledger with one budget."""
+"""A ledger with one budget, and ways to damage its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger keeps up with its file: threads, processes, and a file that went back in time."""
+"""A ledger keeps up with its file, and reads all of it again: threads, processes, heads from before."""
 
 from __future__ import annotations
 
@@ -63,3 +63,16 @@ def test_a_ledger_works_in_a_forked_process(ledger: Ledger) -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert ledger.events("people")[0].released
+
+
+def test_verify_and_heads(ledger: Ledger) -> None:
+    first = ledger.head
+    entry = ledger.reserve("people", EVENT)
+    ledger.release(entry, 900)
+    found = ledger.verify()
+    assert (found.records, found.head, found.overspent) == (4, ledger.head, ())
+    assert found.totals == (ledger.total("people"),)
+    for head in (first, str(first), first.hash, f" {first.hash.upper()}\n", ledger.head):
+        assert ledger.verify(head).records == 4
+    with pytest.raises(LedgerChainError, match="does not contain the head"):
+        ledger.verify("0" * 64)

@@ -17,10 +17,12 @@ from cpsgd._plain import canonical
 from cpsgd.errors import BudgetExceededError, LedgerChainError, LedgerError, LedgerFormatError
 from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, snapshots, sqlite_store
 from cpsgd.ledger.chain import Head, link
-from cpsgd.ledger.kinds import Account, Room, kind_of
+from cpsgd.ledger.kinds import Account
 from cpsgd.ledger.state import State, digest_of
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
+
+from .damage import tamper, unread
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=100.0)
 OTHER = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=200.0)
@@ -80,17 +82,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-def execute(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-        for name, _ in triggers:
-            connection.execute(f"DROP TRIGGER {name}")
-        for statement in statements:
-            connection.execute(statement)
-        for _, sql in triggers:
-            connection.execute(sql)
-
-
 def everything(ledger: Ledger) -> tuple[object, ...]:
     return ledger.total("people"), ledger.events("people"), ledger.budgets(), ledger.head
 
@@ -136,11 +127,6 @@ def test_the_text_of_a_snapshot_survives_reading_it(long: Ledger) -> None:
 # ------------------------------------------------------------------ damage
 
 
-def damaged(path: Path, *statements: str) -> Ledger:
-    execute(path, *statements)
-    return Ledger(path)
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -160,7 +146,7 @@ def damaged(path: Path, *statements: str) -> Ledger:
 def test_a_damaged_cache_is_not_believed(long: Ledger, statement: str, reads: list[object]) -> None:
     expected = everything(long)
     kept = str(long.head)
-    execute(long.path, statement)
+    tamper(long.path, statement)
     reads.clear()
     fresh = Ledger(long.path)
     if "entries" not in statement:
@@ -185,32 +171,26 @@ def test_a_damaged_cache_is_not_believed(long: Ledger, statement: str, reads: li
 
 
 def test_rows_of_the_index_are_checked_against_the_records(long: Ledger) -> None:
-    execute(long.path, "UPDATE entries SET round = 77 WHERE number = 2")
+    tamper(long.path, "UPDATE entries SET round = 77 WHERE number = 2")
     with pytest.raises(LedgerFormatError, match="repair"):
         Ledger(long.path).find("people", run="r", round=77)
-    execute(long.path, "UPDATE entries SET round = 0, closed = 5 WHERE number = 2")
+    tamper(long.path, "UPDATE entries SET round = 0, closed = 5 WHERE number = 2")
     with pytest.raises(LedgerError):
         Ledger(long.path).events("people")
 
 
 def test_an_end_that_vanished_is_missed(long: Ledger) -> None:
     last = long.head.number
-    execute(long.path, f"DELETE FROM records WHERE number = {last}")
+    tamper(long.path, f"DELETE FROM records WHERE number = {last}")
     with pytest.raises(LedgerChainError, match="end of the ledger is missing"):
         Ledger(long.path)
     with pytest.raises(LedgerChainError):
-        Ledger.repair(_unread(long.path))
-
-
-def _unread(path: Path) -> Ledger:
-    ledger = Ledger(path.with_suffix(".none"))
-    ledger.path = ledger._replica.path = ledger._replica.store.path = path
-    return ledger
+        Ledger.repair(unread(long.path))
 
 
 def test_damage_before_the_snapshot_changes_no_total_and_is_found_by_verify(long: Ledger) -> None:
     expected = long.total("people")
-    execute(
+    tamper(
         long.path, """UPDATE records SET body = replace(body, '"survivors":900', '"survivors":990') WHERE number = 2"""
     )
     assert Ledger(long.path).total("people") == expected
@@ -223,7 +203,7 @@ def test_damage_before_the_snapshot_changes_no_total_and_is_found_by_verify(long
 
 def test_damage_after_the_snapshot_is_found_on_opening(long: Ledger) -> None:
     long.reserve("people", event(300))
-    execute(long.path, f"UPDATE records SET body = replace(body, '300', '301') WHERE number = {long.head.number}")
+    tamper(long.path, f"UPDATE records SET body = replace(body, '300', '301') WHERE number = {long.head.number}")
     with pytest.raises(LedgerChainError):
         Ledger(long.path)
 
@@ -234,7 +214,7 @@ def test_totals_cannot_be_lowered_through_the_snapshot_without_writing_the_chain
     state = long._replica.state
     forged = replace(state, accounts={("people", 0): Account()})
     text = forged.to_text()
-    execute(long.path, "DELETE FROM snapshot", f"INSERT INTO snapshot VALUES (0, '{text}')")
+    tamper(long.path, "DELETE FROM snapshot", f"INSERT INTO snapshot VALUES (0, '{text}')")
     assert Ledger(long.path).total("people").rounds == 30  # not believed
     # With the record, and all after it, written anew:
     with closing(sqlite3.connect(long.path)) as connection:
@@ -242,7 +222,7 @@ def test_totals_cannot_be_lowered_through_the_snapshot_without_writing_the_chain
     record = canonical(
         {"kind": "snapshot", "version": 1, "digest": digest_of(text), "number": number, "time": "2026-01-01"}
     )
-    execute(
+    tamper(
         long.path,
         f"DELETE FROM records WHERE number >= {number}",
         f"INSERT INTO records VALUES ({number}, '{record}', '{link(previous, record)}')",
@@ -336,8 +316,7 @@ def test_many_rounds_are_priced_together(monkeypatch: pytest.MonkeyPatch) -> Non
         if charges % 100 == 99:
             exact = guarantee_over_rounds(PROTOCOL, 1e-6, surviving={950: charges, 900: 1}).epsilon
             assert exact * (1 - 1e-9) <= price.epsilon <= 1.04 * exact
-        room = Room(kind_of(event(0), 900), price.rounds, price.epsilon, price.method) if price.rounds else None
-        account.reserve(event(0), room)
+        account.reserve(event(0), price if price.rounds else None)
         account.release(event(0), 950)
     assert len(prices) < 31 + 110
     assert charging.spent(budget, [account]).epsilon <= budget.epsilon
@@ -352,7 +331,7 @@ def test_the_last_rounds_of_a_budget_are_all_allowed(monkeypatch: pytest.MonkeyP
     budget = Budget(population="people", epsilon=limit, delta=1e-6)
     account = Account()
     while (price := charging.affordable(budget, [account], one)) is not None:
-        account.reserve(one, Room(kind_of(one, 1_000), price.rounds, price.epsilon, price.method))
+        account.reserve(one, price)
     assert account.rounds == 203
     assert charging.spent(budget, [account]).epsilon <= limit
 

@@ -17,15 +17,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cpsgd.errors import (
-    LedgerAccessError,
-    LedgerBusyError,
-    LedgerChainError,
-    LedgerError,
-    LedgerFormatError,
-)
+from cpsgd.errors import LedgerAccessError, LedgerBusyError, LedgerChainError, LedgerError, LedgerFormatError
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.protocol import Protocol
+
+from .damage import execute, tamper, unread
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=100.0)
 EVENT = RoundEvent(PROTOCOL, survivors=900)
@@ -38,12 +34,6 @@ def spent(ledger: Ledger) -> Ledger:
         ledger.release(ledger.reserve("people", EVENT), 950)
     ledger.reserve("people", EVENT)
     return ledger
-
-
-def execute(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in statements:
-            connection.execute(statement)
 
 
 # ------------------------------------------------------------------ what is on the disk
@@ -83,18 +73,6 @@ def test_accidents_with_a_database_tool_are_refused(spent: Ledger, statement: st
     with pytest.raises(sqlite3.IntegrityError, match="records of a ledger"):
         execute(spent.path, statement)
     assert spent.verify().records == 7
-
-
-# Removing the triggers is tampering, too, so they are put back for the sake of what is tested.
-def tamper(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-        for name, _ in triggers:
-            connection.execute(f"DROP TRIGGER {name}")
-        for statement in statements:
-            connection.execute(statement)
-        for _, sql in triggers:
-            connection.execute(sql)
 
 
 @pytest.mark.slow
@@ -179,14 +157,7 @@ def test_other_databases(spent: Ledger, tmp_path: Path) -> None:
         with pytest.raises(LedgerFormatError, match=r"not a ledger|not as a ledger"):
             Ledger(copy)
         with pytest.raises(LedgerFormatError):
-            Ledger.create(_unread(copy), Budget(population="more", epsilon=1.0, delta=1e-6))
-
-
-def _unread(path: Path) -> Ledger:
-    """A ledger whose file became what it is after it was opened."""
-    ledger = Ledger(path.with_suffix(".none"))
-    ledger.path = ledger._replica.path = ledger._replica.store.path = path
-    return ledger
+            Ledger.create(unread(copy), Budget(population="more", epsilon=1.0, delta=1e-6))
 
 
 def test_a_newer_release_is_told(spent: Ledger) -> None:

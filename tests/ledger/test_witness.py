@@ -7,16 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import LedgerAccessError, LedgerChainError, LedgerStorageError, ParameterError, WitnessError
 from cpsgd.ledger import Budget, Ledger, Line, RoundEvent, Witness, snapshots
 from cpsgd.ledger.chain import Head
 from cpsgd.protocol import Protocol
 
+from .damage import KEY, OTHER_PUBLIC, PUBLIC
+
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0)
 EVENT = RoundEvent(PROTOCOL, survivors=900)
-KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([byte]) * 32) for byte in (1, 2))
 HEAD = Head(7, "ab" * 32)
 
 
@@ -33,10 +33,6 @@ def watched(tmp_path: Path, witness: Path) -> Ledger:
     ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
     ledger.release(ledger.reserve("people", EVENT), 950)
     return ledger
-
-
-def public(key: Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes_raw()
 
 
 def test_every_head_is_with_the_witness_when_a_call_returns(watched: Ledger, witness: Path) -> None:
@@ -118,29 +114,29 @@ def test_a_witness_that_cannot_be_written_stops_the_round(watched: Ledger, witne
 def test_signed_lines(watched: Ledger, tmp_path: Path) -> None:
     line = watched.seen(KEY)
     assert Line.parse(str(line)) == line
-    line.check([public(OTHER), public(KEY)])
+    line.check([OTHER_PUBLIC, PUBLIC])
     with pytest.raises(WitnessError, match="not signed by whom"):
-        line.check([public(OTHER)])
+        line.check([OTHER_PUBLIC])
     with pytest.raises(WitnessError, match="not signed by whom"):
-        watched.seen().check([public(KEY)])
+        watched.seen().check([PUBLIC])
     # Neither head nor time can be changed, nor a signature be moved.
     for forged in (
         Line(HEAD, line.time, line.key, line.signature),
         Line(line.head, "2020-01-01", line.key, line.signature),
-        Line(line.head, line.time, public(OTHER), line.signature),
+        Line(line.head, line.time, OTHER_PUBLIC, line.signature),
         Line(line.head, line.time, line.key, bytes(64)),
         Line(line.head, line.time, line.key, b"short"),
     ):
         with pytest.raises(WitnessError, match="wrong"):
-            forged.check([public(KEY), public(OTHER)])
+            forged.check([PUBLIC, OTHER_PUBLIC])
     file = tmp_path / "signed.txt"
     Witness(file).append(line)
-    assert watched.verify(witness=file, signers=[public(KEY)]).records == 4
+    assert watched.verify(witness=file, signers=[PUBLIC]).records == 4
     with pytest.raises(WitnessError):
-        watched.verify(witness=file, signers=[public(OTHER)])
+        watched.verify(witness=file, signers=[OTHER_PUBLIC])
     Witness(file).append(watched.seen())
     with pytest.raises(WitnessError):
-        watched.verify(witness=file, signers=[public(KEY)])
+        watched.verify(witness=file, signers=[PUBLIC])
 
 
 @pytest.mark.parametrize(

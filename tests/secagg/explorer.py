@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureClient, SecureParameters, frames
+from cpsgd.secagg import SecureClient, SecureParameters, packets
 from cpsgd.secagg.cohort import Advert, Cohort
-from cpsgd.secagg.frames import HEADER_BYTES, Invitation, Kind, Session
+from cpsgd.secagg.packets import HEADER_BYTES, Invitation, Kind, Session
 
 
 def members(bits: int) -> list[int]:
@@ -129,11 +129,11 @@ class Explorer:
     def _share(self, machine: Machine) -> None:
         for view in subsets(self.everybody):
             for shown in subsets(view & self.near(view, machine.number)):
-                adverts = frames.write_entries({i: self.machines[i].advert.to_bytes() for i in members(shown)})
+                adverts = packets.write_entries({i: self.machines[i].advert.to_bytes() for i in members(shown)})
                 message = machine.write(Kind.KEYS, self._cohort(view).to_bytes(), adverts)
                 reply = machine.lead(Path(), Path(view), "share", message)
                 if reply is not None:
-                    parts = frames.split_entries(reply[HEADER_BYTES + 32 :], 82, len(members(shown)))
+                    parts = packets.split_entries(reply[HEADER_BYTES + 32 :], 82, len(members(shown)))
                     machine.sealed[view] = dict(zip(members(shown), parts, strict=True))
 
     def _mask(self, machine: Machine) -> None:
@@ -141,7 +141,7 @@ class Explorer:
             for delivered in subsets(self.everybody & ~(1 << machine.number)):
                 # What a neighbour sealed after it had seen whatever list: the first that this client is on.
                 sources = {i: self._sealed(i, machine.number) for i in members(delivered)}
-                body = frames.write_entries({i: source for i, source in sources.items() if source is not None})
+                body = packets.write_entries({i: source for i, source in sources.items() if source is not None})
                 if None not in sources.values():
                     machine.lead(path, Path(path.cohort, delivered), "mask", machine.write(Kind.DELIVERY, body))
 
@@ -152,7 +152,7 @@ class Explorer:
     def _confirm(self, machine: Machine) -> None:
         for path in [path for path in machine.states if path.delivered is not None and path.survivors is None]:
             for survivors in subsets(self.everybody):
-                body = frames.write_set(frozenset(members(survivors)), self.parameters.clients)
+                body = packets.write_set(frozenset(members(survivors)), self.parameters.clients)
                 further = Path(path.cohort, path.delivered, survivors)
                 reply = machine.lead(path, further, "confirm", machine.write(Kind.SURVIVORS, body))
                 if reply is not None:
@@ -164,14 +164,14 @@ class Explorer:
         for machine in self.machines:
             for path in [path for path in machine.states if path.survivors is not None]:
                 assert path.survivors is not None
-                body = frames.write_set(frozenset(members(path.survivors)), self.parameters.clients)
+                body = packets.write_set(frozenset(members(path.survivors)), self.parameters.clients)
                 signed = {i: m.signatures.get((path.cohort, path.survivors)) for i, m in enumerate(self.machines)}
                 other = {i: next(iter(m.signatures.values())) for i, m in enumerate(self.machines) if m.signatures}
                 for size in range(self.parameters.clients + 1):
                     for signers in combinations(range(self.parameters.clients), size):
                         right = {i: signature for i in signers if (signature := signed[i]) is not None}
                         mixed = {i: right.get(i, other.get(i, bytes(64))) for i in signers}
-                        message = machine.write(Kind.REQUEST, body, frames.write_entries(mixed))
+                        message = machine.write(Kind.REQUEST, body, packets.write_entries(mixed))
                         reply = machine.lead(path, Path(-1), "unmask", message)
                         enough = right == mixed and len(right) >= self.parameters.quorum
                         assert (reply is not None) == enough

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, SecureSum, Stage, frames, graph
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, SecureSum, Stage, graph, packets
 from cpsgd.secagg.cohort import Advert, Cohort
-from cpsgd.secagg.frames import Kind, Session
+from cpsgd.secagg.packets import Kind, Session
 from cpsgd.secagg.participant import ClientState
 
 FINGERPRINT = bytes(range(16))
@@ -104,7 +104,7 @@ def _shared(party: object) -> dict[int, object]:
 def keys_message(session: Session, client: int, own: Advert, adverts: Mapping[int, Advert]) -> bytes:
     """A client's second message, from a server that says that only these take part."""
     everybody = Cohort.of(session.parameters.clients, {**adverts, client: own}).to_bytes()
-    listed = frames.write_entries({other: advert.to_bytes() for other, advert in adverts.items()})
+    listed = packets.write_entries({other: advert.to_bytes() for other, advert in adverts.items()})
     return session.write(Kind.KEYS, client, everybody, listed)
 
 

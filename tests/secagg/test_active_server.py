@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureClient, frames, keys
+from cpsgd.secagg import SecureClient, keys, packets
 from cpsgd.secagg.cohort import Advert, Cohort, Statement
-from cpsgd.secagg.frames import HEADER_BYTES, Invitation, Kind, Session
 from cpsgd.secagg.keys import public_bytes
+from cpsgd.secagg.packets import HEADER_BYTES, Invitation, Kind, Session
 from cpsgd.secagg.participant import PAIR_BYTES, SEALED_BYTES
 
 from .rounds import keys_message, parameters
@@ -93,7 +93,7 @@ class Attack:
                 reply = client.share(keys_message(self.session, self.numbers[i], self.adverts[i], entries))
                 everybody = {**entries, self.numbers[i]: self.adverts[i]}
                 self.cohorts[i] = Cohort.of(self.people, everybody)
-                sealed = frames.split_entries(reply[HEADER_BYTES + 32 :], SEALED_BYTES, len(shown))
+                sealed = packets.split_entries(reply[HEADER_BYTES + 32 :], SEALED_BYTES, len(shown))
                 self.sealed[i] = dict(zip(sorted(shown), sealed, strict=True))
 
     def deliver(self) -> None:
@@ -109,21 +109,21 @@ class Attack:
                 elif person in self.sealed and self.shown[person].get(self.numbers[i]) == i:
                     delivered[number] = self.sealed[person][self.numbers[i]]
             with suppress(SecureAggregationError):
-                self.clients[i].mask(self._message(Kind.DELIVERY, i, frames.write_entries(delivered)), values)
+                self.clients[i].mask(self._message(Kind.DELIVERY, i, packets.write_entries(delivered)), values)
                 self.received[i] = set(delivered)
 
     def confirm(self) -> None:
         announced = [self._survivors(), self._survivors()]
         for i in self.received:
             for survivors in self.random.sample(announced, 2):
-                body = frames.write_set(survivors, self.people)
+                body = packets.write_set(survivors, self.people)
                 with suppress(SecureAggregationError):
                     reply = self.clients[i].confirm(self._message(Kind.SURVIVORS, i, body))
                     self.signed[i] = survivors, reply[HEADER_BYTES:]
 
     def unmask(self) -> None:
         for i, (survivors, signature) in self.signed.items():
-            body = frames.write_set(survivors, self.people)
+            body = packets.write_set(survivors, self.people)
             signatures = {self.numbers[i]: signature}
             for number in survivors & self.shown[i].keys():
                 person = self.shown[i][number]
@@ -133,7 +133,7 @@ class Attack:
                 elif person in self.signed and self._same(person, i):
                     signatures[number] = self.signed[person][1]
             with suppress(SecureAggregationError):
-                self.clients[i].unmask(self._message(Kind.REQUEST, i, body + frames.write_entries(signatures)))
+                self.clients[i].unmask(self._message(Kind.REQUEST, i, body + packets.write_entries(signatures)))
                 self.revealed[i] = survivors
 
     def _same(self, one: int, other: int) -> bool:

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, SecureAggregationError, SignatureError, ThresholdError
-from cpsgd.secagg import SecureClient, SecureParameters, Stage, cohort, frames, graph, keys, shamir
+from cpsgd.secagg import SecureClient, SecureParameters, Stage, cohort, graph, keys, packets, shamir
 from cpsgd.secagg.cohort import Advert
-from cpsgd.secagg.frames import HEADER_BYTES, Invitation, Kind, Session
 from cpsgd.secagg.keys import public_bytes
+from cpsgd.secagg.packets import HEADER_BYTES, Invitation, Kind, Session
 
 from .rounds import FINGERPRINT, Round, keys_message, new_round
 
@@ -73,25 +73,25 @@ class Isolation:
         sealed = self.server._sealed
         listed = {client: self.kept if client == self.victim else self.near[client] for client in self.everybody}
         for client, others in listed.items():
-            entries = frames.write_entries({other: sealed[other][client] for other in others})
+            entries = packets.write_entries({other: sealed[other][client] for other in others})
             message = self.session.write(Kind.DELIVERY, client, entries)
             self.upload = clients[client].mask(message, self.current.values[client])
             if client == self.victim:
                 self.taken = self.upload
         signed = {}
         for client, view in self.views.items():
-            body = frames.write_set(view, len(self.everybody))
+            body = packets.write_set(view, len(self.everybody))
             signed[client] = clients[client].confirm(self.session.write(Kind.SURVIVORS, client, body))[HEADER_BYTES:]
         for client, view in self.views.items():
             alike = {other: signed[other] for other in view if self.views[other] == view}
-            body = frames.write_set(view, len(self.everybody)) + frames.write_entries(alike)
+            body = packets.write_set(view, len(self.everybody)) + packets.write_entries(alike)
             try:
                 reply = clients[client].unmask(self.session.write(Kind.REQUEST, client, body))
             except SecureAggregationError as error:
                 errors.append(error)
                 continue
             owners = sorted((*listed[client], client))
-            shares = frames.split_entries(reply[HEADER_BYTES:], shamir.SHARE_BYTES, len(owners))
+            shares = packets.split_entries(reply[HEADER_BYTES:], shamir.SHARE_BYTES, len(owners))
             for owner, share in zip(owners, shares, strict=True):
                 self.shares.setdefault((owner, owner in view), {})[client] = share
         return errors
@@ -162,19 +162,19 @@ class Arc:
         errors, sealed = list[SecureAggregationError](), dict[int, dict[int, bytes]]()
         everybody = self.everybody.to_bytes()
         for i in self.arc:
-            listed = frames.write_entries({other: self.adverts[other].to_bytes() for other in self.near[i]})
+            listed = packets.write_entries({other: self.adverts[other].to_bytes() for other in self.near[i]})
             try:
                 reply = self.clients[i].share(self.session.write(Kind.KEYS, i, everybody, listed))
             except SecureAggregationError as error:
                 errors.append(error)
                 continue
-            shares = frames.split_entries(reply[HEADER_BYTES + 32 :], 82, len(self.near[i]))
+            shares = packets.split_entries(reply[HEADER_BYTES + 32 :], 82, len(self.near[i]))
             sealed[i] = dict(zip(self.near[i], shares, strict=True))
         survivors = set(range(self.agreed.clients)) - self.dropped - (set(self.arc) - sealed.keys())
-        body = frames.write_set(survivors, self.agreed.clients)
+        body = packets.write_set(survivors, self.agreed.clients)
         signatures = {}
         for i in sealed:
-            entries = frames.write_entries({other: sealed[other][i] for other in self.near[i] if other in sealed})
+            entries = packets.write_entries({other: sealed[other][i] for other in self.near[i] if other in sealed})
             try:
                 self.clients[i].mask(self.session.write(Kind.DELIVERY, i, entries), np.ones(6, np.uint32))
                 signatures[i] = self.clients[i].confirm(self.session.write(Kind.SURVIVORS, i, body))[HEADER_BYTES:]
@@ -182,7 +182,7 @@ class Arc:
                 errors.append(error)
         revealed = 0
         for i in signatures:
-            request = self.session.write(Kind.REQUEST, i, body + frames.write_entries(signatures))
+            request = self.session.write(Kind.REQUEST, i, body + packets.write_entries(signatures))
             try:
                 revealed += bool(self.clients[i].unmask(request))
             except SecureAggregationError as error:
@@ -228,7 +228,7 @@ def test_a_stretch_that_everybody_signs_is_not_unmasked_by_itself() -> None:
     with pytest.raises(ThresholdError):
         current.server.advance()
     survivors = set(range(100)) - gaps
-    body = frames.write_set(survivors, 100)
+    body = packets.write_set(survivors, 100)
     refused = []
     for client in survivors:
         try:
@@ -255,15 +255,17 @@ def test_clients_that_were_shown_different_clients_do_not_unmask_together() -> N
     for client in range(8):
         others = {i: server._adverts[i] for i in range(8) if i not in (client, hidden[client])}
         reply = current.clients[client].share(keys_message(session, client, server._adverts[client], others))
-        sealed[client] = dict(zip(sorted(others), frames.split_entries(reply[HEADER_BYTES + 32 :], 82, 6), strict=True))
+        sealed[client] = dict(
+            zip(sorted(others), packets.split_entries(reply[HEADER_BYTES + 32 :], 82, 6), strict=True)
+        )
     survivors = set(range(1, 7))
-    body, signatures = frames.write_set(survivors, 8), {}
+    body, signatures = packets.write_set(survivors, 8), {}
     for client in survivors:
         entries = {i: sealed[i][client] for i in range(8) if i not in (client, hidden[client]) and client in sealed[i]}
-        message = session.write(Kind.DELIVERY, client, frames.write_entries(entries))
+        message = session.write(Kind.DELIVERY, client, packets.write_entries(entries))
         current.clients[client].mask(message, current.values[client])
         signatures[client] = current.clients[client].confirm(session.write(Kind.SURVIVORS, client, body))[HEADER_BYTES:]
     for client in survivors:
-        request = session.write(Kind.REQUEST, client, body + frames.write_entries(signatures))
+        request = session.write(Kind.REQUEST, client, body + packets.write_entries(signatures))
         with pytest.raises(SignatureError):
             current.clients[client].unmask(request)

@@ -21,7 +21,7 @@ from cpsgd.errors import (
     SecureVersionError,
     StageError,
 )
-from cpsgd.secagg import SecureClient, Stage, frames, masks
+from cpsgd.secagg import SecureClient, Stage, masks, packets
 from cpsgd.secagg.participant import ClientState
 
 from .rounds import IDENTITIES, ROSTER, Round, new_round, parameters
@@ -147,8 +147,8 @@ def test_secrets_are_not_in_exceptions() -> None:
     for position in range(len(message)):
         changed = bytearray(message)
         changed[position] ^= 1
-        fields, body = bytes(changed[: frames.HEADER_BYTES - 4]), bytes(changed[frames.HEADER_BYTES :])
-        for tried in (bytes(changed), fields + frames._CHECKSUM.pack(checksum(fields, body)) + body):
+        fields, body = bytes(changed[: packets.HEADER_BYTES - 4]), bytes(changed[packets.HEADER_BYTES :])
+        for tried in (bytes(changed), fields + packets._CHECKSUM.pack(checksum(fields, body)) + body):
             try:
                 copied = current.copied()
                 copied.answer(0, tried)
@@ -189,7 +189,7 @@ def test_uploads_of_equal_inputs_are_uniform(modulus: int, dim: int) -> None:
     words = {}
     for client in range(3):
         upload = current.answer(client)
-        words[client] = masks.of(modulus).from_bytes(upload[frames.HEADER_BYTES :], dim).astype(np.int64)
+        words[client] = masks.of(modulus).from_bytes(upload[packets.HEADER_BYTES :], dim).astype(np.int64)
     limit = chi2.isf(1e-6 / 48, modulus - 1)
     for tested in (*words.values(), words[0] - words[1], words[1] - words[2], words[2] - words[0]):
         counts = np.bincount(tested % modulus, minlength=modulus)

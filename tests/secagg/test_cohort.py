@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
 from cpsgd.secagg.cohort import Advert, Cohort, Statement
-from cpsgd.secagg.frames import Session
+from cpsgd.secagg.packets import Session
 
 from .rounds import IDENTITIES, ROSTER, parameters
 

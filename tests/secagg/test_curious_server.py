@@ -20,9 +20,9 @@ from cpsgd.errors import (
     StageError,
     ThresholdError,
 )
-from cpsgd.secagg import SecureClient, SecureParameters, Stage, frames, shamir
+from cpsgd.secagg import SecureClient, SecureParameters, Stage, packets, shamir
 from cpsgd.secagg.cohort import Advert, Statement
-from cpsgd.secagg.frames import Kind
+from cpsgd.secagg.packets import Kind
 from cpsgd.secagg.participant import SEALED_BYTES
 
 from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, keys_message, new_round, parameters
@@ -33,7 +33,7 @@ ME = 0
 
 def announce(current: Round, survivors: set[int], client: int = ME) -> bytes:
     """A request to confirm a set of survivors of the server's own choice."""
-    body = frames.write_set(survivors, current.server.parameters.clients)
+    body = packets.write_set(survivors, current.server.parameters.clients)
     return current.server._session.write(Kind.SURVIVORS, client, body)
 
 
@@ -52,8 +52,8 @@ def signed(current: Round, survivors: set[int], signers: set[int] | None = None)
 
 def request(current: Round, survivors: set[int], client: int = ME, signers: set[int] | None = None) -> bytes:
     """A request to unmask with a set of survivors of the server's own choice, under signatures of whoever it takes."""
-    body = frames.write_set(survivors, current.server.parameters.clients)
-    body += frames.write_entries(signed(current, survivors, signers))
+    body = packets.write_set(survivors, current.server.parameters.clients)
+    body += packets.write_entries(signed(current, survivors, signers))
     return current.server._session.write(Kind.REQUEST, client, body)
 
 
@@ -69,7 +69,7 @@ def listing(current: Round, adverts: dict[int, Advert]) -> bytes:
 
 
 def entries(current: Round, kind: Kind, listed: dict[int, bytes]) -> bytes:
-    return current.server._session.write(kind, ME, frames.write_entries(listed))
+    return current.server._session.write(kind, ME, packets.write_entries(listed))
 
 
 def test_a_client_answers_one_request_only() -> None:
@@ -128,7 +128,7 @@ def test_shares_of_both_kinds_never_come_together_and_one_kind_alone_is_not_enou
     shares: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
     for client, alive in ((0, False), (2, False), (3, True), (1, True)):
         survivors = {0, 1, 2, 3} if alive else {0, 2, 3}
-        body = unmasked(current, survivors, client)[frames.HEADER_BYTES :]
+        body = unmasked(current, survivors, client)[packets.HEADER_BYTES :]
         shares[alive][client] = body[33:66]  # the second of four owners
     for kept in shares.values():
         assert shamir.combine(kept) not in (seed, private)
@@ -150,7 +150,7 @@ def test_an_upload_without_the_masks_of_withheld_clients_is_refused() -> None:
     agreed = parameters(9, threshold=5, surviving=7)
     current = new_round(agreed).until(Stage.MASK)
     sealed = {other: current.server._sealed[other][8] for other in (0, 1, 6, 7)}
-    withheld = current.server._session.write(Kind.DELIVERY, 8, frames.write_entries(sealed))
+    withheld = current.server._session.write(Kind.DELIVERY, 8, packets.write_entries(sealed))
     with pytest.raises(ThresholdError, match="sum of 7"):
         current.clients[8].mask(withheld, current.values[8])
     current.finish()
@@ -205,9 +205,9 @@ def test_messages_of_another_round_attempt_or_protocol_are_refused(stage: Stage)
             current.answer(ME, other.until(stage).waiting[ME])
     header = current.waiting[ME]
     foreign = header[:6] + bytes(16) + header[22:]
-    fields, body = foreign[: frames.HEADER_BYTES - 4], foreign[frames.HEADER_BYTES :]
+    fields, body = foreign[: packets.HEADER_BYTES - 4], foreign[packets.HEADER_BYTES :]
     with pytest.raises(SecureFingerprintError):
-        current.answer(ME, fields + frames._CHECKSUM.pack(checksum(fields, body)) + body)
+        current.answer(ME, fields + packets._CHECKSUM.pack(checksum(fields, body)) + body)
     with pytest.raises(SenderError):
         current.answer(ME, current.waiting[1])
     current.finish()
@@ -241,7 +241,7 @@ def test_keys_of_strangers_and_repeated_keys_are_refused() -> None:
 
     def shown(listed: dict[int, Advert]) -> bytes:
         """These keys, with the true list of all clients."""
-        entries = frames.write_entries({other: advert.to_bytes() for other, advert in listed.items()})
+        entries = packets.write_entries({other: advert.to_bytes() for other, advert in listed.items()})
         return current.server._session.write(Kind.KEYS, ME, current.server._cohort.to_bytes(), entries)
 
     client = current.clients[ME]
@@ -262,7 +262,7 @@ def test_keys_of_strangers_and_repeated_keys_are_refused() -> None:
     other = Advert.make(session, near[0], adverts[near[0]].keys[::-1], current.signers[near[0]], None)
     with pytest.raises(MessageError, match="not in the list"):
         client.share(shown({**listed, near[0]: other}))
-    repeated = frames.write_entries({near[0]: adverts[near[0]].to_bytes()}) * 2
+    repeated = packets.write_entries({near[0]: adverts[near[0]].to_bytes()}) * 2
     with pytest.raises(MessageError, match="increasing"):
         client.share(session.write(Kind.KEYS, ME, current.server._cohort.to_bytes(), repeated))
     current.finish()
@@ -359,7 +359,7 @@ def test_clients_with_different_rosters_refuse_each_other() -> None:
     for client in (0, 2):
         current.server.receive(client, current.answer(client))
     # The same seen by clients, if the server does not care.
-    adverts = {**current.server._adverts, 1: Advert.from_bytes(message[frames.HEADER_BYTES :])}
+    adverts = {**current.server._adverts, 1: Advert.from_bytes(message[packets.HEADER_BYTES :])}
     with pytest.raises(SignatureError, match="client 1"):
         current.clients[ME].share(listing(current, {1: adverts[1], 2: adverts[2]}))
     keys = keys_message(current.server._session, 1, adverts[1], {0: adverts[0], 2: adverts[2]})
@@ -375,42 +375,42 @@ def test_clients_that_were_told_different_survivors_reveal_nothing(with_roster: 
     signatures = {}
     for client, view in views.items():
         announced = announce(current, view, client)
-        signatures[client] = current.clients[client].confirm(announced)[frames.HEADER_BYTES :]
+        signatures[client] = current.clients[client].confirm(announced)[packets.HEADER_BYTES :]
     for client, view in views.items():
         everybody = {other: signatures[other] for other in view}
-        body = frames.write_set(view, 4) + frames.write_entries(everybody)
+        body = packets.write_set(view, 4) + packets.write_entries(everybody)
         with pytest.raises(SignatureError):
             current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
         agreeing = {other: signatures[other] for other in view if views[other] == view}
-        body = frames.write_set(view, 4) + frames.write_entries(agreeing)
+        body = packets.write_set(view, 4) + packets.write_entries(agreeing)
         with pytest.raises(ThresholdError):
             current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
         other_view = {0, 1, 2, 3} if len(view) == 3 else {0, 1, 2} | {client}
         if other_view != view:
-            body = frames.write_set(other_view, 4) + frames.write_entries(everybody)
+            body = packets.write_set(other_view, 4) + packets.write_entries(everybody)
             with pytest.raises(SignatureError, match="not those that this client signed"):
                 current.clients[client].unmask(session.write(Kind.REQUEST, client, body))
 
 
 def test_a_confirmation_by_somebody_else_does_not_count() -> None:
     current = new_round(parameters(4), signed=True).until(Stage.UNMASK)
-    session, announced = current.server._session, frames.write_set({0, 1, 2, 3}, 4)
+    session, announced = current.server._session, packets.write_set({0, 1, 2, 3}, 4)
     own = current.server._signatures
     for wrong in ({0: own[0], 1: own[2], 2: own[1]}, {0: own[0], 1: own[0], 2: own[0]}):
-        body = announced + frames.write_entries(wrong)
+        body = announced + packets.write_entries(wrong)
         with pytest.raises(SignatureError):
             current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
     current.finish()
 
 
 def test_confirmations_of_an_earlier_attempt_do_not_count_even_under_the_same_session() -> None:
-    agreed, announced = parameters(4), frames.write_set({0, 1, 2, 3}, 4)
+    agreed, announced = parameters(4), packets.write_set({0, 1, 2, 3}, 4)
     earlier = new_round(agreed, signed=True).until(Stage.UNMASK)
     current = new_round(agreed, signed=True).until(Stage.CONFIRM)
     assert current.server._session == earlier.server._session
-    own = current.answer(ME)[frames.HEADER_BYTES :]
+    own = current.answer(ME)[packets.HEADER_BYTES :]
     session, old = current.server._session, earlier.server._signatures
-    body = announced + frames.write_entries({ME: own, 1: old[1], 2: old[2]})
+    body = announced + packets.write_entries({ME: own, 1: old[1], 2: old[2]})
     with pytest.raises(SignatureError, match="client 1"):
         current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
     with pytest.raises(SignatureError, match="client 1"):
@@ -419,11 +419,11 @@ def test_confirmations_of_an_earlier_attempt_do_not_count_even_under_the_same_se
 
 def test_who_is_not_among_the_survivors_cannot_confirm_them() -> None:
     current = new_round(parameters(5), signed=True).until(Stage.CONFIRM)
-    session, announced = current.server._session, frames.write_set({0, 1, 2}, 5)
+    session, announced = current.server._session, packets.write_set({0, 1, 2}, 5)
     current.clients[ME].confirm(session.write(Kind.SURVIVORS, ME, announced))
     signatures = signed(current, {0, 1, 2}, {0, 1, 2, 3})
-    body = announced + frames.write_entries(signatures)
+    body = announced + packets.write_entries(signatures)
     with pytest.raises(SenderError, match="Client 3"):
         current.clients[ME].unmask(session.write(Kind.REQUEST, ME, body))
     del signatures[3]
-    current.clients[ME].unmask(session.write(Kind.REQUEST, ME, announced + frames.write_entries(signatures)))
+    current.clients[ME].unmask(session.write(Kind.REQUEST, ME, announced + packets.write_entries(signatures)))

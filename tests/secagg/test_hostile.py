@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureParameters, SecureServer, Stage, frames
+from cpsgd.secagg import SecureParameters, SecureServer, Stage, packets
 
 from .rounds import Round, new_round, parameters
 from .test_tampering import resealed
@@ -109,8 +109,8 @@ def changed(message: bytes, others: list[bytes], rng: random.Random) -> bytes:
                 other = rng.choice(others)
                 data[place:] = other[place:]
             case _:
-                data = bytearray(data[: frames.HEADER_BYTES] + rng.choice(others)[frames.HEADER_BYTES :])
-    if rng.random() < 0.9 and len(data) >= frames.HEADER_BYTES:
+                data = bytearray(data[: packets.HEADER_BYTES] + rng.choice(others)[packets.HEADER_BYTES :])
+    if rng.random() < 0.9 and len(data) >= packets.HEADER_BYTES:
         return resealed(bytes(data))
     return bytes(data)
 

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.errors import MessageError, ShareError
 from cpsgd.secagg import keys
-from cpsgd.secagg.frames import Session
+from cpsgd.secagg.packets import Session
 
 from .rounds import parameters
 

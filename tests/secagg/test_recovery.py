@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import ParameterError, ShareError
-from cpsgd.secagg import Stage, frames, offenders, shamir
-from cpsgd.secagg.frames import Kind
+from cpsgd.secagg import Stage, offenders, packets, shamir
+from cpsgd.secagg.packets import Kind
 from cpsgd.secagg.shamir import Recovery
 
 from .rounds import Round, new_round, parameters
@@ -17,7 +17,7 @@ from .rounds import Round, new_round, parameters
 
 def lie(current: Round, client: int, answer: bytes, by: int = 1) -> bytes:
     """An answer to the last request in which every share is wrong."""
-    body = answer[frames.HEADER_BYTES :]
+    body = answer[packets.HEADER_BYTES :]
     shares = [int.from_bytes(body[i : i + 33], "big") for i in range(0, len(body), 33)]
     wrong = b"".join(((share + by) % shamir.PRIME).to_bytes(33, "big") for share in shares)
     return current.server._session.write(Kind.REVELATION, client, wrong)
@@ -142,8 +142,8 @@ def test_nobody_can_pin_a_fault_on_an_honest_client() -> None:
     for client in current.waiting:
         answer = current.answer(client)
         if client == liar:
-            start = frames.HEADER_BYTES + 33 * victim
-            body = answer[frames.HEADER_BYTES : start] + bytes(33) + answer[start + 33 :]
+            start = packets.HEADER_BYTES + 33 * victim
+            body = answer[packets.HEADER_BYTES : start] + bytes(33) + answer[start + 33 :]
             answer = current.server._session.write(Kind.REVELATION, client, body)
         current.server.receive(client, answer)
     current.server.advance()

@@ -20,9 +20,9 @@ from cpsgd.errors import (
     SignatureError,
     StageError,
 )
-from cpsgd.secagg import SecureServer, Stage, frames, offenders, shamir
+from cpsgd.secagg import SecureServer, Stage, offenders, packets, shamir
 from cpsgd.secagg.cohort import Advert
-from cpsgd.secagg.frames import Kind
+from cpsgd.secagg.packets import Kind
 
 from .rounds import IDENTITIES, new_round, parameters
 
@@ -86,7 +86,7 @@ def test_a_client_of_another_attempt_is_refused_and_the_round_goes_on(stage: Sta
 
 def test_keys_that_agree_on_nothing_are_refused_before_they_reach_anybody() -> None:
     current = new_round(parameters(3))
-    keys, session = current.answer(0)[frames.HEADER_BYTES :][:64], current.server._session
+    keys, session = current.answer(0)[packets.HEADER_BYTES :][:64], current.server._session
 
     def advert(client: int, public: bytes) -> bytes:
         made = Advert.make(session, client, public, IDENTITIES[client], None)
@@ -111,7 +111,7 @@ def test_one_wrong_share_of_each_secret_does_no_harm_and_more_are_noticed() -> N
     session = current.server._session
 
     def lie(client: int) -> bytes:
-        body = honest[client][frames.HEADER_BYTES :]
+        body = honest[client][packets.HEADER_BYTES :]
         shares = [int.from_bytes(body[i : i + 33], "big") for i in range(0, len(body), 33)]
         wrong = b"".join(((share + 1) % shamir.PRIME).to_bytes(33, "big") for share in shares)
         return session.write(Kind.REVELATION, client, wrong)
@@ -134,7 +134,7 @@ def test_one_wrong_share_of_each_secret_does_no_harm_and_more_are_noticed() -> N
 
 def test_a_wrong_signature_of_the_survivors_is_refused_and_the_round_goes_on() -> None:
     current = new_round(parameters(4), signed=True).until(Stage.CONFIRM)
-    other = current.copied().answer(1)[frames.HEADER_BYTES :]
+    other = current.copied().answer(1)[packets.HEADER_BYTES :]
     with pytest.raises(SignatureError, match="client 0"):
         current.server.receive(0, current.server._session.write(Kind.CONFIRMATION, 0, other))
     current.step(frozenset({0}))
@@ -145,7 +145,7 @@ def test_a_wrong_signature_of_the_survivors_is_refused_and_the_round_goes_on() -
 
 def test_a_share_that_is_no_number_is_refused() -> None:
     current = new_round(parameters(3)).until(Stage.UNMASK)
-    genuine = current.answer(0)[frames.HEADER_BYTES :]
+    genuine = current.answer(0)[packets.HEADER_BYTES :]
     wrong = current.server._session.write(Kind.REVELATION, 0, b"\xff" * 33 + genuine[33:])
     with pytest.raises(ShareError):
         current.server.receive(0, wrong)
@@ -155,7 +155,7 @@ def test_a_client_sends_little_beside_its_integers() -> None:
     """What a round costs a client, and that up to 250 neighbours stay within 32 kB."""
 
     def overhead(neighbours: int) -> int:
-        return 5 * frames.HEADER_BYTES + 160 + (32 + 82 * neighbours) + 64 + 33 * (neighbours + 1)
+        return 5 * packets.HEADER_BYTES + 160 + (32 + 82 * neighbours) + 64 + 33 * (neighbours + 1)
 
     current = new_round(parameters(6, dim=1000, bits=13))
     sent = 0

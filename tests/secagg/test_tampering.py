@@ -7,7 +7,7 @@ import pytest
 
 from cpsgd.codec.wire import checksum
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import Stage, frames
+from cpsgd.secagg import Stage, packets
 
 from .rounds import Round, new_round, parameters
 
@@ -22,9 +22,9 @@ def cases() -> list[tuple[Stage, bool, bool]]:
 
 def resealed(message: bytes) -> bytes:
     """The message with a checksum that fits, as somebody sends it who changes it on purpose."""
-    fields = message[: frames.HEADER_BYTES - 4]
-    body = message[frames.HEADER_BYTES :]
-    return fields + frames._CHECKSUM.pack(checksum(fields, body)) + body
+    fields = message[: packets.HEADER_BYTES - 4]
+    body = message[packets.HEADER_BYTES :]
+    return fields + packets._CHECKSUM.pack(checksum(fields, body)) + body
 
 
 def with_changed_byte(message: bytes, position: int, flip: int) -> bytes:
@@ -95,7 +95,7 @@ def test_a_byte_changed_on_purpose_never_makes_a_wrong_sum(stage: Stage, to_clie
     genuine = started.waiting[VICTIM] if to_client else started.answer(VICTIM)
     end = len(genuine)
     if stage is Stage.MASK and not to_client:
-        end = frames.HEADER_BYTES  # the integers themselves are the client's choice
+        end = packets.HEADER_BYTES  # the integers themselves are the client's choice
     outcomes = set()
     for position in range(end):
         current = started.copied()

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpsgd.errors import MessageError, SecureAggregationError, SecureVersionError, StageError
-from cpsgd.secagg import Invitation, frames
-from cpsgd.secagg.frames import Kind, Session
+from cpsgd.secagg import Invitation, packets
+from cpsgd.secagg.packets import Kind, Session
 
 from .rounds import parameters
 
@@ -23,32 +23,32 @@ def test_a_message_is_read_as_it_was_written(kind: Kind, client: int, body: byte
 @pytest.mark.slow
 @given(st.dictionaries(st.integers(0, 2**32 - 1), st.binary(min_size=3, max_size=3), max_size=9))
 def test_entries_and_back(entries: dict[int, bytes]) -> None:
-    assert frames.read_entries(frames.write_entries(entries), 3, 9) == entries
+    assert packets.read_entries(packets.write_entries(entries), 3, 9) == entries
 
 
 @given(st.binary(max_size=60), st.integers(1, 5), st.integers(0, 8))
 def test_any_bytes_are_entries_or_refused(data: bytes, size: int, most: int) -> None:
     try:
-        entries = frames.read_entries(data, size, most)
+        entries = packets.read_entries(data, size, most)
     except MessageError:
         return
     assert len(entries) <= most
-    assert frames.write_entries(entries) == data
+    assert packets.write_entries(entries) == data
 
 
 @given(st.integers(2, 70), st.data())
 def test_sets_and_back(clients: int, data: st.DataObject) -> None:
     members = data.draw(st.frozensets(st.integers(0, clients - 1)))
-    assert frames.read_set(frames.write_set(members, clients), clients) == members
+    assert packets.read_set(packets.write_set(members, clients), clients) == members
 
 
 @given(st.binary(max_size=4), st.integers(2, 30))
 def test_any_bytes_are_a_set_or_refused(data: bytes, clients: int) -> None:
     try:
-        members = frames.read_set(data, clients)
+        members = packets.read_set(data, clients)
     except MessageError:
         return
-    assert frames.write_set(members, clients) == data
+    assert packets.write_set(members, clients) == data
 
 
 @given(st.binary(max_size=120) | st.binary(max_size=60).map(lambda body: SESSION.write(Kind.INVITATION, 1, body)))

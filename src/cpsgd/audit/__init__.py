@@ -1,8 +1,8 @@
-"""An empirical check of what is claimed: attack real rounds, and see whether more is learned than the proof allows.
+"""An empirical check of claims: attack real rounds, and see whether more is learned than the proof allows.
 
-`audit` plays many rounds through the code under audit, with neighbours as far apart as they can be, lets the best
-attacker there is guess which was played, and turns its success into a lower bound on ε. Beside that it checks that the
-sums follow the protocol's exact law. What is proved and what each check is for: docs/auditing.md.
+`audit` plays many rounds through the code under audit, with neighbours as far apart as they can be. It lets the best
+attacker guess which was played, and turns its success into a lower bound on ε. It also checks that the sums follow the
+protocol's exact law. docs/auditing.md says what is proved and what each check is for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The audit itself: plays rounds, attacks them, checks them, and reports what was found beside what is claimed."""
+"""The audit: plays rounds, attacks them, checks them, and reports the ε found beside the ε claimed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd import _validate
+from cpsgd import _plain, _validate
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks
 from cpsgd.audit.bound import Attacker, Prospect, Rehearsal
@@ -27,7 +27,7 @@ FALSE_ALARM = 1e-6
 """The probability that honest code fails an audit is at most this, unless another is asked for."""
 
 CONFIDENCE = 0.95
-"""Of the lower bound that is shown beside the claim. The verdict asks for far more."""
+"""Confidence of the lower bound that is shown beside the claim. The verdict asks for far more."""
 
 SMALLEST_ROUNDS = 1_000
 _MAX_DIM = 2048
@@ -48,7 +48,7 @@ _SIMULATED, _MAX_SIMULATED_NUMBERS = 40_000, 2**23
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed and what was found at one δ.
+    """The ε claimed and the ε found at one δ.
 
     Attributes:
         delta: δ.
@@ -64,12 +64,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
         claimed: The guarantee under audit.
         lower_bound: ε at the guarantee's δ that the attack proves with `confidence`.
-        confidence: Of `lower_bound`.
+        confidence: Confidence of `lower_bound`.
         claims: Claimed and found ε at several δ, the guarantee's first. These decide.
         canary: The canary that did best.
         promises: For every canary, ε that it promised when canaries were compared.
@@ -96,14 +96,14 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against the claim."""
+        """Whether all checks passed."""
         return all(check.passed for check in self.checks)
 
     def claimed_misses(self, false_alarms: Array) -> Array:
-        """The claimed trade-off: the least share of misses at these shares of false alarms.
+        """Returns the claimed trade-off: the least share of misses at these shares of false alarms.
 
-        Of every (ε, δ) that is claimed, 1 - δ - e^ε α and e^-ε (1 - δ - α) (Dong, Roth and Su, "Gaussian Differential
-        Privacy", 2022, Proposition 3).
+        For every (ε, δ) that is claimed it is at least 1 - δ - e^ε α and e^-ε (1 - δ - α) (Dong, Roth and Su, "Gaussian
+        Differential Privacy", 2022, Proposition 3).
         """
         lines = [np.zeros_like(false_alarms)]
         for claim in self.claims:
@@ -113,16 +113,8 @@ class AuditReport:
         return highest
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "passed": self.passed,
-            **vars(self),
-            "claimed": self.claimed.to_dict(),
-            "claims": [vars(claim) for claim in self.claims],
-            "promises": dict(self.promises),
-            "error_rates": [list(pair) for pair in self.error_rates],
-            "checks": [{**vars(check), "passed": check.passed} for check in self.checks],
-        }
+        """Returns plain JSON values."""
+        return {"passed": self.passed, **_plain.to_dict(self), "promises": dict(self.promises)}
 
 
 def audit(
@@ -235,9 +227,9 @@ def audit(
 
 @dataclass(frozen=True)
 class _Lesson:
-    """What is known about a canary before the attack, from real rounds and from simulated honest ones.
+    """Rounds to prepare the attack on a canary with: real ones, and simulated honest ones.
 
-    The simulated ones, of which there are many, show how honest code is best attacked; the real ones how the code
+    The simulated ones, of which there are many, show how honest code is best attacked. The real ones show how the code
     under audit may be worse.
     """
 
@@ -247,12 +239,12 @@ class _Lesson:
     simulated: Rehearsal
 
     def prospect(self, rounds: int, delta: float, error: float) -> Prospect:
-        """The attack that promises most."""
+        """Returns the attack that promises most."""
         promises = [rehearsal.best_prospect(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
         return max(promises, key=lambda promise: promise.epsilon)
 
     def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
-        """Who makes that promise. Its threshold always comes from real rounds, whatever law these have."""
+        """Returns the attacker with that promise. Its threshold comes from real rounds, whatever their law."""
         best = self.prospect(rounds, delta, error)
         return Attacker.answering(self.real.scores, best.sign, best.share)
 
@@ -267,7 +259,7 @@ def _explore(player: Player, canary: Canary, count: int, rounds: int) -> _Lesson
 
 
 def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[list[Played], Array, NDArray[np.bool_]]:
-    """Plays rounds in which a coin decides which neighbour takes part; the attacker's scores, and the coins."""
+    """Plays rounds in which a coin decides which neighbour takes part; returns them, the scores and the coins."""
     others = (resting(player.lattice), count - 1)
     zero, one = [(canary.zero, 1), others], [(canary.one, 1), others]
     worlds = player.generator.random(rounds) < 0.5
@@ -286,7 +278,7 @@ def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[li
 
 
 def _claims(protocol: Protocol, claimed: Guarantee, count: int) -> list[tuple[float, float]]:
-    """The claimed (δ, ε), at the δ asked for and at those where samples see most."""
+    """Returns the claimed (δ, ε), at the δ asked for and at those where samples show most."""
     claims = [(claimed.delta, claimed.epsilon)]
     for delta in _DELTAS:
         if delta <= claimed.delta:
@@ -301,7 +293,7 @@ def _claims(protocol: Protocol, claimed: Guarantee, count: int) -> list[tuple[fl
 
 
 def _excess(claims: Sequence[Claim]) -> float:
-    """How far the attack goes beyond a claim at most; below zero where it stays within all."""
+    """Returns by how much the attack exceeds a claim at most; below zero where it exceeds none."""
     # Nothing found where nothing is claimed is no near miss.
     excesses = [claim.found - claim.claimed for claim in claims if claim.found > 0.0]
     return max(excesses, default=-claims[0].claimed)
@@ -320,7 +312,7 @@ def _law_checks(batches: Sequence[Played], generator: np.random.Generator, share
 
 
 def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float, float], ...]:
-    """Shares of false alarms and of misses of the attacker who says "one" above a threshold, for many thresholds."""
+    """Returns shares of false alarms and misses of the attacker who says "one" above a threshold, for many of them."""
     zero, one = np.sort(scores[~worlds]), np.sort(scores[worlds])
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, _CURVE_POINTS), method="lower")
     alarms = 1.0 - np.searchsorted(zero, thresholds, side="right") / len(zero)

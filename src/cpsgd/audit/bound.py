@@ -1,4 +1,4 @@
-"""From how often an attacker is right to a lower bound on ε.
+"""A lower bound on ε from the number of an attacker's right and wrong answers.
 
 **The experiment.** Every round a fair coin B decides which of two neighbours is played; the attacker looks at what is
 released and says "one", or says nothing. Let p₁ and p₀ be the probabilities of "one" in the two worlds. If the round is
@@ -31,7 +31,7 @@ _SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
 
 
 def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, error: float) -> float:
-    """ε that the attack proves, but for probability `error`; 0.0 where it proves nothing.
+    """Returns the ε that an attack proves, but for probability `error`; 0.0 where it proves nothing.
 
     Args:
         right: w, answers "one" when it was one.
@@ -60,23 +60,23 @@ class Attacker:
 
     @classmethod
     def answering(cls, scores: Array, sign: int, share: float) -> Self:
-        """The attacker who would answer in this share of these rounds."""
+        """Returns the attacker who would answer in this share of these rounds."""
         return cls(sign, float(np.quantile(sign * scores, 1.0 - share, method="lower")))
 
     def counts(self, scores: Array, worlds: NDArray[np.bool_]) -> tuple[int, int]:
-        """Right and wrong answers."""
+        """Returns the numbers of right and wrong answers."""
         answered = self.sign * scores > self.threshold
         right = int(np.count_nonzero(answered & (worlds == (self.sign > 0))))
         return right, int(np.count_nonzero(answered)) - right
 
     def lower_bound(self, scores: Array, worlds: NDArray[np.bool_], delta: float, error: float) -> float:
-        """ε that it proves on these rounds."""
+        """Returns the ε that it proves on these rounds."""
         return epsilon_lower_bound(*self.counts(scores, worlds), len(scores), delta, error)
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """What an attacker who answers on this side, in this share of the rounds, is likely to prove."""
+    """The ε that an attacker who answers on this side, in this share of the rounds, is likely to prove."""
 
     epsilon: float
     sign: int
@@ -100,10 +100,10 @@ class Rehearsal:
         ]
 
     def best_prospect(self, rounds: int, delta: float, error: float) -> Prospect:
-        """The attacker who promises most on `rounds` fresh rounds.
+        """Returns the attacker who promises most on `rounds` fresh rounds.
 
-        The promise is only a guess. It is a careful one, two standard deviations to the safe side, so that rare answers
-        that were right by chance do not win.
+        The promise is a guess, two standard deviations to the safe side, so that rare answers that were right by chance
+        do not win.
         """
         growth = rounds / len(self.scores)
         prospects: list[Prospect] = []

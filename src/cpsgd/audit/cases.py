@@ -1,8 +1,8 @@
-"""What an audit plays where no protocol is named: every mechanism by every sampler it has, small enough to repeat.
+"""The protocols of an audit where none is named: every mechanism with every sampler it has, small enough to repeat.
 
-Each sampler has a protocol as it is planned, for ε near 2 and sixteen coordinates, and one with so little noise that a
-coin too few, a bit too few or a clip norm too large shows in a few thousand rounds, with thirteen coordinates: a power
-of two, which is rotated at once, and an odd number, which is rotated in two steps.
+Each sampler has a protocol as it is planned, for ε near 2, and one with so little noise that a missing coin, a missing
+bit or a clip norm that is too large shows in a few thousand rounds. The first has sixteen coordinates, which are
+rotated at once, the second thirteen, which are rotated in two steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cpsgd.protocol import Protocol
 from cpsgd.registry import MECHANISMS
 
 DELTA = 1e-3
-"""δ of the claims: one that so few rounds can see."""
+"""δ of the claims, large enough to show in few rounds."""
 
 EVEN_DIM, ODD_DIM = 16, 13
 _ROUNDS = (0, 1, 2, 7, 1_000_000, (1 << 32) + 1)
@@ -35,7 +35,7 @@ class Case:
     """A protocol to audit.
 
     Attributes:
-        sampler: What draws the noise.
+        sampler: Name of the sampler that draws the noise.
         protocol: The protocol.
         claimed: Whether there is an ε to attack; else the law of the sums is checked alone.
     """
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Round numbers to play, even and odd; those of a run, where there is one."""
+        """Round numbers to play, even and odd, within the run where noise is correlated."""
         return tuple(number for number in _ROUNDS if number < self.protocol.mechanism.memory.rounds)
 
 
@@ -67,7 +67,7 @@ def _quiet(sampler: str, mechanism: Mechanism, modulus: int | None = None) -> Ca
 
 
 def everything() -> tuple[Case, ...]:
-    """Cases for every sampler of every mechanism whose sums are integers: as planned, and with little noise."""
+    """Returns cases for every sampler of every mechanism whose sums are integers: as planned, and with little noise."""
     return (
         _planned("inversion", Binomial(levels=33, trials=4063, coordinate_range=0.7587)),
         _quiet("inversion", Binomial(levels=64, trials=20, p=0.3, coordinate_range=0.72)),
@@ -99,7 +99,7 @@ def _correlated(deviation: float, step: float, window: int) -> CorrelatedGaussia
 
 
 def left_out() -> dict[str, str]:
-    """Mechanisms that no case covers, and why."""
+    """Returns the mechanisms that no case covers, with the reasons."""
     covered = {case.protocol.mechanism.name for case in everything()}
     reasons = {"gaussian": "sends floats: there is no lattice to bring its sums back to"}
     return {name: reasons.get(name, "has no protocol here") for name in MECHANISMS if name not in covered}

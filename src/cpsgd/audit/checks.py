@@ -1,10 +1,9 @@
-"""Does the code under audit follow the law, and is its noise fresh? Checks for what a likelihood attack would miss.
+"""Checks for faults that a likelihood attack would miss: that sums follow the law, and that their noise is fresh.
 
-Each has a false-alarm probability that is proved for a finite sample: by Bennett's inequality (sums of independent and
-bounded numbers), by Freedman's (differences of a martingale), by that of Dvoretzky, Kiefer and Wolfowitz with Massart's
-constant (distribution functions), or by an exact law (Binomial counts, Gamma sums of logarithms). docs/auditing.md says
-which fault shows up where. No work grows with the square of the number of rounds: correlations at all distances are one
-Fourier transform, repetitions are found by sorting.
+Each check has a false-alarm probability that is proved for a finite sample: by Bennett's inequality (sums of
+independent and bounded numbers), by Freedman's (differences of a martingale), by that of Dvoretzky, Kiefer and
+Wolfowitz with Massart's constant (distribution functions), or by an exact law (Binomial counts, Gamma sums of
+logarithms). docs/auditing.md says which fault each check finds. No work grows with the square of the number of rounds.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import lambertw
 from scipy.stats import binom, gamma
 
+from cpsgd import _plain
 from cpsgd.audit.sum_law import Array, Integers, SumLaw
 
 # A released mean is float32, so its sums are integers only up to rounding.
@@ -33,13 +34,13 @@ _MAX_LAGGED = 2**22
 
 @dataclass(frozen=True)
 class Check:
-    """One question to the data.
+    """A statistic of the data and its limit.
 
     Attributes:
         name: Short name.
-        question: What was asked.
-        statistic: What was measured.
-        limit: What it may be at most; None where too little could be seen to ask at all.
+        question: Description of the statistic.
+        statistic: The measured value.
+        limit: Its largest allowed value; None where there were too few data to decide.
     """
 
     name: str
@@ -52,17 +53,21 @@ class Check:
         """Whether the statistic is within its limit."""
         return self.limit is None or self.statistic <= self.limit
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return _plain.to_dict(self, "passed")
+
 
 @dataclass(frozen=True)
 class Played:
     """Rounds with the same vectors.
 
     Attributes:
-        name: What was played.
-        law: What their sums should follow.
-        slack: How far the codec's resolution may move an expected sum.
+        name: Description of the vectors.
+        law: The law that their sums should follow.
+        slack: The most that the codec's resolution may move an expected sum.
         exact: The sums as they came out of the released means, one row per round.
-        times: When each round was played, from 0.
+        times: Place of each round among all that were played, from 0.
     """
 
     name: str
@@ -73,17 +78,17 @@ class Played:
 
     @property
     def blur(self) -> float:
-        """How far the codec's resolution may move the distribution function of a sum."""
+        """The most that the codec's resolution may move the distribution function of a sum."""
         return self.slack * min(1.0, self.law.narrowing * float(self.law.mass.max()))
 
     @property
     def sums(self) -> Integers:
-        """The sums as integers; what is no number counts as far away."""
+        """The sums as integers; NaN counts as far away."""
         return np.rint(np.nan_to_num(np.clip(self.exact, -(2.0**52), 2.0**52), nan=2.0**52)).astype(np.int64)
 
 
 def bennett(variance: Array | float, largest: float, false_alarm: float) -> Array:
-    """What |Σ X| exceeds with at most this probability; X independent, centred, |X| <= `largest`, of this variance.
+    """Returns a bound that |Σ X| exceeds with at most this probability; X independent, centred, |X| <= `largest`.
 
     Bennett's inequality: P(Σ X >= x) <= exp(-v/b² h(b x/v)) with h(u) = (1 + u) log(1 + u) - u, solved for x by
     Lambert's W. Freedman's inequality has the same form where X are differences of a martingale and v bounds the sum of
@@ -99,18 +104,17 @@ def bennett(variance: Array | float, largest: float, false_alarm: float) -> Arra
 
 
 def integers(batches: Sequence[Played]) -> Check:
-    """Whether released means are sums of integers, as the protocol's are. No chance is involved."""
+    """Checks that released means are sums of integers, as the protocol's are. No chance is involved."""
     gaps = [float(np.max(np.abs(batch.exact - np.rint(batch.exact)), initial=0.0)) for batch in batches]
     worst = max(math.inf if math.isnan(gap) else gap for gap in gaps)
     return Check("integers", "distance of a released sum from the lattice", worst, _NEAR_INTEGER)
 
 
 def unbiased(batches: Sequence[Played], false_alarm: float) -> Check:
-    """Whether the means are right on average: in every coordinate, and in all together, upwards and outwards.
+    """Checks that the means are right on average: in every coordinate, and in all together, upwards and outwards.
 
-    A sum's deviation from its expectation is a sum of independent parts, those of the noise and of the rounding. Beside
-    every batch by itself, all are added up: as they are, and with the weights that best show vectors that count for
-    more than they should.
+    A sum's deviation from its expectation is a sum of independent parts, those of the noise and of the rounding. All
+    batches are also added up: as they are, and with the weights that best show vectors that count too much.
     """
     worst = 0.0
     each = 0.9 * false_alarm / len(batches) / 3.0
@@ -139,7 +143,7 @@ def unbiased(batches: Sequence[Played], false_alarm: float) -> Check:
 
 
 def spread(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> Check:
-    """Whether the noise is as wide as it should be: for every vector, in every coordinate, in rounds of each size.
+    """Checks the width of the noise: for every vector, in every coordinate, in rounds of each size.
 
     Of independent uniform numbers u, (u - ½)² has mean 1/12 and variance 1/180.
     """
@@ -164,10 +168,10 @@ def spread(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: fl
 
 
 def distribution(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> Check:
-    """Whether the sums have the protocol's law: the distribution function of all coordinates at once, and of each.
+    """Checks that the sums have the protocol's law: the distribution function of all coordinates at once, and of each.
 
-    All at once for every batch, as they are and turned outwards: too long a vector moves coordinates apart, which would
-    cancel out. Each by itself for all batches.
+    All at once for every batch, as they are and turned outwards, because a vector that is too long moves coordinates
+    apart, which would cancel out. Each by itself for all batches.
     """
     worst = 0.0
     for batch, uniform in zip(batches, uniforms, strict=True):
@@ -185,18 +189,18 @@ def _massart(size: int, false_alarm: float) -> float:
 
 
 def _gap(uniform: Array) -> float:
-    """The largest distance of the empirical distribution function from the uniform one."""
+    """Returns the largest distance of the empirical distribution function from the uniform one."""
     ordered = np.sort(uniform)
     steps = np.arange(ordered.size + 1) / ordered.size
     return float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
 
 
 def tails(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> Check:
-    """Whether as many sums lie in the tails as should, neither too few nor too many: exact counts.
+    """Checks the number of sums in the tails, neither too few nor too many, by exact Binomial laws.
 
-    Both tails together, from a tenth of the numbers down to where nothing is ever seen; in rounds of each size.
+    Both tails together, from a tenth of the numbers down to shares that are never seen; in rounds of each size.
     """
-    # Where the codec's resolution rounds a client's point up once in a while, a tail takes in a mass at its end.
+    # Where the codec's resolution sometimes rounds a client's point up, a tail gains a mass at its end.
     moved = [batch.slack * batch.law.tail_ends(_TAILS) for batch in batches]
     sizes = {batch.law.count for batch in batches}
     least = 1.0
@@ -215,7 +219,7 @@ def tails(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: flo
 
 
 def remainders(batches: Sequence[Played], false_alarm: float) -> Check:
-    """Whether sums leave the remainders they should: noise in steps of two hides nothing from who looks at parity.
+    """Checks the remainders of sums: noise in steps of two does not hide a parity.
 
     For every vector, in every coordinate and in all together.
     """
@@ -240,7 +244,7 @@ def remainders(batches: Sequence[Played], false_alarm: float) -> Check:
 
 
 def quiet(uniforms: Array, false_alarm: float) -> Check:
-    """Whether any one round has next to no noise.
+    """Checks that no single round has next to no noise.
 
     Of independent uniform numbers u, -log|2u - 1| is exponential: its sum over a round's coordinates is Gamma.
     """
@@ -252,7 +256,7 @@ def quiet(uniforms: Array, false_alarm: float) -> Check:
 
 
 def _improbability(probability: float, allowed: float) -> float:
-    """Above 1 where something less likely than is allowed was seen."""
+    """Returns a number above 1 where something less likely than is allowed was seen."""
     return math.log(max(probability, 1e-300)) / math.log(allowed)
 
 
@@ -260,7 +264,7 @@ def _improbability(probability: float, allowed: float) -> float:
 
 
 def of_law(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> list[Check]:
-    """What is asked of batches whatever they are played for, each with this false-alarm rate."""
+    """Runs the checks that every kind of batch gets, each with this false-alarm rate."""
     return [
         integers(batches),
         unbiased(batches, false_alarm),
@@ -272,19 +276,19 @@ def of_law(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: fl
 
 
 def in_order(batches: Sequence[Played], uniforms: Sequence[Array]) -> Array:
-    """The uniform numbers of all rounds as they were played."""
+    """Returns the uniform numbers of all rounds in the order in which they were played."""
     times = np.concatenate([batch.times for batch in batches])
     return np.concatenate(list(uniforms))[np.argsort(times)]
 
 
 @dataclass(frozen=True)
 class _View:
-    """Numbers to be compared: independent and centred if the uniform ones are what they are called.
+    """Numbers to be compared: independent and centred if the uniform ones are independent and uniform.
 
     Attributes:
         numbers: The numbers.
-        variance: Theirs.
-        largest: None is larger.
+        variance: Variance of a number.
+        largest: Upper bound on their absolute values.
         wobble: Variance of a number's square.
     """
 
@@ -295,7 +299,7 @@ class _View:
 
 
 def _views(uniforms: Array) -> tuple[_View, _View]:
-    """The noise, u - ½, and its size, (u - ½)²: who includes the same coordinates twice has the same sizes again."""
+    """Returns the noise, u - ½, and its size, (u - ½)², which repeats where the same coordinates are included twice."""
     noise = uniforms - 0.5
     # With t = (u - ½)² - 1/12: E t² = 1/180, E t⁴ = 1/15120.
     return _View(noise, 1.0 / 12.0, 0.5, 1.0 / 180.0), _View(
@@ -304,7 +308,7 @@ def _views(uniforms: Array) -> tuple[_View, _View]:
 
 
 def coordinates(uniforms: Array, false_alarm: float) -> Check:
-    """Whether the noise of any two coordinates is uncorrelated, and whether its size is."""
+    """Checks that the noise of any two coordinates is uncorrelated, and that its size is."""
     question = "largest correlation of two coordinates, in units of what chance allows"
     rounds, dim = uniforms.shape
     if dim == 1:
@@ -319,12 +323,12 @@ def coordinates(uniforms: Array, false_alarm: float) -> Check:
 
 
 def rounds(uniforms: Array, false_alarm: float) -> Check:
-    """Whether the noise of a round is uncorrelated with that of any other that is a fixed number of rounds later.
+    """Checks that the noise of a round is uncorrelated with that of rounds any fixed number later.
 
     All numbers are one sequence, round after round and coordinate after coordinate, and are compared with themselves at
-    every distance. So a keystream is also found that comes back in other coordinates, as one does that is not moved on
-    far enough. The products x_i x_(i+L) are differences of a martingale, of conditional variances x_i² V, V the
-    variance of x, that sum to at most `variance` but for half of the false alarms. The same for the size of the noise.
+    every distance. So this also finds a keystream that is not advanced far enough. The products x_i x_(i+L) are
+    differences of a martingale, of conditional variances x_i² V, V the variance of x, that sum to at most `variance`
+    but for half of the false alarms. The same for the size of the noise.
     """
     worst = 0.0
     for view in _views(uniforms):
@@ -341,7 +345,7 @@ def rounds(uniforms: Array, false_alarm: float) -> Check:
 
 
 def repeats(batches: Sequence[Played], false_alarm: float) -> Check:
-    """Whether rounds have the same sums more often than chance has it, at whatever distance.
+    """Checks that rounds do not have the same sums more often than chance allows, at any distance.
 
     The rounds are split by one binary digit of their time, and those of one half are looked up in the other; any two
     rounds are in different halves for some digit. Given the first half, in which sums v occur n_v times in n rounds, a
@@ -365,11 +369,11 @@ class _Group:
     """The rounds of a batch by their sums.
 
     Attributes:
-        times: When each round was played.
+        times: Place of each round among all.
         value: Number of each round's sums among all that occurred.
-        probability: Of each of those.
+        probability: Probability of each of those.
         pair: Probability that two rounds agree.
-        triple: That three do.
+        triple: Probability that three rounds agree.
     """
 
     times: Integers
@@ -385,7 +389,7 @@ class _Group:
         return cls(batch.times, number.ravel(), law.probability(values), law.coincidence(2), law.coincidence(3))
 
     def matches(self, digit: int) -> tuple[float, float, float]:
-        """Excess of the second half's matches over their expectation, a bound on its variance, and the largest term."""
+        """Returns the second half's excess of matches, a bound on its variance, and the largest term."""
         second = (self.times >> digit) & 1 == 1
         known = np.bincount(self.value[~second], minlength=len(self.probability))
         size, others = int(known.sum()), self.value[second]

@@ -1,7 +1,7 @@
-"""What an audit plays: vectors by which neighbours differ most, through the code under audit, and back on the lattice.
+"""The rounds of an audit: vectors by which neighbours differ most, played through the code under audit.
 
-The lattice is computed apart from the code under audit: plain NumPy, in float64. A released mean is taken back to the
-integers whose sum it is: that is where the protocol's law is known exactly.
+A released mean is taken back to the integers whose sum it is, for there the protocol's law is known exactly. That
+lattice is computed apart from the code under audit: plain NumPy, in float64.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from cpsgd.codec.rounding import Grid
 from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
-# What float32 may do to a coordinate on its way through the codec, relative to the range of the levels.
+# The most that float32 may move a coordinate on its way through the codec, relative to the range of the levels.
 _FLOAT32 = 4e-6
 # Canaries are this many clip norms long. An honest client shortens them; one that forgets to is detected.
 _LENGTH = 8.0
-# Where the rounding is looked at, clients lie this far above a level: any rounding but the random one moves the mean.
+# To check the rounding, clients lie this far above a level: any rounding but the random one moves the mean.
 _OFFSET = 0.45
 # Longer than any clip norm, and its square than any number of single precision; that precision still holds it.
 _HUGE = 1e37
-# Subnormal: shorter than what arithmetic keeps all digits of.
+# Subnormal: arithmetic does not keep all digits of it.
 _TINY = 1e-310
-# Rounds between two calls to say how far it is.
+# Rounds between two reports of progress.
 _REPORTED = 100
 
 
@@ -41,7 +41,7 @@ class RoundLattice:
     """A protocol's rotation and levels in one round."""
 
     def __init__(self, protocol: Protocol, round: int) -> None:
-        """Works out the rotation as a matrix."""
+        """Computes the rotation as a matrix."""
         self.protocol = protocol
         self._grid: Grid = protocol.mechanism.grid  # type: ignore[assignment]  # only integers are audited
         self._rotation = np.eye(protocol.dim)
@@ -49,11 +49,11 @@ class RoundLattice:
             self._rotation = _rotation(protocol.dim, protocol.rotation_signs(round))
 
     def unrotated(self, vector: Array) -> Array:
-        """The vector that the protocol rotates to this one."""
+        """Returns the vector that the protocol rotates to this one."""
         return self._rotation @ vector
 
     def points(self, vector: Vector) -> Array:
-        """Where a client's vector lies between the levels: clipped, rotated, clipped to the range; 0 to k - 1.
+        """Returns the place of a client's vector between the levels, 0 to k - 1, after both clippings.
 
         Where rounding is the noise there are two levels, the ends of the range.
         """
@@ -65,32 +65,32 @@ class RoundLattice:
 
     @property
     def step(self) -> float:
-        """The distance of two levels; of two integers, where noise comes before the rounding."""
+        """The distance of two levels, or of two integers where noise comes before the rounding."""
         mechanism = self.protocol.mechanism
         if mechanism.levels == 0:
             return mechanism.scale
         return 2.0 * self._grid.limit / self._grid.unit / (mechanism.levels - 1)
 
     def middle(self, count: int) -> float:
-        """The expected sum of `count` clients' integers whose coordinate is zero, by the exact law.
+        """Returns the expected sum of `count` clients' integers whose coordinate is zero, by the exact law.
 
-        Not by the mechanism's centre: decoding subtracts that one, and to add it again would undo any fault in it.
+        Not by the mechanism's centre: decoding subtracts that, and adding it again would undo any fault in it.
         """
         zero = np.array([self._grid.limit / self._grid.unit / self.step])
         return float(SumLaw(self.protocol, [(zero, count)]).mean[0])
 
     def sums(self, means: NDArray[np.float32], count: int) -> Array:
-        """The sums of `count` clients' integers behind released means, one row each; integers but for float32."""
+        """Returns the sums of `count` clients' integers behind released means, one row each; integers up to float32."""
         rotated = means.astype(np.float64) @ self._rotation
         return rotated * (count / self.protocol.mechanism.scale) + self.middle(count)
 
     def slack(self, count: int) -> float:
-        """How far the codec's grid and float32 may move the expected sum of `count` clients."""
+        """Returns the most that the codec's grid and float32 may move the expected sum of `count` clients."""
         return count * (1.0 + 2.0 * _FLOAT32 * self._grid.limit) / (self._grid.unit * self.protocol.scale)
 
 
 def _rotation(dim: int, signs: NDArray[np.uint8]) -> Array:
-    """The rotation of `cpsgd.codec.rotate` as a matrix that rows are multiplied by, from its definition."""
+    """Returns the rotation of `cpsgd.codec.rotate` as a matrix that rows are multiplied by, from its definition."""
     size = 1 << (dim.bit_length() - 1)
     rest = dim - size
     values = 1.0 - 2.0 * np.unpackbits(signs, bitorder="little")
@@ -121,10 +121,10 @@ class Canary:
 
 
 def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
-    """The canaries of a protocol. Without rotation the rotated ones are the others, and left out.
+    """Returns the canaries of a protocol; without rotation the rotated ones are left out.
 
     The corner is always as far from its opposite as two neighbours can be: its coordinates, all alike, reach the norm's
-    and the range's limit together or whichever comes first.
+    or the range's limit, whichever comes first.
     """
     dim = lattice.protocol.dim
     one_hot, corner = np.eye(dim)[0], np.full(dim, 1.0 / math.sqrt(dim))
@@ -144,9 +144,9 @@ def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
 
 
 def resting(lattice: RoundLattice) -> Array:
-    """A vector for the clients who are not attacked: on the level next to zero, so that rounding hides nobody.
+    """Returns a vector for the clients that are not attacked: on the level next to zero, so that rounding hides nobody.
 
-    As far towards it as the norm's bound allows, where that level is out of reach; and then too long, as canaries are.
+    Where the norm's bound does not allow that level, it is as near as possible, and too long, as canaries are.
     """
     dim, allowed = lattice.protocol.dim, lattice.protocol.clip_norm
     level = _beside_zero(lattice, 0.0)
@@ -156,20 +156,20 @@ def resting(lattice: RoundLattice) -> Array:
 
 
 def too_long(lattice: RoundLattice) -> Array:
-    """The corner's direction, beyond the norm's bound: where all clients are there, their mean shows the bound."""
+    """Returns a vector in the corner's direction beyond the norm's bound: the mean of such clients shows the bound."""
     dim = lattice.protocol.dim
     return lattice.unrotated(np.full(dim, _LENGTH * lattice.protocol.clip_norm / math.sqrt(dim)))
 
 
 def rounded(lattice: RoundLattice, offset: float = _OFFSET) -> Array:
-    """A vector well inside the norm's bound that lies between levels in every coordinate, `offset` above one."""
+    """Returns a vector well inside the norm's bound that lies `offset` above a level in every coordinate."""
     dim, allowed = lattice.protocol.dim, 0.5 * lattice.protocol.clip_norm
     coordinate = _beside_zero(lattice, offset)
     return lattice.unrotated(np.full(dim, coordinate * min(1.0, allowed / (math.sqrt(dim) * abs(coordinate)))))
 
 
 def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
-    """Vectors by name that code may treat in a way of its own, and must not."""
+    """Returns vectors, by name, that code may be tempted to treat differently."""
     dim, clip_norm = lattice.protocol.dim, lattice.protocol.clip_norm
     constant = np.full(dim, clip_norm / math.sqrt(dim))
     alternating = np.where(np.arange(dim) % 2, -1.0, 1.0)
@@ -188,7 +188,7 @@ def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
 
 
 def _beside_zero(lattice: RoundLattice, offset: float) -> float:
-    """A coordinate `offset` levels above the level at or below zero."""
+    """Returns a coordinate `offset` levels above the level at or below zero."""
     # With an even number of levels zero is halfway between two of them.
     centre = 0.5 if lattice.protocol.mechanism.levels % 2 == 0 else 0.0
     return (offset - centre) * lattice.step
@@ -204,7 +204,7 @@ class ServerHalf(Interface):
         """Takes one client's message."""
 
     def mean(self) -> NDArray[np.float32]:
-        """What is released."""
+        """Returns the released mean."""
 
 
 Encode = Callable[[Vector, int], Any]
@@ -233,11 +233,11 @@ class Player:
         self._encode, self._start, self._progress = encode, start, progress
 
     def law(self, clients: Sequence[tuple[Vector, int]]) -> SumLaw:
-        """The law of the sums of clients, given as vectors and how many have each."""
+        """Returns the law of the sums of clients, given as vectors and numbers of clients."""
         return SumLaw(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
 
     def means(self, worlds: Sequence[Sequence[tuple[Vector, int]]]) -> NDArray[np.float32]:
-        """What is released in rounds with these clients, one row each."""
+        """Plays rounds with these clients, and returns the released means, one row each."""
         released = np.empty((len(worlds), self._protocol.dim), dtype=np.float32)
         for row, clients in zip(released, worlds, strict=True):
             server = self._start(self._protocol, self._round)
@@ -251,7 +251,7 @@ class Player:
         return released
 
     def play(self, name: str, clients: Sequence[tuple[Vector, int]], rounds: int) -> Played:
-        """Rounds with the same vectors."""
+        """Plays rounds with the same vectors."""
         times = self.played + np.arange(rounds)
         count = sum(number for _, number in clients)
         exact = self.lattice.sums(self.means([clients] * rounds), count)

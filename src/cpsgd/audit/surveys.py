@@ -1,9 +1,9 @@
-"""An audit that looks everywhere: several protocols, round numbers, dimensions and SIMD levels, and what was covered.
+"""An audit of several protocols, round numbers, dimensions and SIMD levels.
 
-Each protocol is attacked at this process's SIMD level (`audit`). Beside that, and at every other level by itself, the
-law of its sums is checked in several rounds, even and odd, with vectors that show what an attack does not: all clients
-too long, all a little above a level. Levels are chosen when the kernels are imported, so others run in processes of
-their own; from the same keystream all must make the same integers.
+Each protocol is attacked at this process's SIMD level (`audit`). At every level, the law of its sums is checked in
+several rounds, even and odd, with vectors that show what an attack does not: all clients too long, all a little above a
+level. Levels are chosen when the kernels are imported, so the others run in processes of their own. From the same
+keystream all levels must make the same integers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from cpsgd import _plain
 from cpsgd.aggregator import Aggregator
-from cpsgd.audit import checks, levels, sharp
+from cpsgd.audit import checks, exact_checks, levels
 from cpsgd.audit.auditing import FALSE_ALARM, AuditReport, audit
 from cpsgd.audit.cases import Case
 from cpsgd.audit.checks import Check, Played
@@ -29,7 +30,7 @@ from cpsgd.randomness import Keystream
 Made = Callable[[Protocol], tuple[Encode, Start]]
 """The code under audit for a protocol: the client's half and the server's."""
 
-# Fractions of a level that rounding is looked at: no two or three random bits have their odds.
+# Fractions of a level at which rounding is checked: no two or three random bits have their odds.
 _FRACTIONS = (0.11, 0.36)
 # The checks of the law that chance can fail.
 _RANDOM_CHECKS = 6
@@ -39,15 +40,15 @@ LAW_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was played with one protocol at one SIMD level, and what was found.
+    """The checks of one protocol at one SIMD level.
 
     Attributes:
         case: The protocol.
         level: The SIMD level.
-        rounds: Rounds played.
+        rounds: Number of rounds played.
         numbers: The numbers of these rounds.
-        checks: What was asked, the attack's questions first.
-        digest: Of the integers that a fixed keystream makes.
+        checks: The checks, the attack's first.
+        digest: Digest of the integers that a fixed keystream makes.
         report: The attack's own report; None where there is no claim to attack, and at other levels.
     """
 
@@ -61,11 +62,11 @@ class Coverage:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether all checks passed."""
         return all(check.passed for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns plain JSON values."""
         mechanism = self.case.protocol.mechanism
         return {
             "protocol": self.case.name,
@@ -79,18 +80,18 @@ class Coverage:
             "passed": self.passed,
             "claimed": None if self.report is None else self.report.claimed.epsilon,
             "found": None if self.report is None else self.report.lower_bound,
-            "checks": [{**vars(check), "passed": check.passed} for check in self.checks],
+            "checks": _plain.plain(self.checks),
         }
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What was covered, and found.
+    """The result of a survey.
 
     Attributes:
         covered: Every protocol at every level.
-        agreement: Whether all levels make the same integers.
-        false_alarm: Probability that honest code fails anything at all.
+        agreement: Check that all levels make the same integers.
+        false_alarm: Probability that honest code fails any check.
     """
 
     covered: tuple[Coverage, ...]
@@ -99,7 +100,7 @@ class Survey:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against any claim."""
+        """Whether all checks passed."""
         return self.agreement.passed and all(each.passed for each in self.covered)
 
     @property
@@ -108,13 +109,13 @@ class Survey:
         return tuple(dict.fromkeys(each.level for each in self.covered))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns plain JSON values."""
         return {
             "passed": self.passed,
             "false_alarm": self.false_alarm,
             "levels": list(self.levels),
             "levels_agree": self.agreement.passed,
-            "covered": [each.to_dict() for each in self.covered],
+            "covered": _plain.plain(self.covered),
         }
 
 
@@ -157,7 +158,10 @@ def survey(
             covered.append(_attacked(case, delta, adjacency, rounds, law_rounds, surviving, share, made, seed))
             advance(1)
         for level in others:
-            covered += [_told(case, level, found, advance) for case, found in zip(cases, running(level), strict=True)]
+            for case, found in zip(cases, running(level), strict=True):
+                asked = tuple(Check(**check) for check in found["checks"])
+                covered.append(Coverage(case, level, found["rounds"], case.rounds, asked, found["digest"]))
+                advance(1)
     digests = {case: {each.digest for each in covered if each.case is case} for case in cases}
     differ = sum(len(found) > 1 for found in digests.values())
     agreement = Check("levels", "protocols whose integers differ from one SIMD level to another", float(differ), 0.0)
@@ -175,7 +179,7 @@ def _attacked(
     made: Made | None,
     seed: int | None,
 ) -> Coverage:
-    """The attack, where there is a claim, and the checks of the law."""
+    """Attacks a protocol, where it has a claim, and checks the law of its sums."""
     protocol = replace(case.protocol, promise=None)
     law = law_checked(case, rounds=law_rounds, surviving=surviving, share=0.5 * share, made=made, seed=seed)
     if not case.claimed:
@@ -193,7 +197,7 @@ def _attacked(
         seed=seed,
         false_alarm=0.5 * share,
     )
-    claim = sharp.claim(protocol, report.claims, Adjacency.parse(adjacency), report.surviving)
+    claim = exact_checks.claim(protocol, report.claims, Adjacency.parse(adjacency), report.surviving)
     asked = (*report.checks, claim, *law.checks)
     return replace(law, rounds=law.rounds + report.rounds, checks=asked, report=report)
 
@@ -207,7 +211,7 @@ def law_checked(
     made: Made | None = None,
     seed: int | None = None,
 ) -> Coverage:
-    """The law of the sums in all of a case's rounds, with vectors that an attack does not play.
+    """Checks the law of the sums in all of a case's rounds, with vectors that an attack does not play.
 
     Honest code fails with probability at most `share`.
     """
@@ -227,8 +231,8 @@ def law_checked(
     part = share / _RANDOM_CHECKS
     asked = (
         *checks.of_law(batches, uniforms, part),
-        sharp.variance(batches, part),
-        sharp.wraparound(protocol, case.rounds, (1, count)),
+        exact_checks.variance(batches, part),
+        exact_checks.wraparound(protocol, case.rounds, (1, count)),
     )
     named = tuple(replace(check, name=f"{check.name} in several rounds") for check in asked)
     played = sum(len(batch.exact) for batch in batches)
@@ -236,7 +240,7 @@ def law_checked(
 
 
 def digest_of(case: Case) -> str:
-    """A hash of the integers that a fixed keystream makes of fixed vectors: the same at every SIMD level."""
+    """Returns a hash of the integers that a fixed keystream makes of fixed vectors: the same at every SIMD level."""
     protocol, found = replace(case.protocol, promise=None), hashlib.sha256()
     for number in case.rounds:
         lattice = RoundLattice(protocol, number)
@@ -244,10 +248,3 @@ def digest_of(case: Case) -> str:
             keystream = Keystream(number.to_bytes(16, "little"))
             found.update(pipeline.integers(protocol, vector, number, keystream).tobytes())
     return found.hexdigest()
-
-
-def _told(case: Case, level: str, found: dict[str, Any], advance: Callable[[int], None]) -> Coverage:
-    """What another process found."""
-    advance(1)
-    asked = tuple(Check(**check) for check in found["checks"])
-    return Coverage(case, level, found["rounds"], case.rounds, asked, found["digest"])

@@ -13,9 +13,9 @@ COMMANDS = {
     "train": ("train:run", "Train a model from many simulated clients through a private mean, beside its baselines."),
     "plan": (
         "plan:run",
-        "The best protocol for what you want: its mechanism, parameters, proved ε and expected error.",
+        "Find the best protocol for your requirements: its mechanism, parameters, proved ε and expected error.",
     ),
-    "privacy": ("privacy:app", "What given parameters protect, and by which theorem."),
+    "privacy": ("privacy:app", "Compute the ε of given parameters, and name its theorem."),
     "mean": ("mean:run", "Estimate the mean of a table's rows by a whole round on this machine."),
     "sum": ("columns:sum", "Sum a table's columns, so that (ε, δ) protects each user."),
     "count": (
@@ -42,14 +42,14 @@ COMMANDS = {
     "encode": ("exchange:encode", "Turn a vector into a private message, as a client does."),
     "aggregate": ("exchange:aggregate", "Add up messages and write their mean, as the server does."),
     "audit": ("audit:run", "Attack real rounds, and compare what can be learned with the ε that is claimed."),
-    "budget": ("budget:app", "Privacy budgets on a durable ledger."),
+    "budget": ("budget:app", "Keep privacy budgets on a durable ledger."),
     "dashboard": ("dashboard:run", "Plan, watch runs, and read budgets and audits in the browser."),
     "identity": (
         "identities:app",
-        "Keys by which clients of secure aggregation know each other, whatever the server says.",
+        "Make keys by which clients of secure aggregation know each other, whatever the server says.",
     ),
     "data": ("data:app", "Bring data sets to this machine."),
-    "figures": ("figures:app", "Pictures that are computed, not measured."),
+    "figures": ("figures:app", "Draw pictures that are computed, not measured."),
 }
 """In the help's order: each command's place in this package, and its line in the overview.
 

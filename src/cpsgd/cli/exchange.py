@@ -77,7 +77,7 @@ def protocol(
 
 
 def _promising(protocol: Protocol, asked: dict[str, Any]) -> Protocol:
-    """The protocol with what is proved of it as its promise; as it is where nothing is, and nothing was asked for."""
+    """Returns the protocol with its proved ε as promise; unchanged if nothing is proved and nothing was asked for."""
     from cpsgd.planner.requirements import surviving
     from cpsgd.privacy import guarantee
     from cpsgd.promise import Claim, Promise
@@ -222,7 +222,7 @@ def aggregate(
 
 
 def _start(protocol: Protocol, round: int, state: Path | None) -> Aggregator:
-    """An aggregator with what the state file holds, or an empty one where there is no such file yet."""
+    """Returns an aggregator restored from the state file, or an empty one if there is no such file yet."""
     from cpsgd.aggregator import Aggregator
 
     # The protocol file is the receiver's own, hence its dimension is one to expect.
@@ -238,7 +238,7 @@ def _start(protocol: Protocol, round: int, state: Path | None) -> Aggregator:
 
 
 def _read(path: Path, protocol: Protocol) -> bytes:
-    """A message's bytes; never more than a message of this protocol has, whatever the file holds."""
+    """Returns a message's bytes, and refuses a file longer than any message of this protocol."""
     with path.open("rb") as file:
         message = file.read(protocol.longest_message_bytes + 1)
     if len(message) > protocol.longest_message_bytes:

@@ -22,7 +22,7 @@ def frontier(
     out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the files go.")] = Path("figures"),
     json: options.Json = False,
 ) -> None:
-    """The error that a bit buys, for every mechanism and as others published it: SVG, PNG and CSV.
+    """Draw the error over bits per coordinate, for every mechanism and for published ones: SVG, PNG and CSV.
 
     At three settings, with and without secure aggregation. Takes a quarter of an hour or so.
     """

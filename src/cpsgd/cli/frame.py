@@ -1,4 +1,4 @@
-"""What all our command lines have in common: how help looks, what becomes of errors, exit codes."""
+"""The frame of all command lines: layout of the help, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpsgd.errors import CpsgdError
 
 
 def new_app(name: str, help: str | None = None, version: Callable[[], str] | None = None) -> App:
-    """An empty command line, or a group of commands in one; without help it is that of its only command."""
+    """Returns an empty command line, or a group of commands; without `help` it shows that of its only command."""
     return App(
         name=name,
         help=help,
@@ -34,7 +34,7 @@ def new_app(name: str, help: str | None = None, version: Callable[[], str] | Non
 
 
 def launch(app: App, arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and ends the process: errors a person can do something about are one line and exit code 2."""
+    """Runs a command and ends the process. Errors that a user can fix are one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show ² or σ gets an escape instead of a failure.
         if hasattr(stream, "reconfigure"):
@@ -51,7 +51,7 @@ def launch(app: App, arguments: Sequence[str] | None = None) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, as a person would say it."""
+    """Returns the message of an error in one sentence."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
     if isinstance(error, MemoryError):

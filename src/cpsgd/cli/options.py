@@ -53,7 +53,7 @@ def from_class(
     text: Collection[str] = (),
     groups: Mapping[str, Group] | None = None,
 ) -> type[Any]:
-    """A dataclass of command-line options made from a library's: names, types, defaults and help are the library's.
+    """Returns a dataclass of command-line options with the names, types, defaults and help of a library's dataclass.
 
     Args:
         source: A dataclass whose docstring, or those of its bases, describe its fields under `Attributes:`.
@@ -94,7 +94,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _helps(source: type[Any]) -> dict[str, str]:
-    """What the docstrings of a class and its bases say of its fields, which are named as options."""
+    """Returns each field's help from the docstrings of a class and its bases, with fields written as options."""
     known = {original.name for original in fields(source)}
 
     def option(match: re.Match[str]) -> str:
@@ -107,7 +107,7 @@ def _helps(source: type[Any]) -> dict[str, str]:
 
 
 def given(chosen: Any) -> dict[str, Any]:
-    """What was said on the command line, by the library's names."""
+    """Returns the options that were given, by the library's names."""
     return {entry.name: value for entry in fields(chosen) if (value := getattr(chosen, entry.name)) is not None}
 
 
@@ -138,7 +138,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolChoice:
-    """What was said about a protocol; None where nothing was.
+    """Options about a protocol; None where an option was not given.
 
     Attributes:
         file: A protocol's JSON, instead of parameters here.
@@ -164,7 +164,7 @@ class ProtocolChoice:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was said, by the options as they are written."""
+        """The options that were given, by their names on the command line."""
         said = {"protocol": self.file, "clip_norm": self.clip_norm, **self._stated, **given(self.mechanism)}
         said |= {"rotate": self.rotate, "seed": self.seed}
         return {"--" + name.replace("_", "-"): value for name, value in said.items() if value is not None}
@@ -174,7 +174,7 @@ class ProtocolChoice:
         return {"replace_one_distance": self.replace_one_distance, "distance_reason": self.distance_reason}
 
     def protocol(self, required: Any = None, *, clients: int | None = None, dim: int | None = None) -> Protocol:
-        """The protocol for this many clients and coordinates, needed where there is no file; one from a file stays.
+        """Returns the protocol in the file, or one for this many clients and coordinates.
 
         Raises:
             ParameterError: Options are missing, contradict each other or are out of range.
@@ -226,7 +226,7 @@ class ProtocolChoice:
         return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0, **self._stated)
 
     def sized(self, size: Any, required: Any = None) -> Protocol:
-        """`protocol` for a `Size` from the command line, which a file leaves no room for."""
+        """Returns `protocol` for a `Size` from the command line; a file leaves no room for one."""
         if self.file is not None and given(size):
             raise ParameterError("The protocol file already fixes --clients and --dim; leave them out.")
         return self.protocol(required, clients=size.clients, dim=size.dim)

@@ -1,4 +1,4 @@
-"""What commands print: facts and tables for people, JSON for programs, complaints on stderr."""
+"""Output of commands: tables for people, JSON for programs, errors on stderr."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def complain(text: str, *, style: str = "bold red") -> None:
 
 @contextmanager
 def warnings_told() -> Iterator[None]:
-    """Warnings of what is done within become lines on stderr when it is done."""
+    """Prints warnings that are raised within as lines on stderr."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         yield
@@ -77,12 +77,12 @@ def warnings_told() -> Iterator[None]:
 
 
 def console() -> Console:
-    """Standard output as it is now, so that redirections are respected."""
+    """Returns a console on the current standard output, so that redirections are respected."""
     return Console(highlight=False)
 
 
 def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """A table of names and values."""
+    """Returns a table of names and values."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold cyan", no_wrap=True, min_width=13)
     table.add_column(overflow="fold")
@@ -94,7 +94,7 @@ def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
 def grid(
     columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, *, whole: Iterable[str] = ()
 ) -> Table:
-    """A table of numbers, right-aligned; a row that begins with an arrow is shown in bold.
+    """Returns a right-aligned table; a row that begins with an arrow is shown in bold.
 
     On a narrow terminal the columns that are named in `whole` are cut last, and the others folded before.
     """
@@ -113,7 +113,7 @@ def grid(
 
 @contextmanager
 def progress(total: int, what: str = "clients") -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal while work is done; yields what is to be called with the number of clients just heard."""
+    """Shows a progress bar on a terminal; yields a function to call with the number of clients just done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
@@ -127,7 +127,7 @@ def progress(total: int, what: str = "clients") -> Iterator[Callable[[int], None
 
 
 def promises(protocol: Protocol) -> dict[str, Any]:
-    """What a round with this protocol sends and how wrong it can be, as JSON values."""
+    """Returns the size of messages and the error bound of a protocol, as JSON values."""
     bound: dict[str, Any] = {"squared_error": None, "theorem": None, "reason": None}
     try:
         bound.update(asdict(protocol.error_bound()))
@@ -139,7 +139,7 @@ def promises(protocol: Protocol) -> dict[str, Any]:
 def privacy(
     protocol: Protocol, delta: float | None, messages: int | None = None, *, accept_epsilon: float | None = None
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The ε proved for a release with so many messages (all, if None), as JSON and for people.
+    """Returns the ε proved for a release of this many messages (all, if None), as JSON and as rows.
 
     What was promised with the protocol is kept, or `GuaranteeError` raised. Where nothing was, ε is that of one round
     at `delta`, or at the default δ.
@@ -164,7 +164,7 @@ def privacy(
 
 
 def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """A guarantee as JSON and for people."""
+    """Returns a guarantee as JSON and as rows."""
     from cpsgd.privacy import Guarantee
 
     text = f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
@@ -179,12 +179,12 @@ def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]
 
 
 def secrecy(participation: Participation) -> list[tuple[str, str]]:
-    """That a draw must stay secret, for people, where there is one."""
+    """Returns a row saying that the draw of clients must stay secret, where there is one."""
     return [] if participation.secrecy is None else [("secret", participation.secrecy)]
 
 
 def sent(protocol: Protocol) -> dict[str, Any]:
-    """What a client sends, as JSON values."""
+    """Returns a client's message and its size, as JSON values."""
     return {
         "protocol": protocol.to_dict(),
         "name": protocol.name,
@@ -199,7 +199,7 @@ def sent(protocol: Protocol) -> dict[str, Any]:
 
 
 def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
-    """What a client sends, for people."""
+    """Returns rows about a client's message and its size."""
     parameters = f"clip norm {protocol.clip_norm:g}, {protocol.mechanism.describe()}"
     if protocol.modulus is not None:
         parameters += f", sums modulo {protocol.modulus}"
@@ -212,12 +212,12 @@ def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
 
 
 def caution(protocol: Protocol) -> list[tuple[str, str]]:
-    """What the mechanism's users must mind, for people."""
+    """Returns a row with the mechanism's caution, where it has one."""
     return [] if protocol.mechanism.caution is None else [("mind", protocol.mechanism.caution)]
 
 
 def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
-    """How long a message is, what to mind about it, and a warning where nothing in it is private."""
+    """Returns rows about the length of a message, cautions, and a warning where nothing in it is private."""
     packed = protocol.bits_per_client / protocol.dim
     average = "" if protocol.longest_message_bytes == protocol.message_bytes else " on average"
     facts = [
@@ -234,7 +234,7 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
 
 
 def _silent(protocol: Protocol) -> str | None:
-    """Why a protocol adds no noise that could protect anybody, if so."""
+    """Returns why a protocol adds no noise that could protect anybody, or None if it does."""
     try:
         protocol.mechanism.noise.law(protocol.clients)
     except ConditionError as error:

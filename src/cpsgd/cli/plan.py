@@ -28,7 +28,7 @@ def run(
     plot: Annotated[Path | None, options.file_option("Draw the frontier into this file.")] = None,
     json: options.Json = False,
 ) -> None:
-    """The best protocol for what you want: its mechanism, parameters, proved ε and expected error."""
+    """Find the best protocol for your requirements: its mechanism, parameters, proved ε and expected error."""
     from cpsgd.planner import Requirements, plan_for
 
     _files.check_picture(plot)
@@ -86,7 +86,7 @@ def _summary(found: Plan) -> object:
 
 
 def _considered(found: Plan) -> list[tuple[str, str]]:
-    """The mechanisms that the chosen one was compared with, and how near each comes."""
+    """Returns a row for each mechanism that was not chosen, with its error or why it has no design."""
     texts = []
     for each in found.considered:
         if each.squared_error is None:

@@ -1,4 +1,4 @@
-"""`cpsgd privacy`: what given parameters protect, and by which theorem."""
+"""`cpsgd privacy`: ε of given parameters, and its theorem."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def theorem(
     scale: Annotated[float, Parameter(help="s, the quantization scale of the mechanism.")] = 1.0,
     json: options.Json = False,
 ) -> None:
-    """ε of the paper's Theorem 1 for the Binomial mechanism f(D) + s (Binomial(N, p) - Np)."""
+    """Compute ε of the paper's Theorem 1 for the Binomial mechanism f(D) + s (Binomial(N, p) - Np)."""
     from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_epsilon
 
     epsilon = binomial_mechanism_epsilon(
@@ -65,7 +65,7 @@ def epsilon(
     surviving: Annotated[int | None, WHOLE, Parameter(help="Messages a round ends with; all if not given.")] = None,
     json: options.Json = False,
 ) -> None:
-    """The smallest ε proved for a protocol, with the theorem behind it.
+    """Compute the smallest ε proved for a protocol, with the theorem behind it.
 
     The protocol is a file's, or --clients, --dim, --clip-norm and all parameters of its mechanism are given: of the
     paper's --levels, --trials and --range.
@@ -95,7 +95,7 @@ def epsilon(
 
 
 def guarantee_rows(found: Guarantee) -> list[tuple[str, str]]:
-    """A guarantee as names and values, for a table."""
+    """Returns the rows of a table about a guarantee."""
     rows = [
         ("ε", f"[bold]{rounded_up(found.epsilon)}[/bold] at δ = {found.delta:g}, {found.adjacency} neighbours"),
         ("proved by", escape(found.citation)),

@@ -97,7 +97,7 @@ def run(
 
 
 def _assist(settings: Settings, begun: Path | None) -> None:
-    """What a process does that computes a share of another one's clients."""
+    """Computes a share of the leading process's clients, and shows nothing."""
     from cpsgd.learning.experiment import Experiment
 
     experiment = Experiment(settings, begun=begun)
@@ -107,7 +107,7 @@ def _assist(settings: Settings, begun: Path | None) -> None:
 
 
 def _seed(text: str) -> int | str:
-    """A seed as settings have it: a number, or the word for none."""
+    """Returns the seed as settings have it: a number, or the word for none."""
     if text != NO_SEED and not text.isdecimal():
         raise ParameterError(f"Expected --seed to be a number from 0 on, or {NO_SEED}, got {text!r}.")
     return text if text == NO_SEED else int(text)
@@ -196,7 +196,7 @@ def _run_name(name: str) -> str:
 
 
 def _kind(settings: Settings) -> str:
-    """What runs are named after: the preset, the data set where it is not the preset's, or one's own module."""
+    """Returns the first part of a run's name: the preset, another data set, or the user's module."""
     if settings.data is not None:
         return settings.data.partition(":")[0].rpartition(".")[2]
     usual = PRESETS[settings.preset]["dataset"]
@@ -218,7 +218,7 @@ def _new_folder(name: str | None, kind: str) -> Path:
 
 
 def _begin(folder: Path, settings: Settings) -> None:
-    """Writes down what the run is. Of two processes that chose the same folder one comes too late."""
+    """Writes the settings of a run. Of two processes that chose the same folder the second is refused."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         create_file(folder / _CONFIG, (json_module.dumps(settings.to_dict(), indent=2) + "\n").encode())
@@ -236,7 +236,7 @@ def _latest() -> Path:
 
 
 def _settings_of(folder: Path, given: dict[str, Any]) -> Settings:
-    """The settings a run was started with; what is given on top must agree, but for what makes no difference to it."""
+    """Returns the settings that a run was started with. Given ones must agree, except those that change no result."""
     if not (folder / _CONFIG).exists():
         raise CheckpointError(f"There is no run in {folder} to resume.")
     kept = Settings.of(read_file(folder / _CONFIG)).to_dict()
@@ -277,7 +277,7 @@ def _summary(experiment: Experiment, folder: Path, results: list[Result]) -> dic
 
 
 def _budget(settings: Settings) -> dict[str, Any] | None:
-    """What is spent of the population's budget, all runs together."""
+    """Returns what all runs have spent of the population's budget."""
     if settings.ledger is None or settings.population is None:
         return None
     from cpsgd.ledger import Ledger

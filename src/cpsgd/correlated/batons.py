@@ -56,7 +56,7 @@ _NONCE = bytes(12)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a baton belongs.
+    """The federation, round and lineage that a baton is for.
 
     Attributes:
         run: The engine's name of the run.
@@ -86,16 +86,16 @@ class Place:
 
     @property
     def baton_bytes(self) -> int:
-        """How long the baton is."""
+        """Length of the baton in bytes."""
         return _HEADER_BYTES + _flag_bytes(self.bands) + SEED_BYTES * (self.bands - 1) + TAG_BYTES
 
     def bound(self, ephemeral: bytes, public: bytes) -> bytes:
-        """What the sealing is bound to."""
+        """Returns the bytes that the sealing is bound to."""
         return self.federation + _PLACE.pack(self.lineage, self.round, self.bands) + ephemeral + public
 
 
 def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:
-    """The baton with these seeds for whoever has the private half of `public`.
+    """Returns the baton with these seeds for whoever has the private half of `public`.
 
     Raises:
         MessageError: The key is one that no honest client can have.
@@ -115,7 +115,7 @@ def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:
 
 
 def open_baton(baton: bytes, private: X25519PrivateKey, place: Place) -> Slots:
-    """The seeds in a baton that was sealed for this key and place.
+    """Returns the seeds in a baton that was sealed for this key and place.
 
     Raises:
         VersionError: It is of another version.

@@ -33,13 +33,12 @@ class DeviceLineages(RunSums):
         self._held: dict[int, int] = {}
         self._generator = torch.Generator(self._rows.device)
 
-    @property
-    def rest(self) -> SumRounding:
-        """What a round's sum gets beside that: own noise, and rounding."""
+    def on_device(self, count: int) -> SumRounding:
+        """Describes the rest of a round's noise, which no other round knows: the clients' own, and rounding."""
         return self.parts.rest(self.clients)
 
-    def noise(self, round: int, count: int) -> torch.Tensor:
-        """Σ_k g_k Z_(round-k), in points of the vector's grid.
+    def before_rounding(self, round: int, count: int) -> torch.Tensor:
+        """Returns Σ_k g_k Z_(round-k), in points of the vector's grid.
 
         Raises:
             ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.

@@ -1,4 +1,4 @@
-"""Handing a lineage on: what the server asks a client that leaves, and one that comes in its place.
+"""Handing a lineage on: requests to a client that leaves, and to one that comes in its place.
 
 Three small requests before a round. The client that comes is asked for a *key*; the one that leaves is told the key and
 asked to *give* its seeds, sealed; and the one that comes is asked to *take* them. The server carries bytes that it
@@ -41,8 +41,8 @@ _ANSWER = struct.Struct("<4sBB")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
-class Step(IntEnum):
-    """What is asked for."""
+class HandoverStep(IntEnum):
+    """The three requests."""
 
     KEY = 0
     GIVE = 1
@@ -59,17 +59,17 @@ class Handover:
         body: The public key or the baton.
     """
 
-    step: Step
+    step: HandoverStep
     place: Place
     body: bytes = b""
 
     @staticmethod
     def begins(data: object) -> bool:
-        """Whether these bytes are meant to be such a request."""
+        """Returns whether these bytes are meant to be such a request."""
         return isinstance(data, bytes) and data.startswith(MAGIC)
 
     def to_bytes(self) -> bytes:
-        """The request as one message."""
+        """Returns the request as one message."""
         place = self.place
         numbers = self.step, place.round, place.lineage, place.bands
         fields = _FIELDS.pack(MAGIC, VERSION, *numbers, place.fingerprint)
@@ -77,7 +77,7 @@ class Handover:
 
     @classmethod
     def from_bytes(cls, data: bytes, run: str) -> Handover:
-        """What `to_bytes` wrote, for this run.
+        """Reads what `to_bytes` wrote, for this run.
 
         Raises:
             VersionError: The server speaks another version.
@@ -93,10 +93,13 @@ class Handover:
         if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != wire.checksum(data[: _FIELDS.size], body):
             raise BatonError("The checksum does not match: the request about a lineage was damaged on the way.")
         try:
-            asked, place = Step(step), Place(run, fingerprint, bands, round, lineage)
+            asked, place = HandoverStep(step), Place(run, fingerprint, bands, round, lineage)
         except ValueError:
             raise BatonError("The request about a lineage has numbers that no server sends.") from None
-        if len(body) != {Step.KEY: 0, Step.GIVE: KEY_BYTES, Step.TAKE: place.baton_bytes}[asked]:
+        if (
+            len(body)
+            != {HandoverStep.KEY: 0, HandoverStep.GIVE: KEY_BYTES, HandoverStep.TAKE: place.baton_bytes}[asked]
+        ):
             raise BatonError(f"The request about a lineage to {asked.name.lower()} has {len(body)} bytes of content.")
         return cls(asked, place, body)
 
@@ -120,9 +123,9 @@ def answer(request: bytes, run: str, seeds: SeedFile | None, *, signed: bool) ->
     if seeds is None:
         raise RoundRefusedError("This client has no cpsgd-memory, and without one it holds no lineage.")
     body = b""
-    if asked.step is Step.KEY:
+    if asked.step is HandoverStep.KEY:
         body = seeds.key(asked.place)
-    elif asked.step is Step.GIVE:
+    elif asked.step is HandoverStep.GIVE:
         body = seeds.give(asked.place, asked.body)
     else:
         seeds.take(asked.place, asked.body)
@@ -130,13 +133,13 @@ def answer(request: bytes, run: str, seeds: SeedFile | None, *, signed: bool) ->
 
 
 def read_answer(reply: bytes, asked: Handover) -> bytes:
-    """The public key or the baton in a client's answer.
+    """Returns the public key or the baton in a client's answer.
 
     Raises:
         VersionError: The client speaks another version.
         BatonError: It is no answer to this request.
     """
-    length = {Step.KEY: KEY_BYTES, Step.GIVE: asked.place.baton_bytes, Step.TAKE: 0}[asked.step]
+    length = {HandoverStep.KEY: KEY_BYTES, HandoverStep.GIVE: asked.place.baton_bytes, HandoverStep.TAKE: 0}[asked.step]
     if not Handover.begins(reply) or len(reply) < _ANSWER.size:
         raise BatonError("Not an answer about a lineage.")
     _check_version(reply, "client")
@@ -189,7 +192,7 @@ class Handing(Generic[Node]):
         if not self._hands_on or not pairs:
             return []
         bodies: dict[Node, bytes] = dict.fromkeys(pairs, b"")
-        return [HandoverExchange(step, pairs, bodies, self._held) for step in Step]
+        return [HandoverExchange(step, pairs, bodies, self._held) for step in HandoverStep]
 
     def trained(self, nodes: Iterable[Node], round: int) -> None:
         """Notes that these nodes may have drawn noise in a round."""
@@ -209,7 +212,7 @@ class HandoverExchange(Generic[Node]):
 
     def __init__(
         self,
-        step: Step,
+        step: HandoverStep,
         pairs: Mapping[Node, tuple[Node, Place]],
         bodies: dict[Node, bytes],
         held: dict[Node, int],
@@ -230,13 +233,13 @@ class HandoverExchange(Generic[Node]):
         found = {}
         for new, body in self._bodies.items():
             old, place = self._pairs[new]
-            found[old if self._step is Step.GIVE else new] = new, Handover(self._step, place, body)
+            found[old if self._step is HandoverStep.GIVE else new] = new, Handover(self._step, place, body)
         return found
 
     def requests(self) -> Mapping[Node, bytes]:
         """Returns the step's request to each node."""
         asked = self._asked()
-        if self._step is Step.GIVE:
+        if self._step is HandoverStep.GIVE:
             for node in asked:
                 self._held.pop(node, None)
         return {node: request.to_bytes() for node, (_, request) in asked.items()}

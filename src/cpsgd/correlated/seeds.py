@@ -31,7 +31,7 @@ from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.errors import BatonError, RoundError, RoundRefusedError
 
 MOST_FEDERATIONS = 16
-"""A file keeps the lineages of so many federations; the one that was used longest ago goes first."""
+"""Number of federations whose lineages a file keeps; the one that was used longest ago goes first."""
 
 _FORMAT = "cpsgd lineages 1"
 _KIND = "seeds"
@@ -40,7 +40,7 @@ _LONGEST = 1 << 22
 
 @dataclass(frozen=True)
 class Held:
-    """What a client holds in one federation.
+    """The seeds that a client holds in one federation.
 
     Attributes:
         used: The last round in which seeds may have been used, by this client or by those it has them from.
@@ -57,18 +57,18 @@ class Held:
     given: int = 0
 
     def slots(self, place: Place) -> Slots:
-        """The seeds that a message of this round needs beside its own, by age; the newest is of the round before."""
+        """Returns the seeds that a message of this round needs beside its own, newest first."""
         return tuple(self.seeds.get(place.round - age) for age in range(1, place.bands))
 
 
 class Journal(Protocol):
-    """What a memory, while it is locked, knows of lineages that were handed on; it never goes back."""
+    """The records of a locked memory about seeds that were handed on; they only grow."""
 
     def given(self, run: str) -> int:
-        """How often seeds were handed on in this run."""
+        """Returns how often seeds were handed on in this run."""
 
     def give(self, run: str, number: int) -> None:
-        """Writes down that they are so often; on the disk when this returns."""
+        """Records the number of times; it is on the disk when this returns."""
 
 
 class SeedFile:
@@ -79,7 +79,7 @@ class SeedFile:
         self._path, self._lock = path, lock
 
     def draw(self, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
-        """A fresh seed for the round, and after it those of the rounds before, by age; all on the disk.
+        """Returns a fresh seed for the round, and after it those of the rounds before, by age; all on the disk.
 
         Without a lineage that is the fresh one alone, and a lineage begins. Only if the protocol says that lineages are
         `handed` on, they may be given to another client, and one that was taken over is gone on with.
@@ -107,7 +107,7 @@ class SeedFile:
             _usable(_current(self._read(), place, journal), place, handed)
 
     def key(self, place: Place) -> bytes:
-        """The public key that a baton for this round is to be sealed to.
+        """Returns the public key that a baton for this round is to be sealed to.
 
         Raises:
             BatonError: This client has a lineage already, or keeps its noise to itself, or was asked for a key of this
@@ -127,7 +127,7 @@ class SeedFile:
         return private.public_key().public_bytes_raw()
 
     def give(self, place: Place, public: bytes) -> bytes:
-        """The baton for whoever has the private half of `public`. From here on this client has no lineage.
+        """Returns the baton for whoever has the private half of `public`. From here on this client has no lineage.
 
         Raises:
             BatonError: There is nothing to hand on, or the round is not a later one than the seeds were used in.
@@ -189,13 +189,13 @@ class SeedFile:
 
 
 def _current(everything: dict[str, Held], place: Place, journal: Journal) -> Held:
-    """What the client holds in a federation: no seeds and no key where the file is older than the memory."""
+    """Returns the client's seeds in a federation: none, and no key, if the file is older than the memory."""
     held, given = everything.get(place.federation.hex(), Held()), journal.given(place.run)
     return held if held.given >= given else replace(held, seeds={}, key=None, given=given)
 
 
 def _usable(held: Held, place: Place, handed: bool) -> Held:
-    """What a message of this round may use; nothing that came by a baton where the protocol hands none on.
+    """Returns the seeds that a message of this round may use; none from a baton if the protocol hands none on.
 
     Raises:
         RoundError: Seeds were used in this round before, or taken over for a later one.

@@ -41,7 +41,7 @@ class NoiseState(Protocol):
 
 
 class RunRules(Protocol):
-    """How the rounds of a run belong together."""
+    """The rules by which the rounds of a run belong together."""
 
     @property
     def one_event(self) -> bool:
@@ -84,7 +84,7 @@ class RunRules(Protocol):
     def init(self, seeds: SeedFile | None, run: str, fingerprint: bytes) -> NoiseState:
         """Returns a client's state of noise in a run. Raises `RoundRefusedError` if it has nowhere to keep it."""
 
-    def handing(self, run: str, fingerprint: bytes) -> Handing[Any]:
+    def handing(self, run: str, fingerprint: bytes) -> Handing[Any] | NoHanding:
         """Returns the server's record of who holds whose noise."""
 
 
@@ -144,9 +144,21 @@ class IndependentRounds:
         """Returns a state that is always empty."""
         return _NoState()
 
-    def handing(self, run: str, fingerprint: bytes) -> Handing[Any]:
+    def handing(self, run: str, fingerprint: bytes) -> NoHanding:
         """Returns a record of nothing."""
-        return Handing(run, fingerprint, bands=1, hands_on=False)
+        return NoHanding()
+
+
+@dataclass(frozen=True)
+class NoHanding:
+    """A record of nothing: nobody holds another one's noise."""
+
+    def before(self, round: int, present: Iterable[Any], nodes: Sequence[Any]) -> list[Any]:
+        """Returns no exchanges."""
+        return []
+
+    def trained(self, nodes: Iterable[Any], round: int) -> None:
+        """Notes nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The report of an audit as `cpsgd audit --json` prints it, read from a file that anybody may have written."""
+"""Reports that `cpsgd audit --json` printed, read from files that anybody may have written."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Audit:
     checks: tuple[CheckShown, ...]
 
     def claimed_misses(self, false_alarms: float) -> float:
-        """The least share of misses that the claims allow an attacker with so many false alarms.
+        """Returns the smallest share of misses that the claims allow an attacker with this share of false alarms.
 
         Of every (ε, δ) that is claimed, 1 - δ - e^ε α and e^-ε (1 - δ - α), as in `AuditReport.claimed_misses`.
         """
@@ -108,7 +108,7 @@ class Audit:
 
 
 def read(path: Path, name: str) -> Audit | None:
-    """Reads a file; None where it does not look like an audit.
+    """Reads a report; returns None for a file that does not look like one.
 
     Raises:
         DataError: It looks like one and is none.
@@ -126,7 +126,7 @@ def read(path: Path, name: str) -> Audit | None:
 
 
 def read_all(root: folder.Folder) -> tuple[list[Audit], list[tuple[str, str]]]:
-    """The audits of a folder that can be read, and why others cannot."""
+    """Reads all audits of a folder; also returns (name, reason) of those that cannot be read."""
     found, failed = [], []
     for name in root.reports():
         try:

@@ -1,4 +1,4 @@
-"""A ledger as it is shown: its chain checked, and for every population what was spent by which round."""
+"""A verified ledger for display, with each population's spending after every round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class Population:
-    """A budget, what is spent of it, ε after each of its rounds, and the latest of these."""
+    """A budget with its total, ε after each round, and the latest rounds."""
 
     total: Total
     spending: tuple[float, ...]
@@ -47,7 +47,7 @@ class Book:
 
 
 def read(path: str) -> Iterator[Book]:
-    """Reads a ledger and checks all of it: a job that yields once.
+    """Reads and verifies a ledger; a worker job that yields once.
 
     Raises:
         LedgerError: It does not hold, or cannot be read.
@@ -68,7 +68,7 @@ def read(path: str) -> Iterator[Book]:
 
 
 def _wait(path: Path) -> None:
-    """Until nobody is in the middle of writing.
+    """Waits until nobody is in the middle of writing.
 
     To read a database that has a journal is to repair it, by whatever the journal says: whoever wrote it may be
     hostile, and nothing is written here.

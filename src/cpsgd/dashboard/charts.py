@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by the server: lines with marks, and beside each place what its numbers are.
+"""Charts as SVG, drawn by the server: lines with marks, and the numbers at each place.
 
 Geometry is computed here, and `chart.html` writes it down. A chart is drawn twice, for large pages and for small ones,
 and the style sheet shows one of them. Numbers appear where one points: a chart is cut into columns, each with a text
@@ -53,7 +53,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is laid off along one side.
+    """A horizontal or vertical axis.
 
     Attributes:
         label: What it is, with its unit.
@@ -74,7 +74,7 @@ class Axis:
     mark: Callable[[float], str] | None = None
 
     def place(self, value: float) -> float:
-        """Between 0 and 1."""
+        """Returns the position of a value along the axis, between 0 and 1."""
         low, high = self.scale(self.low), self.scale(self.high)
         found = (self.scale(min(max(value, self.low), self.high)) - low) / (high - low)
         return min(max(found, 0.0), 1.0)
@@ -89,7 +89,7 @@ def linear(
     mark: Callable[[float], str] | None = None,
     whole: bool = False,
 ) -> Axis:
-    """An axis with round numbers at about five places, where it also begins and ends unless values are `whole`."""
+    """Returns an axis with about five round ticks; it begins and ends at ticks unless values are `whole`."""
     low, high = min(low, high), max(low, high)  # bounds of figures that make no sense may be in any order
     largest = max(abs(low), abs(high))
     if not high - low > max(1e-9 * largest, 1e-100):
@@ -106,7 +106,7 @@ def linear(
 
 
 def spending_chart(title: str, points: Sequence[Point], limit: float, rounds: Axis, heading: str) -> Chart:
-    """ε after each round as steps, with the limit drawn across; `heading` names a round by its number."""
+    """Returns a chart of ε after each round, with the limit; `heading` is a format of the round number."""
     return Chart(
         title=title,
         series=[Series("ε spent", points, 0, steps=True)],
@@ -129,7 +129,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Column:
-    """A place to point at: where it is, and what is said of it."""
+    """A column that shows its numbers while the pointer is over it."""
 
     left: float
     width: float
@@ -188,7 +188,7 @@ class Chart:
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
-        """The numbers as a table: the name of each place, and the value of every line there."""
+        """Rows of a table: the heading of each place, and the value of every line there."""
         heading = self.heading or self.x.show
         found: dict[float, dict[str, str]] = {}
         for series in self.series:
@@ -200,7 +200,7 @@ class Chart:
         ]
 
     def drawn(self, kind: str) -> Drawing:
-        """The picture in one of the `SIZES`."""
+        """Returns the drawing in one of the `SIZES`."""
         width, height = SIZES[kind]
         left, right, top, bottom = 52.0, width - 14.0, 14.0, height - 42.0
 
@@ -280,7 +280,7 @@ class Chart:
 
 
 def _cut(text: str, most: int) -> str:
-    """The beginning and the end of a text that is too long: names differ there, and numbers come last."""
+    """Shortens a text in its middle: names differ at the ends, and numbers come last."""
     if len(text) <= most:
         return text
     end = most // 2
@@ -288,7 +288,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _at(series: Series, x: float) -> float | None:
-    """The value of a line at one of its places; of steps also in between."""
+    """Returns the value of a line at x, or None; steps also have values between their places."""
     index = bisect_left(series.points, (x, -math.inf))
     if index < len(series.points) and series.points[index][0] == x:
         return series.points[index][1]
@@ -303,14 +303,14 @@ def _path(places: Sequence[Point], *, steps: bool) -> str:
 
 
 def _every(values: Sequence[_Any], most: int) -> Sequence[_Any]:
-    """At most so many, evenly spread, the last one among them."""
+    """Returns at most this many values, evenly spread, the last one among them."""
     if len(values) <= most:
         return values
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def _apart(ticks: list[tuple[float, str]], right: float) -> list[tuple[float, str]]:
-    """Those whose names do not touch each other."""
+    """Returns the ticks whose labels do not overlap."""
     kept: list[tuple[float, str]] = []
     end = -math.inf
     for place, name in ticks:

@@ -1,4 +1,4 @@
-"""The folder that is shown: what lies in it is found by name, and read within bounds.
+"""The folder that is shown: files are found by name and read within bounds.
 
 Whoever wrote the folder may be hostile. No symbolic link in it is followed, so nothing outside of it is ever read; only
 regular files of a bounded size are read at all; and a name that comes with a request must be one that was found here.
@@ -44,13 +44,13 @@ _APPLICATION, _JOURNAL = slice(68, 72), slice(18, 20)
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder, and what is found in it; names are paths relative to it, with slashes."""
+    """A folder with runs, ledgers and audits; names are paths relative to it, with slashes."""
 
     root: Path
 
     @classmethod
     def at(cls, path: Path) -> Folder:
-        """The folder itself may be a link, and is followed once.
+        """Opens a folder; the folder itself may be a link, which is followed once.
 
         Raises:
             DataError: It is no folder.
@@ -61,22 +61,22 @@ class Folder:
         return cls(root)
 
     def runs(self) -> list[str]:
-        """Runs, the one that was begun last first."""
+        """Returns the names of runs, the latest first."""
         found = [name for name in self._folders() if self._is_run(self.root / name)]
         return sorted(found, key=lambda name: self._changed(name, CONFIG), reverse=True)[:_MOST_FOUND]
 
     def ledgers(self) -> list[str]:
-        """Files that say they are ledgers, by name."""
+        """Returns the names of ledgers, sorted."""
         return sorted(name for name in self._files() if _is_ledger(self.root / name))[:_MOST_FOUND]
 
     def reports(self) -> list[str]:
-        """JSON files that may be reports of audits, the latest first."""
+        """Returns the names of JSON files that may be reports of audits, the latest first."""
         found = [name for name in self._files() if name.endswith(".json") and Path(name).name not in _NO_AUDITS]
         small = [name for name in found if (size := _size(self.root / name)) is not None and size <= _LARGEST_AUDIT]
         return sorted(small, key=self._changed, reverse=True)[:_MOST_FOUND]
 
     def path(self, name: str, known: list[str]) -> Path:
-        """The place of something that was found.
+        """Returns the path of a known name.
 
         Raises:
             DataError: Nothing of that name was.
@@ -115,7 +115,7 @@ class Folder:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What may be shown: not what is hidden, nor what has a name that is no text."""
+    """Returns entries of a folder, without hidden ones and those with unprintable names."""
     found: list[os.DirEntry[str]] = []
     try:
         with os.scandir(folder) as entries:
@@ -130,7 +130,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _size(path: Path) -> int | None:
-    """Of a regular file; None of anything else."""
+    """Returns the size of a regular file; None for anything else."""
     try:
         status = path.lstat()
     except OSError:
@@ -151,14 +151,14 @@ def _is_ledger(path: Path) -> bool:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Names of the folders in a folder; none where it is a link, or not there."""
+    """Returns the names of folders in a folder; none if it is a link or missing."""
     if folder.is_symlink():
         return []
     return [entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False)]
 
 
 def signature(path: Path) -> tuple[int, int] | None:
-    """What changes when a file does; None where there is none."""
+    """Returns time and size of a file, which change when it does; None if it is missing."""
     try:
         status = path.lstat()
     except OSError:
@@ -167,7 +167,7 @@ def signature(path: Path) -> tuple[int, int] | None:
 
 
 def read_bytes(path: Path, limit: int = LARGEST_FILE, *, first: int | None = None) -> bytes:
-    """A regular file, or the `first` bytes of one.
+    """Reads a regular file, or its `first` bytes.
 
     Raises:
         DataError: It is something else (a link or a pipe, say), too large, or cannot be read.
@@ -189,7 +189,7 @@ def read_bytes(path: Path, limit: int = LARGEST_FILE, *, first: int | None = Non
 
 
 def read_object(path: Path, limit: int = LARGEST_FILE) -> dict[str, Any]:
-    """A JSON file that holds an object.
+    """Reads a JSON file that holds an object.
 
     Raises:
         DataError: It holds something else, or cannot be read.

@@ -1,4 +1,4 @@
-"""The frontier of a plan as a chart: what each mechanism's error is with so many bits, estimated or proved."""
+"""The frontier of a plan as a chart: each mechanism's error over bits, estimated or proved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
 
 @dataclass
 class Frontier:
-    """What is known so far of an answer."""
+    """The parts of an answer that have arrived so far."""
 
     estimates: dict[tuple[str, float], Estimate] = field(default_factory=dict)
     chosen: Chosen | None = None
@@ -43,7 +43,7 @@ class Frontier:
 
     @property
     def chart(self) -> Chart | None:
-        """The picture; None while there is nothing to be seen."""
+        """The chart; None while there is nothing to draw."""
         shown = [each for each in self.estimates.values() if each.ratio <= _HIGHEST]
         if not shown:
             return None

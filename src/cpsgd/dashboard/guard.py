@@ -1,4 +1,4 @@
-"""Who may ask, and what browsers may do with the answer.
+"""Access control: which requests are answered, and what browsers may do with the answers.
 
 The server listens on 127.0.0.1 only, and that is not enough: any page in the same browser can send requests there,
 other people may have accounts on the machine, and a hostile name server can make a name of its own point to 127.0.0.1.
@@ -42,7 +42,7 @@ _NOT_ALLOWED = (
 
 
 class Guard:
-    """Lets requests through to an application."""
+    """An application that passes allowed requests on to another one."""
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
         self._app = app
@@ -69,7 +69,7 @@ class Guard:
         await (self._app if answer is None else answer)(scope, receive, guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        """What is answered in place of the application; None where it may answer itself."""
+        """Returns the refusal or redirection of a request; None if the application may answer it."""
         named = request.headers.getlist("host")
         if len(named) != 1 or named[0] not in self._hosts:
             return _page(421, "Wrong host", "This dashboard answers to its own address only.")

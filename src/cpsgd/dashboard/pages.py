@@ -1,4 +1,4 @@
-"""Templates filled in. Every value is escaped by the template engine; nothing here writes HTML of its own."""
+"""Rendering of templates. The template engine escapes every value; nothing here writes HTML of its own."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def _environment() -> Environment:
 
 @cache
 def static(name: str) -> str:
-    """One of the files that pages refer to."""
+    """Returns the text of the style sheet or the script."""
     return (_HERE / "static" / name).read_text(encoding="utf-8")
 
 
 @cache
 def style_digest() -> str:
-    """By which a policy allows the style sheet inside of a page."""
+    """Returns the SHA-256 of the style sheet, by which a policy allows it inside a page."""
     return base64.b64encode(hashlib.sha256(static(STYLE).encode()).digest()).decode()
 
 
 def render(template: str, **context: Any) -> str:
-    """A template with its values."""
+    """Renders a template."""
     return _environment().get_template(template).render(saved=False, **context)
 
 
 def render_saved(template: str, **context: Any) -> str:
-    """A template as a page that needs nothing else: the style sheet is in it, and nothing but that may be loaded."""
+    """Renders a template as a page that needs no other file: the style sheet is in it, and nothing else is loaded."""
     inside = {"saved": True, "style": static(STYLE), "digest": style_digest()}
     return _environment().get_template(template).render(**inside, **context)

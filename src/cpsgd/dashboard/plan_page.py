@@ -1,4 +1,4 @@
-"""The planner's page: a question as the form asks it, and its answer as it is found, the quick parts first.
+"""The planner's page: the form's question, and its answer in parts, the quick ones first.
 
 First comes a sketch of the mechanisms by their estimated errors, as far as a moment allows, then the plan itself with
 its guarantee, then the rest of the sketch, and then what is proved, one point of the frontier after the other.
@@ -38,7 +38,7 @@ _MOST = {"clients": 10**8, "dim": 10**10, "rounds": 10**6}
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What the form asks for; see `Requirements`."""
+    """The fields of the form; see `Requirements`."""
 
     clients: int = 10_000
     dim: int = 65_536
@@ -52,7 +52,7 @@ class PlanQuestion:
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> PlanQuestion:
-        """From the fields of the form; what is not given is as at first.
+        """Reads the fields of the form; those that are not given keep their defaults.
 
         Raises:
             ParameterError: A field is not a number, or far out of range.
@@ -69,7 +69,7 @@ class PlanQuestion:
 
     @property
     def participation(self) -> str:
-        """Who takes part, as the library says it."""
+        """The participation as the library's text."""
         return f"{self.scheme}:{self.rate:g}" if self.scheme in _SAMPLED else self.scheme
 
     @property
@@ -132,7 +132,7 @@ def _number(name: str, text: str) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a mechanism reaches with a number of bits: error over the Gaussian's, proved or about to be."""
+    """A mechanism's error at a number of bits, over the Gaussian's: estimated or proved."""
 
     mechanism: str
     bits: float
@@ -149,7 +149,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Found:
-    """What is proved at a number of bits, and which mechanisms have no design there."""
+    """Proved errors at a number of bits, and the mechanisms without a design there."""
 
     bits: float
     proved: tuple[Estimate, ...]
@@ -158,7 +158,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The plan.
+    """The plan that was chosen, in words.
 
     Attributes:
         estimate: Its place on the frontier.
@@ -179,7 +179,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Refused:
-    """Why there is no plan."""
+    """The reason why there is no plan."""
 
     reason: str
 
@@ -188,7 +188,7 @@ Part = Sketch | Chosen | Found | Refused
 
 
 def answer(question: PlanQuestion) -> Iterator[Part]:
-    """The answer, part by part."""
+    """Yields the answer part by part."""
     bits = _SECURE_BITS if question.secure else _BITS
     whatever = replace(question, bits=None)  # the frontier is the same whichever bits are chosen
     try:
@@ -212,7 +212,7 @@ def answer(question: PlanQuestion) -> Iterator[Part]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _sketch(question: PlanQuestion, kind: type[Mechanism], bits: tuple[float, ...]) -> Sketch:
-    """Errors that designs of a mechanism will roughly have; nothing is certified."""
+    """Returns estimates of a mechanism's errors; nothing is certified."""
     problem = Problem.of(question.requirements)
     gaussian = problem.gaussian_squared_error
     setting = replace(problem.setting, mechanisms=(kind,))
@@ -226,7 +226,7 @@ def _sketch(question: PlanQuestion, kind: type[Mechanism], bits: tuple[float, ..
 
 @lru_cache(maxsize=_REMEMBERED)
 def _found(question: PlanQuestion, bits: float) -> Found:
-    """What the planner proves with so many bits."""
+    """Returns the errors that the planner proves at this number of bits."""
     problem = Problem.of(question.requirements)
     try:
         design = problem.designs(math.inf, (bits,)).get(bits)
@@ -245,7 +245,7 @@ def _found(question: PlanQuestion, bits: float) -> Found:
 
 
 def chosen(plan: Plan) -> Chosen:
-    """A plan in words."""
+    """Returns a plan in words."""
     protocol, error, guarantee = plan.protocol, plan.error, plan.guarantee
     mechanism = protocol.mechanism
     share = {name: f"{name} {100.0 * part / error.total:.1f} %" for name, part in asdict(error).items()}

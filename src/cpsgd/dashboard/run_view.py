@@ -1,4 +1,4 @@
-"""A run as its page shows it: figures, curves, the table beside the baselines, and all facts by name."""
+"""A run's page: figures, curves, the table beside the baselines, and all facts by name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _score_name(curve: RunCurve) -> str:
 
 
 def score_text(curve: RunCurve) -> str:
-    """A curve's last accuracy, or R²."""
+    """Returns a curve's last accuracy or R² as text."""
     found = curve.last("score")
     if found is None:
         return "–"
@@ -64,7 +64,7 @@ def score_text(curve: RunCurve) -> str:
 
 
 def _share(run: RecordedRun) -> tuple[float, float] | None:
-    """ε that is spent and its limit."""
+    """Returns ε spent and its limit; None if either is unknown."""
     spent = run.private.last("epsilon")
     return None if spent is None or run.limit is None else (spent, run.limit)
 
@@ -88,14 +88,14 @@ def _cards(run: RecordedRun) -> list[tuple[str, str]]:
 
 
 def _results(run: RecordedRun) -> dict[str, Mapping[str, Any]]:
-    """What the summary says of each curve."""
+    """Returns the summary's results by the name of their curve."""
     found = values.mapping(run.summary).get("results")
     rows = [values.mapping(each) for each in found] if isinstance(found, list) else []
     return {values.text(row.get("name")): row for row in rows}
 
 
 def row(run: RecordedRun, curve: RunCurve) -> dict[str, str]:
-    """A curve in numbers."""
+    """Returns the cells of a curve's row in the table."""
     result = _results(run).get(curve.name, {})
     loss, epsilon, total = curve.last("loss"), curve.last("epsilon"), curve.last("bytes_total")
     bits, length = values.number(result.get("bits_per_coordinate")), curve.last("message")
@@ -113,7 +113,7 @@ def row(run: RecordedRun, curve: RunCurve) -> dict[str, str]:
 
 
 def comparison(runs: Sequence[RecordedRun], figure: Figure) -> Chart | None:
-    """The curves of one run, or the private curves of several, against rounds."""
+    """Returns a chart of the curves of one run, or of the private curves of several, over rounds."""
     several = len(runs) > 1
     named = [(run.name, run.private) for run in runs] if several else [(each.name, each) for each in runs[0].curves]
     lines = [(name, curve, curve.points(figure)) for name, curve in named]
@@ -142,7 +142,7 @@ def comparison(runs: Sequence[RecordedRun], figure: Figure) -> Chart | None:
 
 
 def _spending(run: RecordedRun) -> Chart | None:
-    """ε that was spent against the limit."""
+    """Returns the chart of ε spent, with the limit."""
     points = run.private.points("epsilon")
     if not points or run.limit is None:
         return None
@@ -168,7 +168,7 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _privacy(run: RecordedRun) -> list[tuple[str, str]]:
-    """What is promised, of a run that is finished."""
+    """Returns rows about the guarantee of a finished run."""
     summary = run.summary
     if summary is None or summary.get("guarantee") is None:
         return []

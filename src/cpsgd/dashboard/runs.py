@@ -1,4 +1,4 @@
-"""A run as its folder tells it: settings, the rounds of each of its curves, how far it is and how long it will take."""
+"""A run read from its folder: settings, the rounds of its curves, its progress and the time left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ State = Literal["running", "stopped", "finished"]
 
 @dataclass(frozen=True)
 class Round:
-    """One round's figures, None where there are none. `number` counts from 1, and `message` is bytes of one."""
+    """One round's figures; None where a figure is missing. `number` counts from 1; `message` is bytes per message."""
 
     number: int
     loss: float | None
@@ -44,7 +44,7 @@ class Round:
 
 @dataclass(frozen=True)
 class RunCurve:
-    """The rounds of the private run, or of one that it is compared with.
+    """The rounds of the private training or of a baseline.
 
     Attributes:
         name: What it is called.
@@ -63,25 +63,25 @@ class RunCurve:
     written: float
 
     def last(self, figure: Figure) -> float | None:
-        """The latest value there is."""
+        """Returns the latest value of a figure; None if there is none."""
         found = (getattr(each, figure) for each in reversed(self.rounds))
         return next((value for value in found if value is not None), None)
 
     def points(self, figure: Figure) -> list[tuple[float, float]]:
-        """The rounds that have a figure, with it."""
+        """Returns (round number, value) of the rounds that have this figure."""
         found = ((float(each.number), getattr(each, figure)) for each in self.rounds)
         return [(number, value) for number, value in found if value is not None]
 
     @property
     def pace(self) -> float | None:
-        """Seconds per round of late."""
+        """Seconds per round, over the latest rounds."""
         recent = self.rounds[-_RECENT:]
         return sum(each.seconds for each in recent) / len(recent) if recent else None
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is known of a run.
+    """A run as far as its files tell.
 
     Attributes:
         name: Its name in the folder that is shown.
@@ -103,7 +103,7 @@ class RecordedRun:
 
     @property
     def private(self) -> RunCurve:
-        """The curve that the run is about."""
+        """The curve of the private training."""
         return self.curves[0]
 
     @property
@@ -113,17 +113,17 @@ class RecordedRun:
 
     @property
     def rounds(self) -> int | None:
-        """Rounds that were asked for."""
+        """Number of rounds in the settings."""
         return values.whole(self.settings.get("rounds"), low=1)
 
     @property
     def limit(self) -> float | None:
-        """ε that may be spent."""
+        """Limit of ε in the settings."""
         return values.number(self.settings.get("epsilon"))
 
     @property
     def state(self) -> State:
-        """Whether it goes on, as far as its files tell."""
+        """Whether the run is running, stopped or finished, as far as its files tell."""
         if self.summary is not None:
             return "finished"
         every = values.whole(self.settings.get("evaluate_every"), low=1) or 1
@@ -132,7 +132,7 @@ class RecordedRun:
 
     @property
     def seconds_left(self) -> float | None:
-        """For the rounds that are missing, of all curves; None where nothing tells."""
+        """Estimated seconds for the missing rounds of all curves; None if unknown."""
         pace = next((curve.pace for curve in self.curves if curve.pace is not None), None)
         if self.rounds is None or pace is None or self.state != "running":
             return None
@@ -142,24 +142,24 @@ class RecordedRun:
         )
 
     def at_present(self) -> RecordedRun:
-        """The same, looked at now."""
+        """Returns the same run as of now."""
         return replace(self, now=time.time())
 
     @property
     def seconds(self) -> float:
-        """That all rounds took together."""
+        """Seconds that all rounds took together."""
         return sum(each.seconds for curve in self.curves for each in curve.rounds)
 
 
 def _places(path: Path) -> list[tuple[str, Path]]:
-    """The curves of a run and their files."""
+    """Returns the names of a run's curves and their files."""
     compared = folder.subfolders(path / BASELINES)[: _MOST_CURVES - 1]
     others = [(name.replace("-", " "), path / BASELINES / name / METRICS) for name in compared]
     return [(PRIVATE, path / METRICS), *others]
 
 
 def version(path: Path) -> str:
-    """What changes whenever there is something new to be read."""
+    """Returns a digest that changes whenever there is something new to read."""
     files = [path / CONFIG, path / SUMMARY, *(place for _, place in _places(path))]
     return hashlib.sha256(repr([folder.signature(file) for file in files]).encode()).hexdigest()
 
@@ -187,7 +187,7 @@ def read(path: Path, name: str) -> RecordedRun:
 
 
 def _ordered(curves: list[RunCurve], summary: Mapping[str, Any] | None) -> tuple[RunCurve, ...]:
-    """The private one, and then as in the summary."""
+    """Returns the private curve first, and the others in the order of the summary."""
     results = values.mapping(summary).get("results")
     names = [values.mapping(each).get("name") for each in results] if isinstance(results, list) else []
     rest = sorted(curves[1:], key=lambda curve: names.index(curve.name) if curve.name in names else len(names))
@@ -230,7 +230,7 @@ def _curve(name: str, path: Path, most: int) -> RunCurve:
 
 
 def read_all(root: folder.Folder) -> tuple[list[RecordedRun], list[tuple[str, str]]]:
-    """The runs of a folder that can be read, and why others cannot."""
+    """Reads all runs of a folder; also returns (name, reason) of those that cannot be read."""
     found, failed = [], []
     left, lines = _MOST_LISTED, _MOST_LISTED_LINES
     for name in root.runs():

@@ -22,14 +22,14 @@ HOST = "127.0.0.1"
 
 
 def prepare(folder: Folder, listening: socket.socket) -> tuple[Server, str]:
-    """A server on a socket that is bound, and the address to open, which holds a new token."""
+    """Returns a server on a bound socket, and the address to open, which holds a new token."""
     from uvicorn import Config, Server
 
     from cpsgd.dashboard.guard import TOKEN
     from cpsgd.dashboard.web import Dashboard
 
     class Ending(Server):
-        """Ends streams, which last as long as their pages are open, before it waits for them."""
+        """A server that ends open streams before it waits for them."""
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             dashboard.end()

@@ -1,4 +1,4 @@
-"""Values from files that anybody may have written: what they are taken for, and how they are shown."""
+"""Values from files that anybody may have written, checked and made readable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGEST = 1e100
 
 
 def number(value: object) -> float | None:
-    """A number of a sensible size; None for anything else."""
+    """Returns a number of a sensible size; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -24,14 +24,14 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object, low: int = 0, high: int = 2**53) -> int | None:
-    """A whole number within bounds; None for anything else."""
+    """Returns a whole number within bounds; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if low <= value <= high else None
 
 
 def text(value: object, depth: int = _DEEPEST) -> str:
-    """A value as people read it, in bounded length."""
+    """Returns a value as readable text of bounded length."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -49,17 +49,17 @@ def text(value: object, depth: int = _DEEPEST) -> str:
 
 
 def shortened(found: str) -> str:
-    """The beginning of a text, where it is too long."""
+    """Returns a text, cut off if it is too long."""
     return found if len(found) <= _LONGEST else found[:_LONGEST] + "…"
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """An object; an empty one for anything else."""
+    """Returns a mapping; an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Returns a duration as text.
 
     >>> duration(8), duration(95), duration(7_300), duration(200_000)
     ('8 s', '1 min 35 s', '2 h 1 min', '2 d 7 h')

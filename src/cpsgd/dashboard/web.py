@@ -1,4 +1,4 @@
-"""The dashboard as a web application: four tabs, and streams of what changes on them."""
+"""The dashboard as a web application: four tabs, and streams of their changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Event = tuple[str, object]
 
 
 class Dashboard:
-    """What the pages are made from: a folder, two processes that compute, and answers that were given before."""
+    """The pages of a folder, with two worker processes and a memory of answers."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -44,13 +44,13 @@ class Dashboard:
         self._books: dict[str, tuple[object, budgets.Book | str]] = {}
 
     def end(self) -> None:
-        """Makes all streams end soon."""
+        """Asks all streams to end."""
         self._ending = True
         self._planner.stop()
         self._verifier.stop()
 
     def app(self, *, token: str, port: int) -> ASGIApp:
-        """The application behind its guard."""
+        """Returns the application behind its guard."""
         routes = {
             "/": self.planner,
             "/planner/answer": self.answer,
@@ -83,7 +83,7 @@ class Dashboard:
     # ------------------------------------------------------------------ planner
 
     async def planner(self, request: Request) -> Response:
-        """The form; its answer comes as a stream."""
+        """Shows the form; its answer comes as a stream."""
         try:
             question = PlanQuestion.parse(request.query_params)
         except CpsgdError:
@@ -92,7 +92,7 @@ class Dashboard:
         return _page("planner.html", tab="planner", q=question, texts=texts)
 
     async def answer(self, request: Request) -> Response:
-        """A plan and its frontier, as they are found."""
+        """Streams a plan and its frontier as they are computed."""
         try:
             question = PlanQuestion.parse(request.query_params)
         except CpsgdError as error:
@@ -137,7 +137,7 @@ class Dashboard:
     # ------------------------------------------------------------------ runs
 
     async def all_runs(self, request: Request) -> Response:
-        """All runs, and the curves of those that are compared."""
+        """Shows all runs, and the curves of those that are compared."""
         found, failed = await asyncio.to_thread(runs.read_all, self._folder)
         asked = request.query_params.getlist("run") or [run.name for run in found[:_COMPARED]]
         compared = [run for run in found if run.name in asked][:_COMPARED]
@@ -153,18 +153,18 @@ class Dashboard:
         )
 
     async def one_run(self, request: Request) -> Response:
-        """One run, which changes while it is looked at."""
+        """Shows one run."""
         return _page("run.html", tab="runs", **run_view.view(await self._run(request)))
 
     async def report(self, request: Request) -> Response:
-        """The run's page as one file."""
+        """Sends the run's page as one file."""
         run = await self._run(request)
         name = quote(f"{run.title}-{run_view.REPORT}", safe="")
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
         return HTMLResponse(await asyncio.to_thread(run_view.saved_page, run), headers=headers)
 
     async def run_events(self, request: Request) -> Response:
-        """What changes on a run's page, until it is finished."""
+        """Streams changes of a run's page until the run is finished."""
         run = await self._run(request)
         return _stream(self._watched(run, request.query_params.get("version", "")))
 
@@ -192,7 +192,7 @@ class Dashboard:
     # ------------------------------------------------------------------ budget and audit
 
     async def budget(self, request: Request) -> Response:
-        """All ledgers, verified."""
+        """Shows all ledgers, verified."""
         books, failed = [], []
         deadline = time.monotonic() + _VERIFYING
         for name in await asyncio.to_thread(self._folder.ledgers):
@@ -207,7 +207,7 @@ class Dashboard:
         return _page("budget.html", tab="budget", folder=str(self._folder.root), books=books, failed=failed)
 
     async def _book(self, name: str) -> budgets.Book | str:
-        """What a ledger holds, or why it does not; not computed again while its file is the same."""
+        """Returns a verified ledger or the reason why it fails; computed again only when its file changes."""
         path = self._folder.root / name
         now = signature(path)
         known = self._books.get(name)
@@ -222,7 +222,7 @@ class Dashboard:
         return known[1]
 
     async def audit(self, request: Request) -> Response:
-        """All audits."""
+        """Shows all audits."""
         found, failed = await asyncio.to_thread(audits.read_all, self._folder)
         shown = [(audit, audit.claims_chart, audit.rates_chart) for audit in found]
         return _page("audit.html", tab="audit", folder=str(self._folder.root), audits=shown, failed=failed)
@@ -242,13 +242,13 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 
 def _plan_events(frontier: Frontier) -> list[Event]:
-    """The plan, or why there is none."""
+    """Returns events with the plan, or with the reason why there is none."""
     plan = pages.render("plan.html", chosen=frontier.chosen, refused=frontier.refused)
     return [("plan", plan), ("proof", pages.render("proof.html", chosen=frontier.chosen))]
 
 
 def _stream(events: AsyncGenerator[Event, None]) -> Response:
-    """Server-sent events, each with JSON on one line."""
+    """Returns a response of server-sent events, each with JSON on one line."""
 
     async def lines() -> AsyncIterator[str]:
         # Whoever goes away lets go of what is being computed at once.

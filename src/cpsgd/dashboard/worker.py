@@ -1,4 +1,4 @@
-"""A process that computes one job after the other, step by step, and can be stopped in the middle of a step.
+"""A process that runs one job after the other, step by step, and can be stopped in the middle of a step.
 
 A job is a generator function of a module, with arguments that can be pickled; what it yields comes back as it is made.
 Whoever no longer wants a job closes the iterator: the process is asked to stop after its step, and ended where it does
@@ -30,7 +30,7 @@ Job = Callable[..., Iterator[Any]]
 
 
 class Worker:
-    """One process, started when it is first needed. Jobs wait for each other."""
+    """One worker process, started when it is first needed. Jobs wait for each other."""
 
     def __init__(self) -> None:
         self._context: SpawnContext | ForkServerContext
@@ -51,7 +51,7 @@ class Worker:
             pass
 
     async def run(self, job: Job, *arguments: object, limit: float) -> AsyncGenerator[Any, None]:
-        """What the job yields.
+        """Yields what the job yields.
 
         Args:
             job: A generator function at the top of a module.
@@ -87,7 +87,7 @@ class Worker:
 
     @asynccontextmanager
     async def _prepared(self) -> AsyncIterator[Connection]:
-        """The pipe of a process that waits for a job, for one at a time."""
+        """Yields the pipe of an idle process, to one caller at a time."""
         await self._turn.acquire()
         preparing = asyncio.ensure_future(asyncio.to_thread(self._ready))
         try:
@@ -102,7 +102,7 @@ class Worker:
             self._turn.release()
 
     def stop(self) -> None:
-        """Makes jobs end soon, also from another thread or a signal's handler; `close` comes after that."""
+        """Asks jobs to end, also from another thread or a signal handler; call `close` afterwards."""
         self._stopping = True
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Worker:
         self._unwanted = False
 
     def _ready(self) -> Connection:
-        """The pipe of a process that waits for a job."""
+        """Returns the pipe of an idle process."""
         if self._unwanted and not self._stopped():
             self.close()
         if self._process is not None and not self._process.is_alive():
@@ -129,7 +129,7 @@ class Worker:
         return self._pipe
 
     def _stopped(self) -> bool:
-        """Whether the job that nobody wants ends within a moment."""
+        """Asks an unwanted job to stop; returns whether it did within a moment."""
         if self._pipe is None:
             return False
         deadline = time.monotonic() + _GRACE
@@ -145,7 +145,7 @@ class Worker:
 
 
 def _serve(pipe: Connection) -> None:
-    """Computes jobs until the other end is closed."""
+    """Runs jobs until the other end of the pipe is closed."""
     try:
         while True:
             if (asked := pipe.recv()) is None:

@@ -39,9 +39,9 @@ from cpsgd.errors import InfeasibleError, ParameterError, TransportError, Worker
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.examples import check_participation
-from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 
 Group = torch.distributed.ProcessGroup
 
@@ -145,7 +145,6 @@ class PrivateMean:
                 "participation='once' speaks of examples that are used once; a worker takes part in every round. "
                 "Give `examples`, or use participation='every'."
             )
-        self._accounted = protocol if self.examples is None else example_protocol(protocol, self.examples)
         if (ledger is None) != (population is None):
             raise ParameterError("Give ledger and population together.")
         self._ledger = ledger
@@ -183,11 +182,11 @@ class PrivateMean:
         return 0.0 if found is None else found.epsilon
 
     def guarantee(self) -> Guarantee | None:
-        """The guarantee of the rounds so far; None before the first."""
+        """Returns the guarantee of the rounds so far; None before the first."""
         return self._proved(self.round) if self.round else None
 
     def mean(self, vector: Callable[[], ArrayLike]) -> NDArray[np.float32]:
-        """One round: the mean of all workers' vectors, the same bits on every worker.
+        """Runs one round: returns the mean of all workers' vectors, the same bits on every worker.
 
         All workers must call it together.
 
@@ -325,15 +324,16 @@ class PrivateMean:
             )
 
     def _proved(self, rounds: int) -> Guarantee:
-        return guarantee_over_rounds(
-            self._accounted,
-            self.delta,
+        run = Run.of(
+            self.protocol,
             rounds=rounds,
             participation=self._participation,
             adjacency=self._adjacency,
             surviving=self.workers,
             colluding=self.colluding,
+            examples=self.examples,
         )
+        return guarantee(run, self.delta)
 
     @staticmethod
     def _carry(collective: Callable[[], object], buffer: NDArray[np.generic], consequence: str) -> None:
@@ -399,7 +399,7 @@ class Lanes:
         return 8 * self.count
 
     def forward(self, values: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """The lanes; digit j of lane i is value j · `count` + i."""
+        """Returns the lanes; digit j of lane i is value j · `count` + i."""
         lanes = np.zeros(self.count, dtype=np.int64)
         for start in reversed(range(0, self.dim, self.count)):
             part = values[start : start + self.count]
@@ -408,7 +408,7 @@ class Lanes:
         return lanes
 
     def backward(self, lanes: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """The digits of lanes, or of a sum of lanes."""
+        """Returns the digits of lanes, or of a sum of lanes."""
         rest = lanes.astype(np.uint64)
         values = np.empty(self.dim, dtype=np.uint64)
         for start in range(0, self.dim, self.count):

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cpsgd._torch import torch
 from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Batch
+from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
 from cpsgd.learning.models import Loss, check_layers, trainable
 
@@ -122,7 +122,7 @@ class PrivateOptimizer:
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, object]:
-        """The optimizer's state and the number of steps that are spent."""
+        """Returns the optimizer's state and the number of steps that are spent."""
         return {"optimizer": self.optimizer.state_dict(), "round": self.mean.round}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -213,7 +213,7 @@ def _stay(
     state: None,
     bucket: torch.distributed.GradBucket,  # type: ignore[name-defined]  # PyTorch's stubs forget that it is exported
 ) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook that communicates nothing."""
+    """Communicates nothing: a hook for DDP."""
     here: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     here.set_result(bucket.buffer())
     return here

@@ -1,4 +1,4 @@
-"""For all engines: what a silo sends where single examples are protected: the sum of their clipped gradients."""
+"""`example_sum`: the sum of clipped gradients that a silo sends where single examples are protected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def example_sum(
     clip_norm: object,
     examples: int,
 ) -> dict[str, NDArray[Any]]:
-    """The sum of the examples' clipped gradients, named like the model's trainable parameters.
+    """Returns the sum of the examples' clipped gradients, named like the model's trainable parameters.
 
     Args:
         model: The model with the server's parameters in it.
@@ -35,7 +35,7 @@ def example_sum(
         clip_norm: Of the protocol that the client has accepted.
         examples: The most examples that count: of more of them the first ones.
     """
-    from cpsgd.learning.datasets.base import Batch
+    from cpsgd.learning.datasets.populations import Batch
     from cpsgd.learning.gradients import ClientUpdates, ExampleSums
     from cpsgd.learning.models import trainable
 

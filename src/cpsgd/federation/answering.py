@@ -1,4 +1,4 @@
-"""`ClientSession`: the client's side of a round. Bytes from the server go in, bytes for the server come out."""
+"""`ClientSession`: the client's side of a round: a request from the server goes in, an answer comes out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.correlated import handover
-from cpsgd.correlated.handover import Handover
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.correlated.turns import NoiseState, Turn, run_rules
 from cpsgd.errors import (
@@ -46,7 +45,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class SessionState:
-    """What a client remembers between requests.
+    """A client's state between requests.
 
     Attributes:
         run: The run that `round` belongs to.
@@ -60,8 +59,8 @@ class SessionState:
         checked: Digest of the history that the current round was found affordable after.
         protocol: The current round's protocol as JSON.
         secrets: The state of the secure aggregation client, empty when no round is under way.
-        prepared: What this will be when the next round begins, if that is being prepared: as `to_bytes` writes it, but
-            for what is counted, which is here only. Empty otherwise.
+        prepared: The state in which the next round begins, as `to_bytes` writes it, if that round is being prepared.
+            Its counts are empty: those of this state hold.
     """
 
     run: str
@@ -77,12 +76,12 @@ class SessionState:
     prepared: str = field(default="", repr=False)
 
     def to_bytes(self) -> bytes:
-        """All of it, its secrets included."""
+        """Returns all of it, its secrets included."""
         return json.dumps({**vars(self), "secrets": self.secrets.hex()}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SessionState:
-        """What `to_bytes` wrote."""
+        """Reads what `to_bytes` wrote."""
         try:
             fields: dict[str, Any] = json.loads(data)
             found = cls(**{**fields, "secrets": bytes.fromhex(fields["secrets"])})
@@ -95,14 +94,14 @@ class SessionState:
 
 
 class ClientSession:
-    """Answers the server's requests, one by one, if they keep what the client insists on.
+    """Answers the server's requests one by one, if they keep the client's limits.
 
     It does not take the server's word for its privacy: it computes the guarantee itself and refuses, with a typed
     error that is fit for the server to read, before it computes anything from its data.
 
     Attributes:
-        state: What to give to the next session of this client, secrets included; also after a refusal. Keep it on the
-            client's machine and store it before the answer is sent. Empty while there is nothing to remember.
+        state: Bytes for the next session of this client, secrets included; also after a refusal. Keep them on the
+            client's machine and store them before the answer is sent. Empty while there is nothing to remember.
     """
 
     def __init__(
@@ -143,15 +142,15 @@ class ClientSession:
         return self._progress.round
 
     def answer(self, request: bytes, train: Train) -> bytes:
-        """The answer to one request, or to one of the round that runs together with one that prepares the next.
+        """Returns the answer to one request, or to one of the round that runs together with one that prepares the next.
 
-        What fails after a stage was begun leaves the client out of the round: no secret is used twice. What is wrong
-        with the second of two requests does not touch the round that runs; the answer then says why it is refused.
+        A failure after a stage was begun leaves the client out of the round: no secret is used twice. If the second of
+        two requests is wrong, the round that runs goes on, and the answer says why the second is refused.
 
         Raises:
             CpsgdError: The request is refused; the subclass and the message say why.
         """
-        if Handover.begins(request):
+        if isinstance(request, bytes) and request.startswith(handover.MAGIC):
             signed = self._signing.roster is not None
             return handover.answer(request, self._progress.run, self._seeds, signed=signed)
         if not Pair.begins(request):
@@ -180,7 +179,7 @@ class ClientSession:
     # ------------------------------------------------------------------ stages
 
     def _upload(self, asked: Request, train: Train) -> bytes:
-        """The whole round, without secure aggregation."""
+        """Answers a whole round without secure aggregation."""
         if self._secure:
             raise RoundRefusedError(
                 "The server asks for messages without secure aggregation. If it may see this client's own noisy "
@@ -225,7 +224,7 @@ class ClientSession:
         return reply
 
     def _prepared(self, round: int) -> SessionState:
-        """The state in which a prepared round begins. It counts what the present one counts."""
+        """Returns the state in which a prepared round begins. It counts what the present one counts."""
         progress = self._progress
         found = SessionState.from_bytes(progress.prepared.encode()) if progress.prepared else None
         if found is None or found.round != round:
@@ -233,7 +232,7 @@ class ClientSession:
         return replace(found, run=progress.run, answered=progress.answered, spent=progress.spent)
 
     def _with_prepared(self, prepared: SessionState) -> SessionState:
-        """The present state beside the one in which the next round begins: there is at most one."""
+        """Returns the present state beside the one in which the next round begins: there is at most one."""
         text = replace(prepared, answered=0, spent={}, prepared="").to_bytes().decode()
         return replace(self._progress, prepared=text)
 
@@ -283,7 +282,7 @@ class ClientSession:
     # ------------------------------------------------------------------ what is agreed to
 
     def _accept(self, asked: Request) -> tuple[Protocol, SessionState]:
-        """The protocol of a new round that keeps the client's limits, and what to remember of it."""
+        """Returns the protocol of a new round that keeps the client's limits, and what to remember of it."""
         limits, progress = self._limits, self._progress
         if asked.round <= progress.round:
             raise RoundError(f"The server begins round {asked.round} of this run again or too late.")
@@ -359,7 +358,7 @@ def _history(spent: Mapping[str, int]) -> History:
 
 
 def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: SessionState, limits: Limits) -> History:
-    """The rounds of a memory by kind; of correlated noise the runs, without what the present round adds to them.
+    """Returns how often each kind in a memory is paid for, without what the present round adds.
 
     Release 0.1.0 wrote the digest of a whole plan down, and no kind: rounds of the present plan are known by it.
     """

@@ -1,6 +1,6 @@
-"""A server's file with the last model and what became of the rounds, so that a run goes on where it was stopped.
+"""A server's file with the last model and the reports of all rounds, so that a run goes on where it was stopped.
 
-What is written, and when, decides what a stopped server may do again:
+The order of writes decides which rounds a stopped server may run again:
 
 * A round is *begun* under the name of a run, before anybody is asked for anything (and after its charge to the ledger).
 * It is *revealing* from before the first request that helps to reveal its sum.
@@ -34,14 +34,14 @@ _MAPS = ("dropped", "stages", "faults", "metrics", "measures", "upload_bytes", "
 
 @dataclass
 class Standing(Generic[Node]):
-    """Where a run stands.
+    """The progress of a run.
 
     Attributes:
         fingerprint: Of the plan's protocol, in hexadecimal.
         model: The model after the last round that is over.
-        optimizer: What the server's optimizer remembers, by name.
+        optimizer: State of the server's optimizer, by name.
         clip: The norm that the next round's updates are clipped to, where it adapts; otherwise 0.
-        reports: What became of the rounds that are over, in order.
+        reports: Reports of the rounds that are over, in order.
         begun: The round that was begun and is not over, or 0.
         charged_to: The name of the run under which it was begun.
         revealing: Whether its sum may have been revealed.
@@ -62,7 +62,7 @@ class Standing(Generic[Node]):
 
 
 def save(path: Path, progress: Standing[Any]) -> None:
-    """Replaces the file; what was in it is there until all of the new one is on the disk."""
+    """Replaces the file; the old content is there until all of the new one is on the disk."""
     about = {
         "format": _FORMAT,
         "fingerprint": progress.fingerprint,
@@ -82,7 +82,7 @@ def save(path: Path, progress: Standing[Any]) -> None:
 
 
 def load(path: Path, fingerprint: str, dim: int) -> Standing[Any] | None:
-    """What `save` wrote last for a run with this protocol; None where there is no file.
+    """Reads what `save` wrote last for a run with this protocol; returns None if there is no file.
 
     Raises:
         CheckpointError: The file is of another plan or model, or is damaged.

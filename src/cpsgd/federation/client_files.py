@@ -126,7 +126,7 @@ class Memory:
 
     @contextmanager
     def _opened(self) -> Iterator[_Content]:
-        """The records, locked against other processes of this client."""
+        """Opens the records, locked against other processes of this client."""
         try:
             with self._log.opened() as log:
                 yield _read(log)

@@ -31,7 +31,7 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
-    """How the norm that updates are clipped to is found.
+    """The rule by which the clip norm of updates adapts.
 
     Attributes:
         initial: The norm of the first round.
@@ -49,18 +49,18 @@ class AdaptiveClip:
         _validate.positive("rate", self.rate)
 
     def following(self, clip: float, unclipped: float) -> float:
-        """The next round's norm, from this one's and the estimated share of updates within it."""
+        """Returns the next round's norm, from this one's and the estimated share of updates within it."""
         return clip * math.exp(-self.rate * (min(max(unclipped, 0.0), 1.0) - self.quantile))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """Which numbers ride along.
+    """The numbers that ride on an update.
 
     Attributes:
         measures: Names of metrics that train functions return, with the range each is clipped to.
         clip: The norm that updates are clipped to, where it adapts; None for the protocol's, and no count.
-        weight: W, what each of the numbers may take of the clip norm.
+        weight: w, the share of the clip norm that each of the numbers may take.
     """
 
     measures: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Extras:
 
     @property
     def size(self) -> int:
-        """How many coordinates they take."""
+        """Number of coordinates that they take."""
         return len(self.measures) + (self.clip is not None)
 
     @property
@@ -91,7 +91,7 @@ class Extras:
         return math.sqrt(1.0 - self.size * self.weight**2)
 
     def check(self, protocol: Protocol, examples: int | None) -> None:
-        """A client's check before it trains: what rides on an update is covered by the client's accounting.
+        """Checks, on a client, that its accounting covers what rides on an update.
 
         Raises:
             RoundRefusedError: Sums of single examples are sent, or updates of a stated distance.
@@ -102,7 +102,7 @@ class Extras:
             raise RoundRefusedError("Nothing rides on updates that are accounted for by their distance.")
 
     def encode(self, update: Vector, metrics: Mapping[str, object], clip_norm: float) -> Vector:
-        """A client's vector. A metric that is missing or no finite number counts as the middle of its range."""
+        """Returns a client's vector. A metric that is missing or no finite number counts as the middle of its range."""
         norm, most = float(np.linalg.norm(update.astype(np.float64))), self.clip or clip_norm
         scale = self.share * clip_norm / max(norm, most)
         extras = [] if self.clip is None else [1.0 if norm <= most else -1.0]
@@ -113,7 +113,7 @@ class Extras:
         return np.concatenate([update * scale, np.array(extras) * (self.weight * clip_norm)]).astype(np.float32)
 
     def decode(self, mean: Vector, clip_norm: float) -> tuple[Vector, float | None, dict[str, float]]:
-        """The mean update, the share of updates within `clip` (None without one), and the means of the metrics.
+        """Returns the mean update, the share of updates within `clip` (None without one), and the means of the metrics.
 
         All are estimates: with the noise a share may be below 0 or above 1, and a metric outside its range.
         """
@@ -129,12 +129,12 @@ class Extras:
         )
 
     def to_json(self) -> str:
-        """As it travels to the clients, beside the model."""
+        """Returns it as it travels to the clients, beside the model."""
         return json.dumps({"measures": {**self.measures}, "clip": self.clip, "weight": self.weight})
 
     @classmethod
     def from_json(cls, text: str) -> Extras:
-        """What `to_json` wrote.
+        """Reads what `to_json` wrote.
 
         Raises:
             WireError: It is something else.

@@ -241,7 +241,7 @@ class RoundKind:
 
     @property
     def rules(self) -> RunRules:
-        """How rounds of this kind belong together."""
+        """The rules by which rounds of this kind belong together."""
         return run_rules(Protocol.from_json(self.protocol).mechanism)
 
     @property

@@ -1,4 +1,4 @@
-"""What travels: `Request`, which a server asks of a client, as bytes; `Pair`; and a model's arrays as one vector.
+"""Messages as bytes: `Request` and `Pair`; and a model's arrays as one vector.
 
 A request is laid out like this:
 
@@ -15,7 +15,7 @@ A request is laid out like this:
 Integers are unsigned, least significant byte first. An answer needs no frame of its own: it is the client's message of
 secure aggregation, or without it the protocol's message, which both name their version, protocol and round.
 
-What is about the round that runs and about the next one, which is prepared meanwhile, travels together, as a pair:
+A request or answer of the round that runs travels together with one of the next round, which is prepared meanwhile:
 
 | bytes | field |
 |---|---|
@@ -56,7 +56,7 @@ VERSION = 2
 """Version 1 were Flower's records of release 0.1.0."""
 
 STAGES = (Stage.UPLOAD, Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK)
-"""What a client may be asked for."""
+"""The stages of a client's part in a round."""
 
 OPENING = (Stage.UPLOAD, Stage.ADVERTISE)
 """The stages that begin a client's part in a round; their requests carry the protocol."""
@@ -68,7 +68,7 @@ REVEALING = (Stage.UPLOAD, Stage.UNMASK)
 """The stages whose answers reveal the sum."""
 
 AHEAD = {Stage.CONFIRM: Stage.ADVERTISE, Stage.UNMASK: Stage.SHARE}
-"""What a client may be asked for the next round, together with which stage of the one that runs."""
+"""By a stage of the round that runs: the stage of the next round that may come with it."""
 
 Arrays = Mapping[str, NDArray[Any]]
 """A model: its arrays by name, in an order that all sides keep."""
@@ -83,7 +83,7 @@ _LARGEST = 2**64 - 1
 
 @dataclass(frozen=True)
 class Request:
-    """What the server asks of a client.
+    """A server's request to a client.
 
     Attributes:
         stage: The stage, one of `STAGES`.
@@ -116,7 +116,7 @@ class Request:
             _validate.integer(name, getattr(self, name), low=0, high=_LARGEST)
 
     def to_bytes(self) -> bytes:
-        """The request as one message."""
+        """Returns the request as one message."""
         protocol = self.protocol.encode()
         if len(protocol) > MAX_PROTOCOL_BYTES:
             raise ParameterError(f"Expected a protocol of at most {MAX_PROTOCOL_BYTES} bytes, got {len(protocol)}.")
@@ -127,7 +127,7 @@ class Request:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Request:
-        """What `to_bytes` wrote.
+        """Reads what `to_bytes` wrote.
 
         Raises:
             VersionError: The server speaks another version.
@@ -188,26 +188,26 @@ class Pair:
 
     @staticmethod
     def begins(data: object) -> bool:
-        """Whether these bytes are meant to be a pair."""
+        """Returns whether these bytes are meant to be a pair."""
         return isinstance(data, bytes) and data.startswith(PAIR_MAGIC)
 
     @classmethod
     def without(cls, first: bytes, reason: str) -> Pair:
-        """An answer of the round that runs, and the reason why there is none for the next one."""
+        """Returns an answer of the round that runs, and the reason why there is none for the next one."""
         return cls(first, reason.encode()[:MAX_REASON_BYTES], refused=True)
 
     @property
     def reason(self) -> str:
-        """Why there is no second answer."""
+        """The reason for having no second answer."""
         return self.second[:MAX_REASON_BYTES].decode(errors="replace")
 
     def to_bytes(self) -> bytes:
-        """Both as one message."""
+        """Returns both as one message."""
         return _PAIR.pack(PAIR_MAGIC, PAIR_VERSION, self.refused, len(self.first)) + self.first + self.second
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Pair:
-        """What `to_bytes` wrote. Neither part is read.
+        """Reads what `to_bytes` wrote. Neither part is read.
 
         Raises:
             VersionError: The other side speaks another version.
@@ -235,7 +235,7 @@ class Pair:
 
 
 def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:
-    """All arrays one after the other as one vector.
+    """Returns all arrays one after the other as one vector.
 
     Raises:
         ParameterError: They are not float arrays of `dim` coordinates in all, or none.
@@ -255,7 +255,7 @@ def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:
 
 
 def unflatten(vector: NDArray[np.float32], like: Arrays) -> dict[str, NDArray[Any]]:
-    """The vector as arrays with the names, shapes and types of `like`."""
+    """Returns the vector as arrays with the names, shapes and types of `like`."""
     arrays, start = {}, 0
     for name, array in like.items():
         arrays[name] = vector[start : start + array.size].reshape(array.shape).astype(array.dtype)

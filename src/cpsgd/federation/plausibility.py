@@ -1,4 +1,4 @@
-"""How large a released mean can be if all clients are honest.
+"""`largest_norm`: a bound on the norm of a released mean if all clients are honest.
 
 Honest vectors are clipped to norm D, so their mean has a norm of at most D, and what is released one of at most
 D + ‖e‖, where e is rounding and noise. Given the rotation, the coordinates e_i are independent with mean zero and a
@@ -30,7 +30,7 @@ _RESOLUTION = 1.0 + 2.0**-8
 
 @lru_cache(maxsize=64)
 def largest_norm(protocol: Protocol, survivors: int) -> float:
-    """The norm that the mean of so many honest clients has at most, but for a probability of `FALSE_ALARM`.
+    """Returns a bound that the norm of an honest round's mean exceeds with probability `FALSE_ALARM` at most.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=10, dim=4096, clip_norm=1.0, levels=64, trials=500)

@@ -36,7 +36,7 @@ class Exchange(Protocol[Node]):
 
     @property
     def stage(self) -> str:
-        """What is asked for: the value of a `Stage`."""
+        """The value of a `Stage`: what is asked for."""
 
     @property
     def needed(self) -> int:
@@ -160,7 +160,7 @@ class RoundSession(Generic[Node]):
 
     @property
     def stage(self) -> Stage | None:
-        """What nodes are asked for, or None at the end."""
+        """The open exchange's stage, or None at the end."""
         return Stage(self._exchanges[0].stage) if self._exchanges else None
 
     @property

@@ -1,4 +1,4 @@
-"""`Terms`: what a server offers its clients for a whole run: the plan, the way of adding up, and who is charged."""
+"""`Terms`: the plan of a run, how its sums are made, and the ledger; `Settlement`: a round's charge and release."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cpsgd.secagg.keys import as_roster
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a server holds all rounds to.
+    """The terms that a server holds all rounds to.
 
     Attributes:
         plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples. Clients see the
@@ -71,13 +71,13 @@ class Terms:
             self.parameters(0, plan.protocol.clients)
 
     def parameters(self, round: int, clients: int) -> SecureParameters:
-        """What a round of secure aggregation with so many clients agrees on; it tolerates the plan's dropouts.
+        """Returns the parameters of a round of secure aggregation, which tolerates the plan's dropouts.
 
         With a roster all are each other's neighbours, however many they are.
 
         Raises:
             ParameterError: The plan was not made for secure aggregation.
-            InfeasibleError: So many dropouts and colluding clients are more than secure aggregation tolerates.
+            InfeasibleError: Secure aggregation does not tolerate the plan's dropouts and colluding clients.
         """
         found = SecureParameters.for_protocol(
             self.plan.protocol,
@@ -94,17 +94,17 @@ class Terms:
 
     @property
     def rules(self) -> RunRules:
-        """How the rounds of a run belong together."""
+        """The rules by which the rounds of a run belong together."""
         return run_rules(self.plan.protocol.mechanism)
 
     @property
     def apart(self) -> int | None:
-        """How far apart the rounds of a node are at least; None if it may be in one only."""
+        """Smallest distance of two rounds of a node; None if it may be in one only."""
         return self.rules.separation(self.examples is not None)
 
     @property
     def way(self) -> str:
-        """How sums are made, in words."""
+        """The way in which sums are made, in words."""
         signed = ", signed" if self.roster is not None else ""
         return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
 
@@ -116,7 +116,7 @@ class Terms:
             )
 
 
-class Total(Protocol):
+class RoundTotal(Protocol):
     """The sum of a round, at its end."""
 
     @property
@@ -150,7 +150,7 @@ class Settlement:
         self._asked = False  # whether anything about the data was asked for
         self._reveal: Callable[[], None] | None = None
         self.charged = False
-        self.total: Total | None = None
+        self.total: RoundTotal | None = None
 
     def charge(self, charged_to: str | None = None, revealing: Callable[[], None] | None = None) -> None:
         """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
@@ -206,7 +206,7 @@ class Settlement:
         self._asked = True
 
     def reveal(self) -> None:
-        """Says, once, that the sum may be revealed from here on."""
+        """Notes that the sum may be revealed from here on."""
         if self._reveal is not None:
             self._reveal()
 

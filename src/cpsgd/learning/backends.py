@@ -20,8 +20,8 @@ from cpsgd.errors import ParameterError
 from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.learning import devices, estimators
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets.base import Dataset, PartedDataset
-from cpsgd.learning.datasets.device import DeviceInfinite, on_device
+from cpsgd.learning.datasets.device_data import DeviceInfinite, on_device
+from cpsgd.learning.datasets.populations import Dataset, PartedDataset
 from cpsgd.learning.devices import enough_memory, own_code
 from cpsgd.learning.estimators import Estimator
 from cpsgd.learning.gradients import ClientUpdates, ExampleSums
@@ -218,7 +218,7 @@ class CpuBackend:
         if protocol is None:
             return FloatMean(self.dim, self._clip_norm)
         source = self._noise.on_host(count, self.dim)
-        return RoundSimulator(protocol, number, seed=self._seed, lineages=source, first=first)
+        return RoundSimulator(protocol, number, seed=self._seed, source=source, first=first)
 
     def _examples_held(self, numbers: int) -> int:
         """Returns the number of examples held in memory at a time, each with `numbers` numbers."""
@@ -307,9 +307,8 @@ class GpuBackend(CpuBackend):
         protocol = self._protocol
         if protocol is None:
             return DeviceFloatMean(self.dim, self._clip_norm, self.device)
-        started = DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first)
-        started.lineages = self._noise.on_device(count, self.dim, self.device)
-        return started
+        source = self._noise.on_device(count, self.dim, self.device)
+        return DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first, source=source)
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns features and labels of the test set."""

@@ -31,7 +31,7 @@ from cpsgd._durable import append, lock_of, sync_folder, write_file
 from cpsgd._torch import torch
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.devices import enough_memory
 from cpsgd.learning.metrics import MetricsFile, RoundMetrics, disk_errors
 from cpsgd.protocol import Protocol

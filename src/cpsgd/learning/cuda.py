@@ -1,6 +1,6 @@
 """Samples of infinite data sets and gradients of dense layers in CUDA C++ (`device_samples.cu`), each written once.
 
-Equal to `cpsgd.learning.datasets.device` and `cpsgd.learning.gradients` bit for bit.
+Equal to `cpsgd.learning.datasets.device_data` and `cpsgd.learning.gradients` bit for bit.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from cpsgd import __version__
 from cpsgd._durable import write_file
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.metrics import RoundMetrics, disk_errors
 from cpsgd.learning.models import trainable
 from cpsgd.privacy.guarantees import Guarantee

@@ -18,7 +18,7 @@ from cpsgd._torch import torch
 from cpsgd.codec import clip
 from cpsgd.errors import NonFiniteError
 from cpsgd.learning.architecture import ModelTraits, gradient_of, math_attention, rehearse
-from cpsgd.learning.datasets.base import Batch
+from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.dense import dense_factors, dense_layers, scaling, write_dense_gradients
 from cpsgd.learning.models import Loss, check_model, trainable
 from cpsgd.learning.option_groups import ClientOptions

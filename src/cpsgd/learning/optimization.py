@@ -13,7 +13,7 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread, own_code
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import Loss, trainable

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._torch import torch
-from cpsgd.learning.datasets.device import DeviceInfinite
+from cpsgd.learning.datasets.device_data import DeviceInfinite
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.simulation.device import DeviceRound, carried
@@ -74,8 +74,8 @@ class RecordedRound:
         template.add(products)
         template.mean()
         del products
-        # Only now: noise of a run's lineages is drawn for its own rounds alone.
-        template.lineages = round_.lineages
+        # Only now: noise that a run remembers is drawn for its own rounds alone.
+        template.source = round_.source
         return cls(template, data, updates, seed, round_.count)
 
     def start(self, number: int, clients: NDArray[np.int64]) -> None:

@@ -30,7 +30,7 @@ from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError
 from cpsgd.learning import backends, devices, estimators, export, parallel
 from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
-from cpsgd.learning.datasets.base import Dataset
+from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.learning.devices import enough_memory, fixed_draws, one_thread, own_code
 from cpsgd.learning.estimators import Estimator
 from cpsgd.learning.metrics import Callback, RoundMetrics

@@ -1,7 +1,7 @@
 """`Mechanism`: everything that is particular to one way of turning a coordinate into a few bits.
 
 A mechanism is a frozen dataclass. No other room asks which one it is: they ask the questions below. To add one, write
-a file beside this one and name its class in `cpsgd/mechanisms/__init__.py`. The abstract members are all that it must
+a file beside this one and name its class in `cpsgd/registry.py`. The abstract members are all that it must
 write; the others follow from these and may be overridden.
 
 Vectors reach a mechanism clipped to norm D and, if the protocol says so, rotated. A client sends one *integer* per

@@ -16,8 +16,8 @@ from functools import cached_property
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
-from cpsgd.secagg import frames, graph, keys
-from cpsgd.secagg.frames import Session
+from cpsgd.secagg import graph, keys, packets
+from cpsgd.secagg.packets import Session
 
 _MEMBER_BYTES = keys.PUBLIC_BYTES + 32
 _KEYS_BYTES = 2 * keys.KEY_BYTES
@@ -26,7 +26,7 @@ ADVERT_BYTES = _KEYS_BYTES + keys.PUBLIC_BYTES + keys.SIGNATURE_BYTES
 
 @dataclass(frozen=True)
 class Advert:
-    """What is public about a client in one round.
+    """The public keys of a client in one round.
 
     Attributes:
         keys: The X25519 public keys: 32 bytes for the channels to its neighbours, 32 for its masks.
@@ -54,7 +54,7 @@ class Advert:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Advert:
-        """What `to_bytes` wrote, unchecked but for its length.
+        """Reads what `to_bytes` wrote, unchecked but for its length.
 
         Raises:
             MessageError: The length is wrong.
@@ -73,7 +73,7 @@ class Advert:
         signer: Ed25519PrivateKey,
         roster: frozenset[bytes] | None,
     ) -> Advert:
-        """The advert of a client, signed."""
+        """Returns the advert of a client, signed."""
         signature = signer.sign(_signed(session, client, public_keys, roster))
         return cls(public_keys, keys.public_bytes(signer), signature)
 
@@ -94,9 +94,9 @@ class Advert:
 
 
 def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes] | None) -> bytes:
-    """What an advert signs. With the roster in it, all who accept each other have the same one."""
+    """Returns the bytes that an advert signs. The roster is in them: all who accept each other have the same one."""
     known = keys.roster_digest(roster or frozenset())
-    return keys.digest(b"advert", session.context, frames.INDEX.pack(client), public_keys, known)
+    return keys.digest(b"advert", session.context, packets.INDEX.pack(client), public_keys, known)
 
 
 @dataclass(frozen=True)
@@ -113,26 +113,26 @@ class Cohort:
 
     @classmethod
     def of(cls, clients: int, adverts: Mapping[int, Advert]) -> Cohort:
-        """The cohort of those with these adverts."""
+        """Returns the cohort of those with these adverts."""
         return cls(clients, {client: _member(adverts[client]) for client in sorted(adverts)})
 
     @classmethod
     def read(cls, body: memoryview | bytes, clients: int) -> tuple[Cohort, memoryview]:
-        """What `to_bytes` wrote, and what follows it.
+        """Reads what `to_bytes` wrote, and what follows it.
 
         Raises:
             MessageError: It is cut off.
         """
         body = memoryview(body)
-        start = frames.set_bytes(clients)
-        listed = sorted(frames.read_set(body[:start], clients))
+        start = packets.set_bytes(clients)
+        listed = sorted(packets.read_set(body[:start], clients))
         end = start + _MEMBER_BYTES * len(listed)
-        members = frames.split_entries(body[start:end], _MEMBER_BYTES, len(listed))
+        members = packets.split_entries(body[start:end], _MEMBER_BYTES, len(listed))
         return cls(clients, dict(zip(listed, members, strict=True))), body[end:]
 
     def to_bytes(self) -> bytes:
-        """One bit for each client that was invited, then 64 bytes for each that takes part, in increasing order."""
-        return frames.write_set(frozenset(self.members), self.clients) + b"".join(self.members.values())
+        """Returns one bit for each client that was invited, then 64 bytes for each that takes part, in order."""
+        return packets.write_set(frozenset(self.members), self.clients) + b"".join(self.members.values())
 
     @cached_property
     def digest(self) -> bytes:
@@ -140,16 +140,16 @@ class Cohort:
         return keys.digest(b"cohort", self.to_bytes())
 
     def graph_seed(self, session: Session) -> bytes:
-        """What the graph follows from: everybody's fresh keys. Whoever gives out the numbers does not know it then."""
+        """Returns the seed of the graph, from everybody's fresh keys, which come after the numbers are given out."""
         return keys.digest(b"graph", session.context, self.digest)
 
     def neighbours(self, session: Session, client: int) -> tuple[int, ...]:
-        """Whom a client is tied to, also if they take no part."""
+        """Returns the neighbours of a client, also those that take no part."""
         degree = session.parameters.neighbours
         return graph.neighbours(self.clients, degree, self.graph_seed(session), client)
 
     def identity(self, client: int) -> bytes:
-        """The key that a member signs with."""
+        """Returns the key that a member signs with."""
         return self.members[client][: keys.PUBLIC_BYTES]
 
     def check(self, session: Session, me: int, adverts: Mapping[int, Advert], roster: frozenset[bytes] | None) -> None:
@@ -175,7 +175,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a member signs, once in a round.
+    """The statement that a member signs, once in a round.
 
     Attributes:
         session: With its parameters.
@@ -189,11 +189,11 @@ class Statement:
 
     def to_bytes(self) -> bytes:
         """32 bytes that stand for it."""
-        announced = frames.write_set(self.survivors, self.cohort.clients)
+        announced = packets.write_set(self.survivors, self.cohort.clients)
         return keys.digest(b"survivors", self.session.context, self.cohort.digest, announced)
 
     def sign(self, signer: Ed25519PrivateKey) -> bytes:
-        """A member's signature."""
+        """Returns a member's signature."""
         return signer.sign(self.to_bytes())
 
     def check(self, signatures: Mapping[int, bytes]) -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError, SenderError, StageError, ThresholdError
-from cpsgd.secagg import frames, keys, shamir
+from cpsgd.secagg import keys, packets, shamir
 from cpsgd.secagg.cohort import Advert, Cohort, Statement
-from cpsgd.secagg.frames import Invitation, Kind, Session, Stage
+from cpsgd.secagg.packets import Invitation, Kind, Session, Stage
 from cpsgd.secagg.parameters import SecureParameters
 from cpsgd.secagg.participant import SEALED_BYTES
 from cpsgd.secagg.shamir import Recovery
@@ -25,7 +25,7 @@ _COMMITMENT_BYTES = 32
 
 @dataclass(frozen=True)
 class SecureSum:
-    """What a round reveals.
+    """The result of a round.
 
     Attributes:
         sums: The sums of the survivors' integers modulo M, type uint32.
@@ -64,11 +64,11 @@ class SecureServer:
             parameters: Of the round.
             roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity on it.
             session: 16 public bytes for this attempt; by default random ones.
-            colluding: Clients that may lie together. Nobody is blamed for what so many could make up.
+            colluding: Clients that may lie together. Nobody is blamed for what these could make up.
         """
-        identifier = os.urandom(frames.SESSION_BYTES) if session is None else session
-        if len(identifier) != frames.SESSION_BYTES:
-            raise ParameterError(f"Expected session to have {frames.SESSION_BYTES} bytes.")
+        identifier = os.urandom(packets.SESSION_BYTES) if session is None else session
+        if len(identifier) != packets.SESSION_BYTES:
+            raise ParameterError(f"Expected session to have {packets.SESSION_BYTES} bytes.")
         self.parameters, self._colluding = parameters, _validate.integer("colluding", colluding, low=1)
         self._roster = None if roster is None else keys.as_roster(roster)
         self._session = Session(parameters, identifier, self._roster is not None)
@@ -94,7 +94,7 @@ class SecureServer:
 
     @property
     def stage(self) -> Stage:
-        """What the clients do next."""
+        """The open stage: what the clients do next."""
         return self._stage
 
     @property
@@ -140,7 +140,7 @@ class SecureServer:
         return messages
 
     def result(self) -> SecureSum:
-        """The sum over the survivors, after the last stage."""
+        """Returns the sum over the survivors, after the last stage."""
         if self._result is None:
             raise StageError("There is no sum before the last stage is closed.")
         return self._result
@@ -165,7 +165,7 @@ class SecureServer:
 
     def _take_shares(self, client: int, body: memoryview) -> None:
         receivers = self._listed[client]
-        sealed = frames.split_entries(body[_COMMITMENT_BYTES:], SEALED_BYTES, len(receivers))
+        sealed = packets.split_entries(body[_COMMITMENT_BYTES:], SEALED_BYTES, len(receivers))
         self._commitments[client] = bytes(body[:_COMMITMENT_BYTES])
         self._sealed[client] = dict(zip(receivers, sealed, strict=True))
 
@@ -173,13 +173,13 @@ class SecureServer:
         self._masks.add(self._words, self._masks.from_bytes(body, self.parameters.dim))
 
     def _take_confirmation(self, client: int, body: memoryview) -> None:
-        (signature,) = frames.split_entries(body, keys.SIGNATURE_BYTES, 1)
+        (signature,) = packets.split_entries(body, keys.SIGNATURE_BYTES, 1)
         keys.verify(self._adverts[client].identity, signature, self._signed, client)
         self._signatures[client] = signature
 
     def _take_revelation(self, client: int, body: memoryview) -> None:
         owners = sorted((*self._delivered[client], client))
-        shares = frames.split_entries(body, shamir.SHARE_BYTES, len(owners))
+        shares = packets.split_entries(body, shamir.SHARE_BYTES, len(owners))
         for share in shares:
             shamir.check(share)
         for owner, share in zip(owners, shares, strict=True):
@@ -197,7 +197,7 @@ class SecureServer:
         self._stage = Stage.SHARE
         everybody, messages = self._cohort.to_bytes(), {}
         for client, listed in sorted(self._listed.items()):
-            adverts = frames.write_entries({other: self._adverts[other].to_bytes() for other in listed})
+            adverts = packets.write_entries({other: self._adverts[other].to_bytes() for other in listed})
             messages[client] = self._session.write(Kind.KEYS, client, everybody, adverts)
         return messages
 
@@ -207,7 +207,9 @@ class SecureServer:
         self._stage = Stage.MASK
         return {
             client: self._session.write(
-                Kind.DELIVERY, client, frames.write_entries({other: self._sealed[other][client] for other in delivered})
+                Kind.DELIVERY,
+                client,
+                packets.write_entries({other: self._sealed[other][client] for other in delivered}),
             )
             for client, delivered in sorted(self._delivered.items())
         }
@@ -232,7 +234,7 @@ class SecureServer:
         self._check_holders(confirmed)
         self._stage = Stage.UNMASK
         quorum = sorted(confirmed)[: self.parameters.quorum]
-        body = self._announced() + frames.write_entries({client: self._signatures[client] for client in quorum})
+        body = self._announced() + packets.write_entries({client: self._signatures[client] for client in quorum})
         return {client: self._session.write(Kind.REQUEST, client, body) for client in sorted(confirmed)}
 
     def _close_revelations(self) -> dict[int, bytes]:
@@ -251,7 +253,7 @@ class SecureServer:
         return tuple(other for other in self._neighbours[client] if other in members)
 
     def _viable(self, neighbours: Mapping[int, tuple[int, ...]]) -> frozenset[int]:
-        """Who of those who answered can go on: those with enough of their neighbourhood left who can go on, too."""
+        """Returns the clients that answered and have enough neighbours left that can go on, too."""
         members, fewest = frozenset(self._answered), self.parameters.threshold - 1
         while lonely := {client for client in members if len(members.intersection(neighbours[client])) < fewest}:
             members -= lonely
@@ -287,10 +289,10 @@ class SecureServer:
     # ------------------------------------------------------------------ secrets
 
     def _announced(self) -> bytes:
-        return frames.write_set(self._survivors, self.parameters.clients)
+        return packets.write_set(self._survivors, self.parameters.clients)
 
     def _masks_to_remove(self, recovery: Recovery) -> Iterator[tuple[bytes, int]]:
-        """The keys of the survivors' own masks and of those they share with dropped clients, with opposite signs."""
+        """Yields the keys of the survivors' own masks, and of those shared with dropped clients, with their signs."""
         for client in sorted(self._delivered):
             if client in self._survivors:
                 seed = recovery.secret(client, self._shares[client], self._fits_commitment(client))

@@ -1,4 +1,4 @@
-"""Who is whose neighbour, and how many neighbours and which threshold are enough: exact tails and a union bound.
+"""The graph of neighbours; and the number of neighbours and the threshold that suffice, by exact tails.
 
 The graph is a circle in random order on which each client is tied to the k/2 next on either side (Bell, Bonawitz,
 Gascón, Lepoint, Raykova 2020, after Harary). Seen from one client its k neighbours are a uniform choice among the
@@ -61,7 +61,7 @@ _LISTS_TRIED = 1e9
 
 
 def neighbours(clients: int, degree: int, session: bytes, index: int) -> tuple[int, ...]:
-    """The neighbours of client `index`, in increasing order.
+    """Returns the neighbours of client `index`, in increasing order.
 
     Example:
         >>> neighbours(4, 3, bytes(16), 2)
@@ -79,7 +79,7 @@ def neighbours(clients: int, degree: int, session: bytes, index: int) -> tuple[i
 
 @lru_cache(maxsize=4)
 def _circle(clients: int, session: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The clients in the order of 64-bit numbers from an AES-256 keystream, and each client's place in it."""
+    """Returns the clients in the order of 64-bit numbers from an AES-256 keystream, and each client's place in it."""
     key = hashlib.sha256(b"cpsgd secagg 1 graph" + session).digest()
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * clients))
     # A stable sort, so that all agree even if two numbers were equal.
@@ -105,14 +105,14 @@ class Risk:
 
 
 def dropouts(clients: int, dropout: float) -> int:
-    """How many clients `dropout` means, rounded up."""
+    """Returns the number of clients that `dropout` means, rounded up."""
     _validate.fraction("dropout", dropout)
     # The tolerance keeps 0.1 of 1000 from being 101 clients.
     return math.ceil(clients * dropout - 1e-9)
 
 
 def risk(parameters: SecureParameters, *, dropout: float = 0.1, colluding: int = 0) -> Risk:
-    """What `dropout` and `colluding` do to a round with these parameters, as proved in this module's description.
+    """Returns bounds on the risks of a round with these parameters, as proved in this module's description.
 
     Example:
         >>> from cpsgd.secagg import SecureParameters
@@ -131,12 +131,12 @@ def risk(parameters: SecureParameters, *, dropout: float = 0.1, colluding: int =
 
 
 def smallest_threshold(clients: int, neighbours: int) -> int:
-    """The fewest shares that may give a secret if nobody colludes."""
+    """Returns the fewest shares that may give a secret if nobody colludes."""
     return clients // 2 + 1 if neighbours == clients - 1 else neighbours // 2 + 2
 
 
 def smallest_quorum(clients: int, neighbours: int, surviving: int, colluding: int = 0) -> int:
-    """How many must sign the same survivors, so that no other set finds as many and the sum is of enough clients.
+    """Returns how many must sign the same survivors, so that no other set can have as many signatures.
 
     In a complete graph everybody is tied to everybody who signed, so that whoever signed, all survivors are in the sum.
     On a sparse graph only those who signed are known to be.
@@ -148,7 +148,7 @@ def smallest_quorum(clients: int, neighbours: int, surviving: int, colluding: in
 def neighbours_and_threshold(
     clients: int, dropout: float, colluding: int, failure: float, surviving: int
 ) -> tuple[int, int]:
-    """The fewest neighbours, and the smallest threshold with them, for which both risks are at most `failure`."""
+    """Returns the fewest neighbours, and the smallest threshold, for which both risks are at most `failure`."""
     n = clients
     dropped = dropouts(n, dropout)
     missing = max(dropped, n - surviving)

@@ -26,7 +26,7 @@ _LONGEST_NAME = 100
 
 
 def create_identity(path: Path, name: str | None = None) -> Ed25519PrivateKey:
-    """A new identity, written to a new file that only its owner may read.
+    """Returns a new identity, written to a new file that only its owner may read.
 
     With a name, its public line goes to a new file beside it, `.pub` at the end of its name, as ssh-keygen's does.
 
@@ -51,7 +51,7 @@ def create_identity(path: Path, name: str | None = None) -> Ed25519PrivateKey:
 
 
 def name_of(path: Path, identity: Ed25519PrivateKey) -> str:
-    """What people call an identity: by the public line beside its file, or else the file's name without suffix."""
+    """Returns the name of an identity: that in the public line beside its file, or else the file's name."""
     try:
         kind, key, name = _read(_public_file(path), _LONGEST_IDENTITY).decode("utf-8").strip().split(" ", 2)
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def _public_file(path: Path) -> Path:
 
 
 def read_identity(path: Path) -> Ed25519PrivateKey:
-    """The identity in a file that nobody but its owner may read, as ssh asks for, too.
+    """Returns the identity in a file that nobody but its owner may read, as ssh asks for, too.
 
     A group may read a file that belongs to somebody else, who has lent it: secrets are mounted like that.
 
@@ -85,7 +85,7 @@ def read_identity(path: Path) -> Ed25519PrivateKey:
 
 
 def public_line(identity: Ed25519PrivateKey, name: str) -> str:
-    """The line of a roster by which this identity is known.
+    """Returns the line of a roster by which this identity is known.
 
     Example:
         >>> public_line(Ed25519PrivateKey.from_private_bytes(bytes(32)), "hospital-a")
@@ -100,14 +100,14 @@ def _line(identity: Ed25519PrivateKey, name: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """The name, if it can stand in a roster."""
+    """Returns the name, if it can stand in a roster."""
     if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
         raise ParameterError(f"Expected a name of 1 to {_LONGEST_NAME} printable characters.")
     return name
 
 
 def read_roster(path: Path) -> frozenset[bytes]:
-    """The raw public keys in a roster's file.
+    """Returns the raw public keys in a roster's file.
 
     Raises:
         IdentityFileError: A line is no public key, or a key stands there twice.

@@ -36,7 +36,7 @@ def digest(purpose: bytes, *parts: bytes) -> bytes:
 
 
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:
-    """The secret two clients share.
+    """Returns the secret two clients share.
 
     Raises:
         MessageError: The public key is a point of low order, which no honest client sends.
@@ -48,18 +48,18 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def pair_mask_key(private: X25519PrivateKey, public: bytes, context: bytes, one: int, other: int) -> bytes:
-    """The key of the mask between two clients, the same for both of them."""
+    """Returns the key of the mask between two clients, the same for both of them."""
     pair = _PAIR.pack(min(one, other), max(one, other))
     return _derive(agree(private, public), b"pair mask\0" + context + pair, 16)
 
 
 def self_mask_key(seed: bytes, context: bytes, index: int) -> bytes:
-    """The key of a client's own mask."""
+    """Returns the key of a client's own mask."""
     return _derive(seed, b"self mask\0" + context + _PAIR.pack(index, index), 16)
 
 
 def commitment(seed: bytes, context: bytes, index: int) -> bytes:
-    """What lets the server recognise a client's seed once it is put together; says nothing about a random seed."""
+    """Returns a commitment by which the server recognises a client's seed; it says nothing about a random seed."""
     return digest(b"commitment", context, _PAIR.pack(index, index), seed)
 
 
@@ -97,7 +97,7 @@ def _derive(secret: bytes, info: bytes, length: int) -> bytes:
 
 
 def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
-    """The roster as a set of raw public keys, of 32 bytes each."""
+    """Returns the roster as a set of raw public keys, of 32 bytes each."""
     found = frozenset(roster)
     if not found or not all(isinstance(key, bytes) and len(key) == PUBLIC_BYTES for key in found):
         raise ParameterError("Expected roster to hold Ed25519 public keys as 32 bytes each.")
@@ -111,7 +111,7 @@ def roster_digest(roster: frozenset[bytes]) -> bytes:
 
 
 def public_bytes(identity: Ed25519PrivateKey) -> bytes:
-    """The public key by which a roster knows this identity."""
+    """Returns the public key by which a roster knows this identity."""
     return identity.public_key().public_bytes_raw()
 
 

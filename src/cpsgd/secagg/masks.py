@@ -38,7 +38,7 @@ _MASKS_AT_ONCE = 256
 
 
 def of(modulus: int) -> Masks:
-    """How integers modulo this are masked."""
+    """Returns the masks for integers modulo this."""
     return Bits(modulus) if modulus.bit_count() == 1 else Residues(modulus)
 
 
@@ -63,7 +63,7 @@ class Masks(ABC):
         """Bytes of keystream per integer, skipped ones not counted."""
 
     def to_words(self, values: NDArray[np.uint32], dim: int) -> NDArray[Any]:
-        """A client's integers as words, in a new array.
+        """Returns a client's integers as words, in a new array.
 
         Raises:
             ParameterError: They are not `dim` integers of type uint32 below M.
@@ -95,18 +95,18 @@ class Masks(ABC):
 
     @abstractmethod
     def integers(self, words: NDArray[Any]) -> NDArray[np.uint32]:
-        """The integers below M that words stand for."""
+        """Returns the integers below M that words stand for."""
 
     @abstractmethod
     def size_bytes(self, dim: int) -> int:
-        """Bytes of `dim` integers."""
+        """Returns the number of bytes of `dim` integers."""
 
     @abstractmethod
     def to_bytes(self, words: NDArray[Any]) -> list[bytes | memoryview]:
-        """The integers as bytes, in parts to be joined."""
+        """Returns the integers as bytes, in parts to be joined."""
 
     def from_bytes(self, payload: bytes | memoryview, dim: int) -> NDArray[Any]:
-        """What `to_bytes` wrote, as words.
+        """Reads what `to_bytes` wrote, as words.
 
         Raises:
             MessageError: The length is wrong, an integer is not below M, or a bit after the last one is set.
@@ -122,7 +122,7 @@ class Masks(ABC):
 
     @abstractmethod
     def _unpacked(self, payload: bytes | memoryview, dim: int) -> NDArray[Any]:
-        """The words in a payload of the right length."""
+        """Returns the words in a payload of the right length."""
 
 
 class Bits(Masks):
@@ -152,7 +152,7 @@ class Bits(Masks):
         total += words
 
     def integers(self, words: NDArray[Any]) -> NDArray[np.uint32]:
-        """The low b bits."""
+        """Returns the low b bits."""
         return words.astype(np.uint32) & np.uint32(self.modulus - 1)
 
     def size_bytes(self, dim: int) -> int:
@@ -160,7 +160,7 @@ class Bits(Masks):
         return -(-self.bits * dim // 8)
 
     def to_bytes(self, words: NDArray[Any]) -> list[bytes | memoryview]:
-        """The low b bits of each word, packed without gaps, in planes. A plane of all bits is a view."""
+        """Returns the low b bits of each word, packed without gaps, in planes. A plane of all bits is a view."""
         planes: list[bytes | memoryview] = []
         done = 0
         for width in self._planes():
@@ -174,7 +174,7 @@ class Bits(Masks):
         return planes
 
     def _planes(self) -> list[int]:
-        """The planes of whole bytes: the widths of 32, 16 and 8 that b is made of."""
+        """Returns the planes of whole bytes: the widths of 32, 16 and 8 that b is made of."""
         return [width for width in (32, 16, 8) if self.bits & width]
 
     def _unpacked(self, payload: bytes | memoryview, dim: int) -> NDArray[Any]:
@@ -191,7 +191,7 @@ class Bits(Masks):
 
 
 def _word(bits: int) -> np.dtype[Any]:
-    """The narrowest unsigned words that hold so many bits."""
+    """Returns the narrowest unsigned words that hold this many bits."""
     return np.dtype("<u1" if bits <= 8 else "<u2" if bits <= 16 else "<u4" if bits <= 32 else "<u8")
 
 
@@ -230,7 +230,7 @@ class Residues(Masks):
         np.minimum(total, total - total.dtype.type(self.modulus), out=total)
 
     def integers(self, words: NDArray[Any]) -> NDArray[np.uint32]:
-        """The words themselves."""
+        """Returns the words themselves."""
         return words.astype(np.uint32)
 
     def size_bytes(self, dim: int) -> int:
@@ -238,7 +238,7 @@ class Residues(Masks):
         return pack.payload_bytes(dim, self.modulus)
 
     def to_bytes(self, words: NDArray[Any]) -> list[bytes | memoryview]:
-        """The words, packed."""
+        """Returns the words, packed."""
         return [pack.forward(words.astype(np.uint32), self.modulus)]
 
     def _unpacked(self, payload: bytes | memoryview, dim: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""`SecureParameters`: what all parties of one round of secure aggregation agree on."""
+"""`SecureParameters`: the parameters that all parties of one round of secure aggregation agree on."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SecureParameters:
         surviving: int | None = None,
         modulus: int | None = None,
     ) -> Self:
-        """The fewest neighbours, and the threshold, that make failure and insecurity improbable.
+        """Returns the fewest neighbours, and the threshold, that make failure and insecurity improbable.
 
         Args:
             clients: n.
@@ -156,7 +156,7 @@ class SecureParameters:
         surviving: int | None = None,
         accept_epsilon: float | None = None,
     ) -> Self:
-        """The parameters that carry a protocol's integers (see `choose`).
+        """Returns the parameters that carry a protocol's integers (see `choose`).
 
         Args:
             protocol: A protocol planned with `plan(..., secure=True)`.
@@ -201,7 +201,7 @@ class SecureParameters:
 
     @property
     def masks(self) -> masks.Masks:
-        """How integers are masked and written."""
+        """The masks, which also write integers as bytes."""
         return masks.of(2**self.bits if self.modulus is None else self.modulus)
 
     @property
@@ -215,13 +215,13 @@ class SecureParameters:
         return 3 if self.modulus is None else 4
 
     def to_bytes(self) -> bytes:
-        """All fields, in 49 bytes, or 53 where the modulus is no power of two."""
+        """Returns all fields, in 49 bytes, or 53 where the modulus is no power of two."""
         data = _LAYOUT.pack(*(getattr(self, name) for name in _ORDER))
         return data if self.modulus is None else data + _MODULUS.pack(self.modulus)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """What `to_bytes` wrote.
+        """Reads what `to_bytes` wrote.
 
         Raises:
             MessageError: No parameters are written like this.

@@ -25,9 +25,9 @@ from cpsgd.errors import (
     StageError,
     ThresholdError,
 )
-from cpsgd.secagg import frames, keys, shamir
+from cpsgd.secagg import keys, packets, shamir
 from cpsgd.secagg.cohort import ADVERT_BYTES, Advert, Cohort, Statement
-from cpsgd.secagg.frames import Invitation, Kind, Session, Stage
+from cpsgd.secagg.packets import Invitation, Kind, Session, Stage
 from cpsgd.secagg.parameters import SecureParameters
 
 _MAGIC = b"cpsk"
@@ -100,7 +100,7 @@ class SecureClient:
 
     @property
     def stage(self) -> Stage:
-        """What the client does next."""
+        """The client's next stage."""
         return Stage.DONE if self._state is None else self._state.stage
 
     @property
@@ -155,7 +155,7 @@ class SecureClient:
         session, me = _joined(state)
         parameters = session.parameters
         cohort, body = Cohort.read(session.read(keys_message, Kind.KEYS, me), parameters.clients)
-        entries = frames.read_entries(body, ADVERT_BYTES, parameters.neighbours)
+        entries = packets.read_entries(body, ADVERT_BYTES, parameters.neighbours)
         adverts = {client: Advert.from_bytes(entry) for client, entry in entries.items()}
         self._check_adverts(cohort, adverts)
 
@@ -221,7 +221,7 @@ class SecureClient:
         state = self._in(Stage.CONFIRM)
         session, me = _joined(state)
         body = bytes(session.read(survivors, Kind.SURVIVORS, me))
-        statement = self._checked(frames.read_set(body, session.parameters.clients))
+        statement = self._checked(packets.read_set(body, session.parameters.clients))
         signature = statement.sign(self._identity or Ed25519PrivateKey.from_private_bytes(state.signing_private))
         state.survivors, state.signing_private = body, b""
         state.stage = Stage.UNMASK
@@ -237,11 +237,11 @@ class SecureClient:
         state = self._in(Stage.UNMASK)
         session, me = _joined(state)
         body = session.read(request, Kind.REQUEST, me)
-        size = frames.set_bytes(session.parameters.clients)
-        survivors = frames.read_set(body[:size], session.parameters.clients)
+        size = packets.set_bytes(session.parameters.clients)
+        survivors = packets.read_set(body[:size], session.parameters.clients)
         if body[:size] != state.survivors:
             raise SignatureError("The survivors are not those that this client signed.")
-        signatures = frames.read_entries(body[size:], keys.SIGNATURE_BYTES, session.parameters.clients)
+        signatures = packets.read_entries(body[size:], keys.SIGNATURE_BYTES, session.parameters.clients)
         self._checked(survivors).check(signatures)
         shares = {me: state.own_share}
         for client, pair in state.received.items():
@@ -254,7 +254,7 @@ class SecureClient:
     # ------------------------------------------------------------------ between messages
 
     def export_state(self) -> bytes:
-        """All the client remembers, its secrets included, for `restore`; this object can do nothing more.
+        """Returns the client's state, secrets included, for `restore`; this object can do nothing more.
 
         Keep the bytes as private as the vectors, keep only the newest, and replace what is stored *before* the answer
         is sent: a client that is set back to an older state could be made to answer twice.
@@ -274,7 +274,7 @@ class SecureClient:
         identity: Ed25519PrivateKey | None = None,
         roster: Iterable[bytes] | None = None,
     ) -> Self:
-        """The client that `export_state` wrote. Its identity and roster are not in the state: give them again.
+        """Returns the client that `export_state` wrote. Its identity and roster are not in the state: give them again.
 
         `index` and `expected` matter only for a client that was not invited yet.
 
@@ -304,11 +304,11 @@ class SecureClient:
         return self._state
 
     def _opened(self, delivery: bytes) -> dict[int, bytes]:
-        """The shares that neighbours sealed for this client."""
+        """Returns the shares that neighbours sealed for this client."""
         state = self._in(Stage.MASK)
         session, me = _joined(state)
         body = session.read(delivery, Kind.DELIVERY, me)
-        entries = frames.read_entries(body, SEALED_BYTES, session.parameters.neighbours)
+        entries = packets.read_entries(body, SEALED_BYTES, session.parameters.neighbours)
         _check_left(session.parameters, len(entries))
         channel = X25519PrivateKey.from_private_bytes(state.channel_private)
         own = state.adverts[me]
@@ -346,7 +346,7 @@ class SecureClient:
             raise MessageError(f"Client {min(hidden)} takes part, and its keys are missing.")
 
     def _checked(self, survivors: frozenset[int]) -> Statement:
-        """What to sign about these survivors, if they fit what this client has seen."""
+        """Returns the statement to sign about these survivors, if they fit what this client has seen."""
         assert self._state is not None
         session, me = _joined(self._state)
         parameters = session.parameters
@@ -380,7 +380,7 @@ def _check_left(parameters: SecureParameters, left: int) -> None:
 
 
 def _joined(state: ClientState) -> tuple[Session, int]:
-    """The session a client has joined, and its number there."""
+    """Returns the session a client has joined, and its number there."""
     assert state.invitation is not None
     return state.invitation.session, state.invitation.client
 
@@ -407,7 +407,7 @@ def _difference(found: Invitation, expected: SecureParameters) -> str:
     )
 
 
-# ---------------------------------------------------------------------- what is remembered between messages
+# ---------------------------------------------------------------------- the state between messages
 
 
 @dataclass(repr=False)
@@ -442,7 +442,7 @@ class ClientState:
     survivors: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """All of it, readable by whoever holds the bytes."""
+        """Returns all of it, readable by whoever holds the bytes."""
         sections = [
             self.invitation.write() if self.invitation else b"",
             self.channel_private,
@@ -450,9 +450,9 @@ class ClientState:
             self.signing_private,
             self.seed,
             self.own_share,
-            frames.write_entries({client: advert.to_bytes() for client, advert in self.adverts.items()}),
+            packets.write_entries({client: advert.to_bytes() for client, advert in self.adverts.items()}),
             self.cohort,
-            frames.write_entries(self.received),
+            packets.write_entries(self.received),
             self.survivors,
         ]
         body = _HEAD.pack(_MAGIC, _VERSION, _STAGES.index(self.stage))
@@ -461,7 +461,7 @@ class ClientState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ClientState:
-        """What `to_bytes` wrote.
+        """Reads what `to_bytes` wrote.
 
         Raises:
             SecureAggregationError: The bytes are damaged.
@@ -475,7 +475,7 @@ class ClientState:
         if len(sections[5]) not in (0, shamir.SHARE_BYTES):
             raise MessageError("The saved state holds a share of the wrong length.")
         most = invitation.session.parameters.neighbours + 1 if invitation else 0
-        adverts = frames.read_entries(sections[6], ADVERT_BYTES, most)
+        adverts = packets.read_entries(sections[6], ADVERT_BYTES, most)
         return cls(
             stage=stage,
             invitation=invitation,
@@ -486,7 +486,7 @@ class ClientState:
             own_share=sections[5],
             adverts={client: Advert.from_bytes(entry) for client, entry in adverts.items()},
             cohort=sections[7],
-            received=frames.read_entries(sections[8], PAIR_BYTES, most),
+            received=packets.read_entries(sections[8], PAIR_BYTES, most),
             survivors=sections[9],
         )
 

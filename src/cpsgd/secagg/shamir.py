@@ -34,13 +34,13 @@ PRIME = 2**256 + 297
 SECRET_BYTES = 32
 SHARE_BYTES = 33
 _ROWS_AT_ONCE = 256
-# Many liars among many clients must not keep the server busy: who is in so many disputes needs no more of them.
+# Many liars among many clients must not keep the server busy: a client in this many disputes needs no more of them.
 _ENOUGH_PAIRS = 256
 _RUNS = 32
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
-    """One share for each holder (distinct numbers from 0), any `threshold` of which give the secret.
+    """Returns one share for each holder (distinct numbers from 0), any `threshold` of which give the secret.
 
     Example:
         >>> shares = split(bytes(range(32)), 2, [0, 4, 7])
@@ -72,7 +72,7 @@ def check(share: bytes) -> None:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of which these are shares, by holder: at least `threshold`, and none of them wrong.
+    """Returns the secret of which these are shares, by holder: at least `threshold`, and none of them wrong.
 
     Raises:
         ShareError: They give no 32-byte secret. (Wrong shares may give a wrong one: compare it with a commitment.)
@@ -84,7 +84,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 
 def consistent(shares: Mapping[int, bytes], threshold: int) -> bool:
-    """Whether all shares are values of one polynomial of degree below `threshold`; wrongly so once in 2^200 times.
+    """Returns whether all shares are of one polynomial of degree below `threshold`; wrong once in 2^200 times.
 
     With weights 1/prod(x_i - x_j) the values of every polynomial of degree below m - 1 add up to 0. The one of the
     shares is multiplied by (x - a)^(m - threshold - 1), a random: if it is of a higher degree, few a make the sum 0.
@@ -101,7 +101,7 @@ def consistent(shares: Mapping[int, bytes], threshold: int) -> bool:
 
 
 def decode(shares: Mapping[int, bytes], threshold: int) -> tuple[bytes, frozenset[int]]:
-    """The secret, and the holders of wrong shares: of m shares up to (m - threshold) / 2 may be wrong.
+    """Returns the secret, and the holders of wrong shares: of m shares up to (m - threshold) / 2 may be wrong.
 
     Shares are a codeword of Reed and Solomon. Gao's decoder ("A new algorithm for decoding Reed-Solomon codes", 2003)
     divides as Euclid did, from the polynomial that is zero at all points and the one through all shares, down to one
@@ -169,7 +169,7 @@ def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _inverses(numbers: list[int]) -> list[int]:
-    """All inverses modulo p for the price of one (Montgomery 1987)."""
+    """Returns all inverses modulo p for the price of one (Montgomery 1987)."""
     products = list(accumulate(numbers, lambda one, other: one * other % PRIME))
     inverse = pow(products[-1], -1, PRIME)
     found = [0] * len(numbers)
@@ -184,7 +184,7 @@ def _inverses(numbers: list[int]) -> list[int]:
 
 
 def _interpolated(values: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """The polynomial that is zero at all holders' points, and the one of lower degree with these values."""
+    """Returns the polynomial that is zero at all holders' points, and the one of lower degree with these values."""
     points = [holder + 1 for holder in values]
     zeros = [1]
     for point in points:
@@ -248,17 +248,17 @@ class Recovery:
 
         Args:
             threshold: Shares that give a secret.
-            colluding: How many may lie together. What so many could make look like another's lie is nobody's.
+            colluding: Number of holders that may lie together. Nobody is blamed for what these could make up.
         """
         self.disputed: set[tuple[int, int]] = set()
         self._threshold, self._colluding = threshold, colluding
         self._pairs: Counter[int] = Counter()  # of each holder
 
     def secret(self, owner: int, shares: Mapping[int, bytes], fits: Callable[[bytes], bool]) -> bytes:
-        """The secret of `owner` of which these are shares, by holder; `fits` says whether it is the one.
+        """Returns the secret of `owner` of which these are shares, by holder; `fits` says whether it is the one.
 
         Raises:
-            ShareError: Too many shares are wrong; more than so many holders can have made wrong, if it has a `dealer`.
+            ShareError: Too many shares are wrong; with a `dealer` if more than colluding holders can have made wrong.
         """
         for right in self._guesses(shares):
             found = _combined(right)
@@ -305,7 +305,7 @@ class Recovery:
 
 
 def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:
-    """The clients that have not followed the protocol for certain, if at most `most` clients have not.
+    """Returns the clients that have not followed the protocol for certain, if at most `most` clients have not.
 
     Who is honest is in dispute with such clients only, with as many others as these are; and never with itself.
 

@@ -35,6 +35,8 @@ from cpsgd.codec import clip, pipeline, wire
 from cpsgd.codec.formats import Sums
 from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
 from cpsgd.mechanisms import Mechanism
+from cpsgd.mechanisms.law import Normal
+from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 
@@ -69,6 +71,14 @@ class FreshNoise:
         self.client = mechanism.without_noise() if apart else mechanism
         self.variance = self._noise.variance
 
+    def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
+        """Describes the noise of `count` clients to a device; None where the host must draw it."""
+        return self._noise.on_device(count)
+
+    def before_rounding(self, round: int, count: int) -> float:
+        """Returns 0: there is no noise of other rounds in the sum of grid points."""
+        return 0.0
+
     def noisy(self, sums: Sums, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Sums:
         """Adds the noise of all clients in one go where that is as exact as the accounting says, or `seeded`."""
         at_once = seeded or self._noise.sum_variation(count) <= count * self._noise.variation
@@ -97,7 +107,7 @@ class RoundSimulator:
         *,
         seed: int | None = None,
         threads: int = 2,
-        lineages: SumSource | None = None,
+        source: SumSource | None = None,
         first: int = 0,
     ) -> None:
         """Starts an empty round.
@@ -108,7 +118,7 @@ class RoundSimulator:
             seed: None for randomness from the operating system. A number makes the round repeatable, whatever the
                 chunks and threads: good for experiments, but noise that can be repeated protects nobody.
             threads: Threads that share the rows of a chunk.
-            lineages: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
+            source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
             first: The number of the first client, where a round's clients are shared: each has numbers of its own.
         """
         self.protocol = protocol
@@ -119,7 +129,7 @@ class RoundSimulator:
         self._first = first
         self._floats = protocol.mechanism.grid is None
         self._sums: Sums = np.zeros(protocol.dim, dtype=np.float64 if self._floats else np.uint64)
-        self._source: SumSource = FreshNoise(protocol.mechanism) if lineages is None else lineages
+        self._source: SumSource = FreshNoise(protocol.mechanism) if source is None else source
         client = self._source.client
         self._rounder, self._values, self._keystream_bytes = client.kernel(), client.values, client.keystream_bytes
         self._mean: NDArray[np.float32] | None = None

@@ -37,7 +37,7 @@ from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.simulation import device_cuda
 from cpsgd.simulation import device_plain as plain
-from cpsgd.simulation.cpu import noise_norm
+from cpsgd.simulation.cpu import FreshNoise, noise_norm
 from cpsgd.simulation.device_kernels import current
 from cpsgd.simulation.products import Layout, Products
 
@@ -59,7 +59,7 @@ class DeviceRound:
         round: Its number.
         count: How many clients' messages were added.
         device: Where everything is computed.
-        lineages: Where noise is correlated over rounds, that of the run; None where all lineages begin here.
+        source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -78,6 +78,7 @@ class DeviceRound:
         device: torch.device | str,
         kernels: ModuleType | None = None,
         first: int = 0,
+        source: DeviceLineages | None = None,
     ) -> None:
         """Starts an empty round.
 
@@ -88,6 +89,7 @@ class DeviceRound:
             device: Where vectors are, and where everything is computed.
             kernels: `device_plain` or `device_cuda`; by default the latter where it runs.
             first: The number of the first client, where a round's clients are shared: each has numbers of its own.
+            source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
 
         Raises:
             ParameterError: The protocol has more coordinates than a device computes with.
@@ -110,7 +112,7 @@ class DeviceRound:
         self.device = self._sums.device
         self._kernels = kernels or (device_cuda if device_cuda.runs_on(self.device) else plain)
         self._mean: torch.Tensor | None = None
-        self.lineages: DeviceLineages | None = None
+        self.source: FreshNoise | DeviceLineages = FreshNoise(protocol.mechanism) if source is None else source
         # The keys of rounding and coins, and the rotation's signs.
         self.take_inputs(carried(self.inputs(self.round, self._seed), self.device))
 
@@ -201,7 +203,7 @@ class DeviceRound:
 
     def noise_norm(self) -> float:
         """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
-        return noise_norm(self.protocol, self.count, variance=None if self.lineages is None else self.lineages.variance)
+        return noise_norm(self.protocol, self.count, variance=self.source.variance)
 
     def takes(self, layout: Layout) -> bool:
         """Whether `add` takes products of this layout."""
@@ -226,7 +228,7 @@ class DeviceRound:
 
     def _add_noise(self) -> None:
         """Adds the noise of `count` clients to the sums: drawn here if the device can, else by the exact sampler."""
-        noise = self.protocol.mechanism.noise.on_device(self.count)
+        noise = self.source.on_device(self.count)
         if isinstance(noise, FairCoins):
             if noise.trials:
                 self._kernels.add_coins(self._sums, keys=self._inputs[8:16], trials=noise.trials)
@@ -236,7 +238,7 @@ class DeviceRound:
             normal = torch.randn(self.protocol.dim, generator=generator, device=self.device, dtype=torch.float64)
             self._sums += noise.deviation * normal
         elif isinstance(noise, SumRounding):
-            self._round_sums(noise if self.lineages is None else self.lineages.rest)
+            self._round_sums(noise)
         else:
             keystream = Keystream(hashlib.sha256(_text("noise", self.round, self._seed)).digest()[:16])
             drawn = self.protocol.mechanism.noise.of_sum(self.count, self.protocol.dim, keystream)
@@ -250,8 +252,7 @@ class DeviceRound:
         level = float(1 << noise.fraction_bits)
         points = (self._sums - noise.clients * noise.offset).to(torch.float64)
         points += noise.deviation * torch.randn(self.protocol.dim, **drawn)
-        if self.lineages is not None:
-            points += self.lineages.noise(self.round, self.count)
+        points += self.source.before_rounding(self.round, self.count)
         levels = points / level
         if noise.clients <= FEW_CLIENTS:
             for _ in range(noise.clients - 1):

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from cpsgd import Plan
 from cpsgd.correlated.batons import Place
-from cpsgd.correlated.handover import Handover, Step
+from cpsgd.correlated.handover import Handover, HandoverStep
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.engines.flower import CpsgdStrategy, accepted_round, cpsgd_mod
 from cpsgd.engines.flower.records import read_request
@@ -150,7 +150,7 @@ def test_nodes_that_leave_hand_their_seeds_to_those_that_come(
     assert [node.trained for node in grid.nodes.values()] == [1] * 10
     asked = [read_request(message) for message in grid.sent]
     steps = [Handover.from_bytes(data, str(RUN)).step for data in asked if Handover.begins(data)]
-    assert steps == [Step.KEY] * 5 + [Step.GIVE] * 5 + [Step.TAKE] * 5
+    assert steps == [HandoverStep.KEY] * 5 + [HandoverStep.GIVE] * 5 + [HandoverStep.TAKE] * 5
     assert not first.relay_bytes
     assert second.relay_bytes.keys() == set(range(100, 110))
     # Who only hands on is in no round for it, also to a server that goes on from the checkpoint.

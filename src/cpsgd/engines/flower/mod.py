@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limits: Any) -> Mod:
-    """A Flower mod for `@app.train(mods=[cpsgd_mod()])`.
+    """Returns a Flower mod for `@app.train(mods=[cpsgd_mod()])`.
 
     The train function stays as it is: it gets the model and returns the trained one. The difference is the update; it
     is clipped, rounded, given its share of the noise, masked, and sent as one flat array of bytes. Everything else that
@@ -50,9 +50,8 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
         secure: False also accepts rounds without secure aggregation, in which the server sees this client's own noisy
             message. The guarantees above then hold only for those who see no more than the model.
         limits: The fields of `Limits`: epsilon, delta, rounds, colluding, adjacency, examples, disjoint, min_clients
-            and fingerprint. With `examples` the train function returns the *sum* of at most so many clipped gradients,
-            as `silo_sum` makes it, in place of a model; with `disjoint` they are other ones in every round, which it
-            chooses by `accepted_round`.
+            and fingerprint. With `examples` the train function returns the *sum* of at most that many clipped gradients
+            (`silo_sum`) in place of a model; with `disjoint` they are other ones in every round (`accepted_round`).
     """
     agreed = Limits(**limits)
     if isinstance(allow_metrics, str):
@@ -108,7 +107,7 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
 
 
 def accepted_round(message: Message) -> int:
-    """The number of the round, 1 for the first, as the mod has accepted it: by this a silo picks a round's examples.
+    """Returns the number of the round that the mod has accepted, 1 for the first; a silo picks its examples by it.
 
     The mod lets no round of a run be answered twice, and counts as a run of its own what a server asks for again under
     another name. The `server-round` of Flower's settings is just what the server says.
@@ -132,7 +131,7 @@ def silo_sum(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
 ) -> ArrayRecord:
-    """The sum of the examples' clipped gradients, for a train function under `cpsgd_mod(examples=...)`.
+    """Returns the sum of the examples' clipped gradients, for a train function under `cpsgd_mod(examples=...)`.
 
     What each gradient is clipped to follows from the protocol that the mod has accepted. Of more examples than
     `examples` the first ones count.

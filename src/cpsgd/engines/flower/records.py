@@ -1,4 +1,4 @@
-"""What travels in Flower's records: a request or an answer as bytes, metrics, and a model's arrays."""
+"""Flower's records: a request or an answer as bytes, metrics, and a model's arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RAISED = re.compile(r"<class '(?:[^']*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 def make_message(
     request: bytes, node: int, round: int, records: RecordDict | None = None, extras: str | None = None
 ) -> Message:
-    """A message with the request; with the model, the app's settings and what rides on the update for training."""
+    """Returns a message with the request; for training, also with the model, settings and extras."""
     ours = ConfigRecord({"version": VERSION, REQUEST: request})
     if extras is not None:
         ours[EXTRAS] = extras
@@ -37,7 +37,7 @@ def make_message(
 
 
 def read_request(message: Message) -> bytes:
-    """The request in a message from the server.
+    """Returns the request in a message from the server.
 
     Raises:
         StageError: The message is not part of a round of cpsgd.
@@ -62,7 +62,7 @@ def read_request(message: Message) -> bytes:
 
 
 def read_extras(message: Message) -> Extras | None:
-    """What the server wants to ride on the update, or None.
+    """Returns the numbers that the server wants to ride on the update, or None.
 
     Raises:
         WireError: It cannot be read.
@@ -72,7 +72,7 @@ def read_extras(message: Message) -> Extras | None:
 
 
 def make_reply(request: Message, payload: bytes, metrics: dict[str, Any]) -> Message:
-    """A reply with the client's bytes in one flat array, and the metrics that may leave."""
+    """Returns a reply with the client's bytes in one flat array, and the metrics that may leave."""
     upload = Array(dtype="uint8", shape=(len(payload),), stype=_PLAIN, data=payload)
     content = RecordDict({RECORD: ArrayRecord({UPLOAD: upload})})
     if metrics:
@@ -81,7 +81,7 @@ def make_reply(request: Message, payload: bytes, metrics: dict[str, Any]) -> Mes
 
 
 def read_reply(reply: Message) -> tuple[bytes, Mapping[str, object]]:
-    """The client's bytes, and the metrics beside them.
+    """Returns the client's bytes, and the metrics beside them.
 
     Raises:
         WireError: The reply is not one of ours.
@@ -96,17 +96,17 @@ def read_reply(reply: Message) -> tuple[bytes, Mapping[str, object]]:
 
 
 def read_error(reply: Message) -> str | None:
-    """Why there is only an error: `ShareError: ...`, which Flower writes as `<class '...ShareError'>:<'...'>`."""
+    """Returns the reason of an error as `ShareError: ...`; Flower writes `<class '...ShareError'>:<'...'>`."""
     reason = reply.error.reason
     found = _RAISED.fullmatch(reason or "")
     return f"{found[1]}: {found[2]}" if found else reason
 
 
 def read_arrays(record: ArrayRecord) -> Arrays:
-    """A model's arrays."""
+    """Returns a model's arrays."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def make_arrays(arrays: Arrays) -> ArrayRecord:
-    """A model as Flower carries it."""
+    """Returns a model as Flower carries it."""
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})

@@ -201,7 +201,7 @@ class CpsgdStrategy(Strategy):
             _log.info("\t│\t%s", line)
 
     def _nodes(self, grid: Grid, wanted: int) -> list[int]:
-        """The nodes that are connected, when they are enough or time is up."""
+        """Returns the nodes that are connected, when they are enough or time is up."""
         now = time.monotonic
         gathering = Gathering(self._pace, wanted, self.plan.surviving, now())
         while not gathering.over(len(found := list(grid.get_node_ids())), now()):

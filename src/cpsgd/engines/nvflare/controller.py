@@ -75,7 +75,7 @@ class CpsgdController(ModelController):
             num_rounds: Rounds of the job, which the guarantee covers together.
             epsilon: ε that all rounds may cost a client, or an example.
             delta: δ of the guarantee.
-            examples: Protects single examples, at most so many in a client's sum; None protects whole clients.
+            examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`, or of `plan_examples`: dropout, bits, clip_norm and so on;
                 `colluding` is 1 unless it is given here.
             apply: What the mean update does to the model; by default it is added. Privacy does not depend on it.
@@ -149,7 +149,7 @@ class CpsgdController(ModelController):
                 self._round(course, terms.plan, model)
 
     def make_plan(self, dim: int) -> Plan:
-        """The plan for a model of so many parameters, and what rides on its updates."""
+        """Returns the plan for a model with `dim` parameters, and for what rides on its updates."""
         wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, "secure": self.secure}
         basic = (self.num_clients, dim + self._extra, self.epsilon, self.delta)
         if self.examples is None:
@@ -185,7 +185,7 @@ class CpsgdController(ModelController):
         self.event(AppEventType.ROUND_DONE)
 
     def _nodes(self, wanted: int, needed: int) -> list[str]:
-        """The clients of the job, when they are enough or time is up."""
+        """Returns the clients of the job, when they are enough or time is up."""
         gathering = Gathering(self._pace, wanted, needed, time.monotonic())
         while not gathering.over(len(found := self.engine.get_clients()), time.monotonic()):
             if self.abort_signal.triggered:

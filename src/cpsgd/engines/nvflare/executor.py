@@ -82,7 +82,7 @@ class CpsgdExecutor(Executor):
         Args:
             executor: What trains, for instance NVFlare's `ClientAPIExecutor` with a script.
             limits: The fields of `Limits`: epsilon, delta, rounds and so on; `fingerprint` in hexadecimal. With
-                `examples` the script sends the *sum* of at most so many clipped gradients, as `silo_sum` makes it.
+                `examples` the script sends the *sum* of at most this many clipped gradients, as `silo_sum` makes it.
             allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.
             secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
                 noisy message. The guarantees above then hold only for those who see no more than the model.
@@ -159,14 +159,14 @@ class CpsgdExecutor(Executor):
         return shareables.make_answer(answer, metrics)
 
     def _train(self, task: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> FLModel:
-        """What the executor inside makes of the model."""
+        """Returns the model that the executor inside has trained."""
         result = call_privately(self.executor.execute, AppConstants.TASK_TRAIN, task, fl_ctx, abort_signal)
         if not isinstance(result, Shareable) or result.get_return_code() != ReturnCode.OK:
             raise TrainFunctionError("an error reply")
         return shareables.read_model(result, VectorError("Expected the train script to send a model of arrays."))
 
     def _conditions(self, site: dict[str, Any]) -> tuple[Limits, frozenset[str], bool]:
-        """The limits, the metrics that may leave, and whether secure aggregation is insisted on."""
+        """Returns the limits, the metrics that may leave, and whether secure aggregation is insisted on."""
         job, own = self.limits or {}, site.get("limits", {})
         if "epsilon" in own:
             # A job that says what this ε is of (examples, another adjacency, a distance) would make it void.
@@ -187,7 +187,7 @@ def silo_sum(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
 ) -> FLModel:
-    """The sum of the examples' clipped gradients, for a train script under limits with `examples`.
+    """Returns the sum of the examples' clipped gradients, for a train script under limits with `examples`.
 
     What each gradient is clipped to follows from the protocol that the client has accepted. Of more examples than
     `examples` the first ones count.
@@ -216,7 +216,7 @@ def silo_sum(
 
 
 def _site(fl_ctx: FLContext) -> dict[str, Any]:
-    """What the site's operator has set; nothing where there is no file.
+    """Reads the settings of the site's operator; nothing if there is no file.
 
     Raises:
         RoundRefusedError: The file cannot be read.

@@ -58,7 +58,7 @@ class CpsgdRecipe(Recipe):
             num_rounds: Rounds of the job.
             epsilon: ε that all rounds may cost a client, or an example.
             delta: δ of the guarantee.
-            examples: Protects single examples, at most so many in a client's sum; None protects whole clients.
+            examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`.
             limits: What the clients insist on, unless a site has its own conditions; by default ε, δ and `examples`.
             allow_metrics: Names of metrics that may leave a client, in clear.

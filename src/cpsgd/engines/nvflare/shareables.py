@@ -1,4 +1,4 @@
-"""What travels in NVFlare's Shareables: a request or an answer as bytes, metrics, refusals, and a model."""
+"""NVFlare's Shareables: a request or an answer as bytes, metrics, refusals, and a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REASON = "cpsgd-reason"
 
 
 def make_task(request: bytes, model: FLModel | None, extras: Extras | None = None) -> Shareable:
-    """A task's data: the request, and where the client is to train, the model and what rides on the update."""
+    """Returns a task's data: the request, and where the client is to train, the model and what rides on the update."""
     data = Shareable() if model is None else FLModelUtils.to_shareable(model)
     data[_REQUEST] = request
     if extras is not None:
@@ -32,7 +32,7 @@ def make_task(request: bytes, model: FLModel | None, extras: Extras | None = Non
 
 
 def read_request(data: Shareable) -> bytes:
-    """The request in a task from the server.
+    """Returns the request in a task from the server.
 
     Raises:
         StageError: The task is not part of a round of cpsgd.
@@ -47,7 +47,7 @@ def read_request(data: Shareable) -> bytes:
 
 
 def read_extras(data: Shareable) -> Extras | None:
-    """What the server wants to ride on the update, or None.
+    """Returns the numbers that the server wants to ride on the update, or None.
 
     Raises:
         WireError: It cannot be read.
@@ -57,7 +57,7 @@ def read_extras(data: Shareable) -> Extras | None:
 
 
 def read_model(data: Shareable, error: CpsgdError) -> FLModel:
-    """The model in a task or in a train script's result; `error` is raised where there is none."""
+    """Returns the model in a task or in a train script's result; `error` is raised where there is none."""
     try:
         found = FLModelUtils.from_shareable(data)
     except Exception:
@@ -69,7 +69,7 @@ def read_model(data: Shareable, error: CpsgdError) -> FLModel:
 
 
 def make_answer(answer: bytes, metrics: Mapping[str, float]) -> Shareable:
-    """A reply with the client's bytes, and the metrics that may leave."""
+    """Returns a reply with the client's bytes, and the metrics that may leave."""
     reply = make_reply(ReturnCode.OK)
     reply[_ANSWER] = answer
     if metrics:
@@ -78,14 +78,14 @@ def make_answer(answer: bytes, metrics: Mapping[str, float]) -> Shareable:
 
 
 def make_refusal(error: CpsgdError) -> Shareable:
-    """A reply that says why there is no answer; the text of our errors is fit for the server."""
+    """Returns a reply that says why there is no answer; the text of our errors is fit for the server."""
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply[_REASON] = f"{type(error).__name__}: {error}"
     return reply
 
 
 def read_answer(reply: Any) -> tuple[bytes, Mapping[str, object]]:
-    """The client's bytes, and the metrics beside them.
+    """Returns the client's bytes, and the metrics beside them.
 
     Raises:
         WireError: It is not an answer; the message is the client's reason where it gave one.

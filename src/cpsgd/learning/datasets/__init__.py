@@ -10,13 +10,13 @@ from pathlib import Path
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.arrays import ArrayDataset, from_arrays
-from cpsgd.learning.datasets.base import Batch, Dataset, ImageDataset
 from cpsgd.learning.datasets.digits import infinite_digits, load_digits
-from cpsgd.learning.datasets.examples import ExampleDataset, from_torch
-from cpsgd.learning.datasets.frames import from_frame
+from cpsgd.learning.datasets.from_tables import from_frame
 from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, InfiniteDataset
 from cpsgd.learning.datasets.mnist import infinite_mnist, load_mnist
 from cpsgd.learning.datasets.partitions import Partition, by_client, dirichlet, iid
+from cpsgd.learning.datasets.populations import Batch, Dataset, ImageDataset, fingerprint
+from cpsgd.learning.datasets.torch_datasets import ExampleDataset, from_torch
 
 __all__ = [
     "NAMES",
@@ -29,6 +29,7 @@ __all__ = [
     "Partition",
     "by_client",
     "dirichlet",
+    "fingerprint",
     "from_arrays",
     "from_frame",
     "from_torch",

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import DataError, ParameterError
-from cpsgd.learning.datasets.base import Batch, check_indices, fingerprint
 from cpsgd.learning.datasets.partitions import Partition, by_client, held_back, one_each
+from cpsgd.learning.datasets.populations import Batch, check_indices, fingerprint
 
 # Numbers looked at in one go when they are checked.
 _BLOCK = 1 << 20

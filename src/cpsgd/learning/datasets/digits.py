@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from cpsgd.errors import DataError
-from cpsgd.learning.datasets.base import ImageDataset
 from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset, smooth_fields
+from cpsgd.learning.datasets.populations import ImageDataset
 
 # Of the shades 0..16 and then the labels, one byte each.
 _SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"

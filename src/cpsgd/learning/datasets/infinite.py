@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
-from cpsgd.learning.datasets.base import Batch, ImageDataset, check_indices, fingerprint, one_each
+from cpsgd.learning.datasets.populations import Batch, ImageDataset, check_indices, fingerprint, one_each
 from cpsgd.randomness import public_bits
 
 FIELD_COUNT = 1522

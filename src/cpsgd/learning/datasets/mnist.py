@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.errors import DataError
-from cpsgd.learning.datasets.base import ImageDataset
 from cpsgd.learning.datasets.files import VARIABLE, data_folder, fetch, find_file
 from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, FIELD_COUNT, InfiniteDataset, smooth_fields
+from cpsgd.learning.datasets.populations import ImageDataset
 
 SIDE = 28
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")

@@ -39,7 +39,7 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
 class Stage(StrEnum):
-    """What comes next. The value is the name of the client's method that answers the server's message.
+    """The stages of a round. A value is the name of the client's method that answers the server's message.
 
     The last two are not of secure aggregation. `UPLOAD` is all there is to a round without it; in `RELAY`, before a
     round, clients that leave hand seeds of noise on to those that come.
@@ -57,7 +57,7 @@ class Stage(StrEnum):
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     INVITATION = 0
     ADVERTISEMENT = 1
@@ -73,7 +73,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Session:
-    """What the parties of one attempt at a round have in common.
+    """One attempt at a round.
 
     Attributes:
         parameters: What the server proposed.
@@ -91,14 +91,14 @@ class Session:
         return keys.digest(b"context", self.parameters.to_bytes(), self.identifier, bytes([self.signed]))
 
     def write(self, kind: Kind, client: int, *body: bytes | memoryview) -> bytes:
-        """A message from or to `client`; the parts of its body follow each other."""
+        """Returns a message from or to `client`; the parts of its body follow each other."""
         parameters = self.parameters
         fields = parameters.fingerprint, parameters.round, self.identifier, client
         header = _FIELDS.pack(MAGIC, parameters.version, kind, *fields)
         return b"".join((header, _CHECKSUM.pack(checksum(header, *body)), *body))
 
     def read(self, message: bytes, kind: Kind, client: int) -> memoryview:
-        """The body of a message, which must be of this kind and from or to `client`.
+        """Returns the body of a message, which must be of this kind and from or to `client`.
 
         Raises:
             SecureAggregationError: One of its subclasses, for the first thing that is wrong.
@@ -130,13 +130,13 @@ class Invitation:
     client: int
 
     def write(self) -> bytes:
-        """The invitation as a message."""
+        """Returns the invitation as a message."""
         body = self.session.parameters.to_bytes() + bytes([self.session.signed])
         return self.session.write(Kind.INVITATION, self.client, body)
 
     @classmethod
     def read(cls, message: bytes) -> Invitation:
-        """The invitation that a message holds. Whether to follow it is for the client to say.
+        """Returns the invitation that a message holds. Whether to follow it is for the client to say.
 
         Raises:
             SecureAggregationError: The message is damaged, or proposes what cannot be.
@@ -157,12 +157,12 @@ class Invitation:
 
 
 def write_entries(entries: Mapping[int, bytes]) -> bytes:
-    """Entries by client, in increasing order."""
+    """Returns the bytes of entries by client, in increasing order."""
     return b"".join(INDEX.pack(client) + entry for client, entry in sorted(entries.items()))
 
 
 def read_entries(body: memoryview | bytes, size: int, most: int) -> dict[int, bytes]:
-    """At most `most` entries of `size` bytes by client, as `write_entries` wrote them.
+    """Returns at most `most` entries of `size` bytes by client, as `write_entries` wrote them.
 
     Raises:
         MessageError: The length is wrong, or the clients are not in increasing order.
@@ -182,7 +182,7 @@ def read_entries(body: memoryview | bytes, size: int, most: int) -> dict[int, by
 
 
 def split_entries(body: memoryview | bytes, size: int, count: int) -> list[bytes]:
-    """Exactly `count` entries of `size` bytes, whose order both sides know.
+    """Returns exactly `count` entries of `size` bytes, whose order both sides know.
 
     Raises:
         MessageError: The length is wrong.
@@ -193,14 +193,14 @@ def split_entries(body: memoryview | bytes, size: int, count: int) -> list[bytes
 
 
 def write_set(members: set[int] | frozenset[int], clients: int) -> bytes:
-    """A set of clients, one bit each."""
+    """Returns a set of clients, one bit each."""
     flags = np.zeros(clients, dtype=np.uint8)
     flags[sorted(members)] = 1
     return np.packbits(flags, bitorder="little").tobytes()
 
 
 def read_set(body: memoryview | bytes, clients: int) -> frozenset[int]:
-    """What `write_set` wrote.
+    """Reads what `write_set` wrote.
 
     Raises:
         MessageError: The length is wrong, or a bit after the last client is set.
@@ -214,7 +214,7 @@ def read_set(body: memoryview | bytes, clients: int) -> frozenset[int]:
 
 
 def set_bytes(clients: int) -> int:
-    """Bytes of a set of clients."""
+    """Returns the number of bytes of a set of clients."""
     return -(-clients // 8)
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from cpsgd._torch import torch
 from cpsgd.learning import cuda
-from cpsgd.learning.datasets.base import Batch, Dataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, MOVES, InfiniteDataset
+from cpsgd.learning.datasets.populations import Batch, Dataset
 from cpsgd.simulation.device import carried
 from cpsgd.simulation.device_kernels import compiles, current
 

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpsgd.errors import DataError, ParameterError, UserFunctionError
 from cpsgd.learning.datasets.arrays import as_features, check_classes, check_targets
-from cpsgd.learning.datasets.base import Batch, check_indices, fingerprint
 from cpsgd.learning.datasets.partitions import Partition, by_client, held_back, one_each
+from cpsgd.learning.datasets.populations import Batch, check_indices, fingerprint
 
 
 @dataclass(frozen=True, eq=False)

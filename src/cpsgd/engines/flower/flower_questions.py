@@ -28,7 +28,7 @@ _NAME = "answer"
 
 
 def answer_question(message: Message, question: Question[Any], value: object) -> Message:
-    """A client's reply, for a train function under `cpsgd_mod`.
+    """Returns a client's reply, for a train function under `cpsgd_mod`.
 
     Args:
         message: The train function's message.
@@ -49,7 +49,7 @@ def answer_question(message: Message, question: Question[Any], value: object) ->
 
 
 def ask_question(grid: Grid, planned: Planned[Answer], *, confidence: float = 0.95, **options: Any) -> Answer:
-    """The answer from all clients' answers, in one round.
+    """Returns the answer from all clients' answers, in one round.
 
     Args:
         grid: Flower's grid.

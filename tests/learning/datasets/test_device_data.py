@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpsgd.learning.datasets import infinite_digits, load_digits
-from cpsgd.learning.datasets.device import DeviceInfinite, on_device
+from cpsgd.learning.datasets.device_data import DeviceInfinite, on_device
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,7 @@ _NAME = "answer"
 
 
 def answer_question(received: FLModel, question: Question[Any], value: object) -> FLModel:
-    """What a client's train script sends: the vector as a difference, whatever model the server has sent.
+    """Returns what a client's train script sends: the vector, as a difference from whatever model was sent.
 
     Args:
         received: What `flare.receive()` returned.
@@ -38,7 +38,7 @@ def answer_question(received: FLModel, question: Question[Any], value: object) -
 
 
 def zero_model(question: Question[Any]) -> dict[str, NDArray[np.float32]]:
-    """The model that a question's round begins with."""
+    """Returns the model that a question's round begins with."""
     return {_NAME: np.zeros(question.geometry.dim, dtype=np.float32)}
 
 
@@ -51,7 +51,7 @@ def question_controller(
     plan: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> CpsgdController:
-    """The server's workflow, of one round.
+    """Returns the server's workflow, of one round.
 
     Args:
         question: What is asked.
@@ -70,7 +70,7 @@ def question_controller(
 def read_answers(
     question: Question[Answer], controller: CpsgdController, model: Mapping[str, Any], *, confidence: float = 0.95
 ) -> Answer:
-    """The answer from the model that the controller's one round has left.
+    """Returns the answer from the model that the controller's one round has left.
 
     Raises:
         ConditionError: Too few clients answered. Nothing was released.

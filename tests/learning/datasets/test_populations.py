@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import DataError, ParameterError
-from cpsgd.learning.datasets import ImageDataset, base
-from cpsgd.learning.datasets.base import check_indices, fingerprint
+from cpsgd.learning.datasets import ImageDataset, populations
+from cpsgd.learning.datasets.populations import check_indices, fingerprint
 
 IMAGES = np.zeros((3, 4, 4), np.uint8)
 LABELS = np.array([0, 1, 9], np.uint8)
@@ -57,7 +57,7 @@ def test_fingerprints_tell_data_apart(change: dict[str, Any]) -> None:
 
 
 def test_the_fingerprint_of_a_long_array_looks_at_some_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_HASHED_BYTES", 16)
+    monkeypatch.setattr(populations, "_HASHED_BYTES", 16)
     rows = np.arange(30, dtype=np.int8).reshape(10, 3)
     first = fingerprint(rows)
     rows[1] = 0
