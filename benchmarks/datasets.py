@@ -1,4 +1,4 @@
-"""How fast infinite data sets make samples, as ratios to memcpy of their pixels measured in the same run.
+"""Measures how fast infinite data sets make samples, as ratios to memcpy of their pixels measured in the same run.
 
 One thread. Times are the best of many repetitions; contenders take turns, so that a slow moment hits all of them.
 Without MNIST's files images of noise stand in for it: the work does not depend on what is on them.

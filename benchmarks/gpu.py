@@ -1,4 +1,4 @@
-"""A round on a GPU, stage by stage beside its floor, by mechanism, and how it grows with clients and dimension.
+"""Measures a round on a GPU: by stage, by mechanism, and by numbers of clients and coordinates.
 
 Floors are the bytes a stage must move over the copy bandwidth measured here. Where vectors are made, rotated, rounded
 and added up without being written, the floor is the time of the additions of their transforms, two of 2^15 points each.
@@ -57,7 +57,7 @@ EPOCHS: dict[str, dict[str, Any]] = {
     "12 bits, 8 bands": {"bits": 12, "correlated": 8},
     "12 bits, 32 bands": {"bits": 12, "correlated": 32},
 }
-"""What is planned for the paper's epoch, with ε = 2 and δ = 1e-9."""
+"""Requirements of the paper's epoch, with ε = 2 and δ = 1e-9."""
 GIGA = 1e9
 # Of NVIDIA's GPUs from capability 8.6 on: additions of a multiprocessor in a cycle; and cycles in a millisecond.
 LANES, CLOCK = 128, 1.98e6
@@ -154,7 +154,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
 
 
 def whole_rounds() -> list[dict[str, Any]]:
-    """A round of the paper's size for each mechanism, from vectors on the device to their mean."""
+    """Measures a round of the paper's size for each mechanism, from vectors on the device to their mean."""
     rows = torch.randn(COHORT, -(-DIM // 32) * 32, device=DEVICE)[:, :DIM]
     found = []
     for name, mechanism in MECHANISMS.items():

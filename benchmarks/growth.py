@@ -1,4 +1,4 @@
-"""How cost grows with clients and with coordinates, beside the machine's floor: a table and a picture.
+"""Measures the growth of costs with clients and coordinates, beside the machine's floor: a table and a picture.
 
 Clients: a simulated round (`RoundSimulator`), every client's vector clipped, rotated and rounded. The same thousand
 vectors are added again and again, so that no time goes into making them, and memory does not grow. Coordinates: one
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 
 class NotRunError(Exception):
-    """A size that cannot be measured here, and why."""
+    """A size that cannot be measured here, with the reason."""
 
 
 def best_times(
@@ -57,7 +57,7 @@ def best_times(
     repeats: int = 1,
     clock: Callable[[], float] = time.process_time,
 ) -> tuple[dict[str, float], int]:
-    """The shortest time of each contender over turns of so many runs, and how many turns there were.
+    """Returns the shortest time of each contender over turns of several runs, and the number of turns.
 
     After the first run of a turn a contender finds its own data in the cache. A run is of so many calls.
     """
@@ -164,7 +164,7 @@ def device_round(clients: int, dim: int, device: str = "cuda") -> tuple[dict[str
 def grow(
     axis: str, sizes: Sequence[int], measure: Callable[[int], tuple[dict[str, float], int]], limit: float, free: float
 ) -> list[Row]:
-    """A row per size: what was measured, or why it was not."""
+    """Returns a row per size: the measurement, or the reason why there is none."""
     rows: list[Row] = []
     cost = 0.0
     for size in track(sizes, axis, console=Console(stderr=True), transient=True):
@@ -187,7 +187,7 @@ def grow(
 
 
 def billion(rows: Sequence[Row]) -> Row | None:
-    """The time of a billion clients at the cost of the most that were run; not measured."""
+    """Returns the time of a billion clients, extrapolated from the largest measurement."""
     run = [row for row in rows if "seconds" in row]
     if not run:
         return None
@@ -213,7 +213,7 @@ def has_cuda() -> bool:
 
 
 def measured_here(client_sizes: Sequence[int], dimensions: Sequence[int], limit: float, dim: int = DIM) -> Row:
-    """The tables of this machine."""
+    """Returns the tables of this machine."""
     free = free_memory()
     tables = {
         "clients": grow("clients", client_sizes, lambda size: simulated_round(size, dim), limit, free),
@@ -236,7 +236,7 @@ def measured_here(client_sizes: Sequence[int], dimensions: Sequence[int], limit:
 def measured_on(
     device: str, client_sizes: Sequence[int], dimensions: Sequence[int], limit: float, dim: int = DIM
 ) -> Row:
-    """The tables of a device."""
+    """Returns the tables of a device."""
     free = free_memory()
 
     # A device takes many clients at once: with few coordinates a single one would measure launches.
@@ -268,7 +268,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The tables for people."""
+    """Prints the tables."""
     dim, machine, device = report["coordinates per client"], report["machine"], report["device"]
     lines = [
         f"{machine['threads']} processors, {machine['simd']}, load {machine['load']:.1f}. Minima over turns,"

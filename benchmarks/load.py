@@ -1,4 +1,4 @@
-"""A long round: one aggregator takes 10,000 messages of a million coordinates, and its rate and memory are watched.
+"""Measures rate and memory of an aggregator that takes 10,000 messages of a million coordinates.
 
 Sixteen clients really encode; the other messages are theirs under new ids, with the checksum made right again, so that
 what is measured is the server. Two threads feed it. At the end the sums are compared with what they must be.
@@ -30,7 +30,7 @@ def memory() -> int:
 
 
 def renamed(message: bytes, protocol: Protocol) -> bytes:
-    """The message under a new id."""
+    """Returns the message with a new id."""
     buffer = np.frombuffer(message, dtype=np.uint8).copy()
     wire.write_header(
         buffer,

@@ -1,4 +1,4 @@
-"""The client's work beside what others do at the same place, in one run: ns per coordinate, and times memcpy.
+"""Compares the client's work with that of other libraries in one run: ns per coordinate, and times memcpy.
 
 Nothing here does the same as anything else, so each row says what it leaves out: cpsgd's rows are whole messages (clip,
 rotate, round, noise, pack, header, checksum, cryptographic randomness); most others only draw noise, in floats, from a
@@ -48,7 +48,7 @@ def installed(package: str) -> str | None:
 
 
 def best_times(contenders: dict[str, Work], turns: int, runs: int = 3) -> dict[str, float]:
-    """The shortest processor time of each contender over turns of a few runs."""
+    """Returns the shortest processor time of each contender over turns of a few runs."""
     best = dict.fromkeys(contenders, math.inf)
     for _ in range(turns):
         for name, contender in contenders.items():
@@ -84,7 +84,7 @@ def numpy_peers(dim: int) -> dict[str, Work]:
 
 
 def flower_noise(dim: int) -> dict[str, Work]:
-    """What `LocalDpMod` does to a model's update, without the messages around it."""
+    """Does what `LocalDpMod` does to a model's update, without the messages around it."""
     mod = importlib.import_module("flwr.client.mod.localdp_mod")
     common = importlib.import_module("flwr.common")
     before = [np.zeros(dim, np.float32)]

@@ -39,7 +39,7 @@ _FACTOR = 10.0**6 / 5.0
 
 
 def requirements() -> Iterator[dict[str, Any]]:
-    """What `plan` is asked for: n = 5..10⁶, d = 1..2²⁰, ε = 0.1..8, 0.05..16 bits, secure or not, 1 or 100 rounds."""
+    """Yields requirements: n = 5..10⁶, d = 1..2²⁰, ε = 0.1..8, 0.05..16 bits, secure or not, 1 or 100 rounds."""
     root = 1.2  # of x^7 = x + 1
     for _ in range(60):
         root = (1.0 + root) ** (1.0 / 7.0)
@@ -59,7 +59,7 @@ def requirements() -> Iterator[dict[str, Any]]:
 
 
 def ratio(asked: dict[str, Any], mechanism: str) -> tuple[str, str]:
-    """The error ratio and the mechanism of a plan, nothing where there is none."""
+    """Returns the error ratio and the mechanism of a plan; empty texts if there is no plan."""
     try:
         found = plan(**asked, mechanism=mechanism)
     except CpsgdError:
@@ -68,7 +68,7 @@ def ratio(asked: dict[str, Any], mechanism: str) -> tuple[str, str]:
 
 
 def judge(asked: dict[str, Any], before: str) -> dict[str, Any]:
-    """A row of the table."""
+    """Returns a row of the table."""
     start = time.process_time()
     best, mechanism = ratio(asked, "best")
     seconds = time.process_time() - start

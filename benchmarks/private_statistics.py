@@ -57,7 +57,7 @@ def data_sets() -> dict[str, tuple[Table, dict[str, tuple[float, float]]]]:
 def ours(
     question: RowQuestion, data: Table, message: tuple[float | None, str], wishes: dict[str, float], rounds: int
 ) -> dict[str, Any]:
-    """The error of a coordinate of the mean of the vectors, repeated; nothing is moved into bounds afterwards."""
+    """Returns the errors of a coordinate of the mean of the vectors, repeated and not moved into bounds."""
     bits, mechanism = message
     try:
         asked = question.plan(len(data), wishes["epsilon"], wishes["delta"], bits=bits, mechanism=mechanism)
@@ -111,7 +111,7 @@ def central_histograms(codes: NDArray[np.int64], bins: int, wishes: dict[str, fl
 
 
 def attempt(name: str, errors: Callable[[], Any]) -> dict[str, float]:
-    """The root-mean-square of errors, or nothing where a library does not work here."""
+    """Returns the root mean square of errors; None if a library does not work here."""
     try:
         return {name: float(np.sqrt(np.mean(np.square(errors()))))}
     except Exception as error:  # whatever a library in another version says
@@ -150,7 +150,7 @@ def opendp_noise(kind: str, scale: float, shape: tuple[int, ...]) -> Any:
 
 
 def large(wishes: dict[str, float]) -> dict[str, Any]:
-    """A million rows of 50 columns from Parquet: seconds and the most memory."""
+    """Measures a million rows of 50 columns from Parquet: seconds and peak memory."""
     import pyarrow
     from pyarrow import parquet
 

@@ -96,7 +96,7 @@ def play_remembering(n: int, dim: int, forget: Callable[[], None]) -> Cost:
 
 
 def timed(work: Callable[[], Found]) -> tuple[Found, float]:
-    """What it returns, and the processor time it takes."""
+    """Calls a function; returns its result and its processor time."""
     start = time.process_time()
     found = work()
     return found, time.process_time() - start
@@ -107,7 +107,7 @@ def best(work: Callable[[], object], turns: int = 3) -> float:
 
 
 def growing(parameters: SecureParameters) -> tuple[float, float, float]:
-    """What grows with d: a mask, an upload that a client writes, an upload that the server adds."""
+    """Measures the costs that grow with d: a mask, an upload that a client writes, an upload that the server adds."""
     masks, dim = parameters.masks, parameters.dim
     words = np.zeros(dim, masks.word)
     values = np.full(dim, 3, np.uint32)
@@ -120,7 +120,7 @@ def growing(parameters: SecureParameters) -> tuple[float, float, float]:
 
 
 def scaled(few: Cost, n: int, dim: int) -> Cost:
-    """The cost with `dim` integers, from that with few."""
+    """Returns the cost with `dim` integers, from that with few."""
     parameters = SecureParameters.choose(n, dim, BITS, fingerprint=bytes(16), round=0)
     mask, write, add = growing(parameters)
     k, stay = parameters.neighbours, n - n // DROPOUT
@@ -136,7 +136,7 @@ def scaled(few: Cost, n: int, dim: int) -> Cost:
 
 
 def drawn_out(fewer: Cost, more: Cost, n: int) -> Cost:
-    """What a round of n clients costs, if the costs of rounds with the last two numbers of clients are on a line."""
+    """Returns the cost of a round of n clients, extrapolated from the last two measurements on a line."""
     share = (n - CLIENTS[-2]) / (CLIENTS[-1] - CLIENTS[-2])
     return Cost(*(low + (high - low) * share for low, high in zip(astuple(fewer), astuple(more), strict=True)))
 

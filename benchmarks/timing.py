@@ -94,7 +94,7 @@ def rounding_cases() -> list[Case]:
 
 
 def encoding_cases() -> list[Case]:
-    """A client's whole work on vectors of different kinds."""
+    """Measures a client's whole work on vectors of different kinds."""
     protocol = Protocol.rotated_binomial(clients=100, dim=DIM, clip_norm=1.0, levels=LEVELS, trials=14)
     short = (np.random.default_rng(2).normal(size=(ROWS, DIM)) * 0.5 / math.sqrt(DIM)).astype(np.float32)
     vector = np.zeros(DIM, np.float32)
@@ -140,7 +140,7 @@ def welch(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
 
 
 def largest_t(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """The t that is farthest from 0 over all percentiles that slow measurements are cut off at."""
+    """Returns the t farthest from 0 over all percentiles at which slow measurements are cut off."""
     found = []
     for percentile in _PERCENTILES:
         limit = np.percentile(np.concatenate([first, second]), percentile)

@@ -1,4 +1,4 @@
-"""How long a round of training takes, private and not, for more and more clients. Part of `make bench`.
+"""Measures a round of training, private and not, for growing numbers of clients. Part of `make bench`.
 
 The network is the paper's (784-60-60-10, 51,370 parameters). Both rounds form every client's clipped gradient; the
 private one also rotates and rounds each, and adds noise. They take turns, and the best of a few rounds counts.

@@ -22,13 +22,13 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
+from cpsgd._numbers import power
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import launch, new_app
 from cpsgd.errors import CpsgdError, DataError, ParameterError
 from cpsgd.learning.settings import Settings, read_file
 from cpsgd.paper.design import paper_design
 from cpsgd.reports import live, plotting
-from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

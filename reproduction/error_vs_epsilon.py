@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
+from cpsgd._numbers import power
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, launch, new_app
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_trials
 from cpsgd.privacy import analytic_sigma, classical_sigma
-from cpsgd.privacy.certificate import certified_epsilon
 from cpsgd.privacy.gaussian import gdp_mu
-from cpsgd.privacy.renyi import renyi_certificate, renyi_floor
+from cpsgd.privacy.proofs.certified_gaussian import certified_epsilon
+from cpsgd.privacy.proofs.certified_renyi import renyi_certificate, renyi_floor
 from cpsgd.reports import plotting
-from cpsgd.reports.numbers import power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

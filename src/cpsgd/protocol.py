@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cpsgd import _validate, protocol_data
+from cpsgd import _plain, _validate, protocol_data
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.codec import batch, pipeline, rotate, wire
-from cpsgd.codec.formats import Format
+from cpsgd.codec.pack import Format
 from cpsgd.distance import check_distance
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
@@ -203,7 +203,7 @@ class Protocol:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, the mechanism's among them, as plain JSON values."""
-        return protocol_data.fields(self)
+        return protocol_data.fields(vars(self))
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -217,7 +217,7 @@ class Protocol:
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """The protocol written by `to_json`."""
-        return cls.from_dict(protocol_data.parsed(text))
+        return cls.from_dict(_plain.parse(text, "A protocol file"))
 
     def __repr__(self) -> str:
         promise = "" if self.promise is None else f", promises ε ≤ {rounded_up(self.promise.claim.epsilon)}"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from cpsgd import registry
+from cpsgd._plain import canonical
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Promise
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 # What a protocol file holds beside the fields of its mechanism.
 _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
@@ -19,12 +17,12 @@ _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
 _STATED = ("replace_one_distance", "distance_reason")
 
 
-def fields(protocol: Protocol) -> dict[str, Any]:
-    """The fields of a protocol's file, its mechanism's among them, as plain JSON values."""
-    shared = {name: getattr(protocol, name) for name in _SHARED}
-    stated = {name: value for name in _STATED if (value := getattr(protocol, name)) is not None}
-    promise = {} if protocol.promise is None else {"promise": protocol.promise.to_dict()}
-    return {**shared, **protocol.mechanism.to_fields(protocol.clip_norm), **stated, **promise}
+def fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a protocol's file as plain JSON values, from those of the protocol."""
+    shared = {name: values[name] for name in _SHARED}
+    stated = {name: values[name] for name in _STATED if values[name] is not None}
+    promise = {} if values["promise"] is None else {"promise": values["promise"].to_dict()}
+    return {**shared, **values["mechanism"].to_fields(values["clip_norm"]), **stated, **promise}
 
 
 def arguments(data: object) -> dict[str, Any]:
@@ -47,21 +45,9 @@ def arguments(data: object) -> dict[str, Any]:
     return {**shared, "mechanism": kind.of_fields(own, data["clip_norm"])}
 
 
-def parsed(text: str | bytes) -> object:
-    """What a protocol's file holds.
-
-    Raises:
-        ParameterError: It is not JSON, or gives a field twice.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=_named_once)
-    except (ValueError, RecursionError) as error:
-        raise ParameterError(f"A protocol file must hold a JSON object: {error}.") from None
-
-
 def fingerprint(fields: dict[str, Any]) -> bytes:
     """The 16 bytes that stand for fields, and for a protocol; see `Protocol.fingerprint`."""
-    text = "cpsgd protocol v1" + json.dumps(_exact(fields), sort_keys=True, separators=(",", ":"))
+    text = "cpsgd protocol v1" + canonical(_exact(fields))
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
@@ -70,11 +56,3 @@ def _exact(data: dict[str, Any]) -> dict[str, Any]:
     return {
         name: v.hex() if isinstance(v, float) else _exact(v) if isinstance(v, dict) else v for name, v in data.items()
     }
-
-
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that says a thing twice could mean two things to two readers."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a field is given twice")
-    return found

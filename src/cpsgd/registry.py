@@ -28,7 +28,7 @@ from cpsgd.mechanisms import (
     SampledCoins,
     Skellam,
 )
-from cpsgd.mechanisms.base import RANGES
+from cpsgd.mechanisms.interface import RANGES
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     mechanism.name: mechanism

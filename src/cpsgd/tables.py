@@ -290,12 +290,15 @@ def _of_arrow(title: str, source: Any) -> DataTable:
             return int(whole.count_rows())
 
     def read(names: Sequence[str]) -> Iterator[Chunk]:
-        # One thread and nothing ahead: pyarrow would hold several row groups.
-        limits = {"batch_size": CHUNK_ROWS, "use_threads": False, "batch_readahead": 0, "fragment_readahead": 0}
+        limits = {"batch_size": CHUNK_ROWS, "use_threads": False, "batch_readahead": 1, "fragment_readahead": 1}
         with _readable(title):
-            for batch in whole.to_batches(columns=list(names), **limits):
-                if batch.num_rows:
-                    yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+            for file in whole.get_fragments():
+                # One row group of Parquet at a time: pyarrow would hold several.
+                for part in file.split_by_row_group() if hasattr(file, "split_by_row_group") else [file]:
+                    for batch in part.to_batches(whole.schema, columns=list(names), **limits):
+                        batch.validate(full=True)  # a damaged Feather file could end the process
+                        if batch.num_rows:
+                            yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
 
     return DataTable(title, tuple(source.schema.names), count, read)
 
@@ -314,7 +317,8 @@ def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
             include_columns=columns, column_types=None if columns is None else dict.fromkeys(columns, pyarrow.string())
         )
         parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        return csv.open_csv(file, csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse, convert)
+        stream = pyarrow.input_stream(file, compression="gzip" if file.suffix.lower() == ".gz" else None)
+        return csv.open_csv(stream, csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK), parse, convert)
 
     def header(file: Path) -> list[str]:
         with _readable(title, text=True), batches(file) as reader:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cpsgd import Aggregator, Protocol
 from cpsgd.audit import Encode, Start
 from cpsgd.codec import pipeline
-from cpsgd.codec.formats import Sampled
+from cpsgd.codec.pack import Sampled
 from cpsgd.mechanisms import Coins, SampledCoins
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
 from cpsgd.randomness import Keystream

@@ -13,7 +13,7 @@ from cpsgd.audit import Case, everything
 from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
 from cpsgd.audit.sum_law import SumLaw
 from cpsgd.codec import pipeline, rotate
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.mechanisms import Coins, LazyCoins, SampledCoins
 from cpsgd.neighbours import Adjacency
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,39 @@ from numpy.typing import NDArray
 
 from cpsgd.cli.app import app
 
-Cpsgd = Callable[..., Any]
+
+class Cpsgd:
+    """Runs commands; a call returns the result with `exit_code`, `stdout` and `stderr`."""
+
+    def __init__(self, invoke: Callable[..., Any]) -> None:
+        self._invoke = invoke
+
+    def __call__(self, *arguments: object) -> Any:
+        return self._invoke(app, *arguments)
+
+    def succeeds(self, *arguments: object) -> Any:
+        """Runs a command that ends with exit code 0."""
+        result = self(*arguments)
+        assert result.exit_code == 0, result.stderr
+        return result
+
+    def json(self, *arguments: object) -> Any:
+        """Runs a command that succeeds, and returns the JSON that it prints."""
+        return json.loads(self.succeeds(*arguments, "--json").stdout)
+
+    def refuses(self, words: str, *arguments: object) -> Any:
+        """Runs a command that is refused with these words on stderr and exit code 2."""
+        result = self(*arguments)
+        assert result.exit_code == 2
+        assert words in " ".join(result.stderr.replace("│", "").split())
+        return result
 
 
 @pytest.fixture
 def cpsgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]) -> Cpsgd:
-    """Runs a command in an empty folder; gives the result with `exit_code`, `stdout` and `stderr`."""
+    """Commands in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: invoke(app, *arguments)
+    return Cpsgd(invoke)
 
 
 @pytest.fixture(scope="session")

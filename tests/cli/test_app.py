@@ -26,12 +26,14 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_help_names_every_command(cpsgd: Any) -> None:
-    result = cpsgd("--help")
-    assert result.exit_code == 0
-    for command in COMMANDS:
+def test_help_names_every_command_and_option(cpsgd: Any) -> None:
+    result = cpsgd.succeeds("--help")
+    for command, (place, _) in COMMANDS.items():
         assert command in result.stdout
-        assert cpsgd(command, "--help").exit_code == 0
+        text = cpsgd.succeeds(command, "--help").stdout
+        if not place.endswith(":app"):
+            options = app[command].assemble_argument_collection()
+            assert {option.name for option in options if option.parse and option.name not in text} <= {"*"}
 
 
 def test_version(invoke: Any) -> None:

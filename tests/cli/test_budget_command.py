@@ -57,7 +57,7 @@ def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
     assert result.exit_code == 2
     assert "is left; this would bring it to" in result.stderr
     assert not Path("mean.npy").exists()
-    shown = json.loads(budget("budget", "show", "b.ledger", "--json").stdout)
+    shown = budget.json("budget", "show", "b.ledger")
     (people,) = shown["populations"]
     assert (people["rounds"], people["unreleased"], len(people["entries"])) == (rounds, 0, rounds)
     assert people["entries"][0]["event"]["label"] == "cpsgd mean table.npy"
@@ -94,12 +94,10 @@ def test_a_table_that_is_damaged_at_its_end_costs_nothing(budget: Any) -> None:
     Path("table.csv").write_text(good * 199 + good.replace("0.01", "x"))
     before = Path("b.ledger").read_bytes()
     options = ("--protocol", "p.json", "--ledger", "b.ledger", "--population", "people")
-    result = budget("mean", "table.csv", *options)
-    assert result.exit_code == 2
-    assert "line 200, column 1: not a number" in " ".join(result.stderr.split())
+    budget.refuses("line 200, column 1: not a number", "mean", "table.csv", *options)
     assert Path("b.ledger").read_bytes() == before
     Path("table.csv").write_text(good * 200)  # the same options with a good table
-    assert budget("mean", "table.csv", *options).exit_code == 0
+    budget.succeeds("mean", "table.csv", *options)
     assert Path("b.ledger").read_bytes() != before
 
 
@@ -126,9 +124,17 @@ def test_a_table_that_loses_rows_while_it_is_read_costs_nothing(budget: Any, mon
 
     monkeypatch.setattr(mean_command, "_quote", quote_and_cut)
     before = Path("b.ledger").read_bytes()
-    result = budget("mean", "table.csv", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people")
-    assert result.exit_code == 2
-    assert "it had 200 rows, and then 150" in " ".join(result.stderr.split())
+    budget.refuses(
+        "it had 200 rows, and then 150",
+        "mean",
+        "table.csv",
+        "--protocol",
+        "p.json",
+        "--ledger",
+        "b.ledger",
+        "--population",
+        "people",
+    )
     assert Path("b.ledger").read_bytes() == before
     assert not Path("mean.npy").exists()
 
@@ -169,18 +175,16 @@ def test_what_was_reserved_and_not_released_is_shown(budget: Any) -> None:
     ],
 )
 def test_charges_that_are_refused(budget: Any, options: tuple[object, ...], words: str) -> None:
-    result = budget("mean", "table.npy", *options)
-    assert result.exit_code == 2
-    assert words in result.stderr
+    budget.refuses(words, "mean", "table.npy", *options)
     assert not Path("mean.npy").exists()
     assert not Path("none.ledger").exists()
     assert Ledger("b.ledger").total("people").rounds == 0
 
 
 def test_verify(budget: Any) -> None:
-    head = json.loads(budget("budget", "show", "b.ledger", "--json").stdout)["head"]
+    head = budget.json("budget", "show", "b.ledger")["head"]
     mean(budget)
-    facts = json.loads(budget("budget", "verify", "b.ledger", "--head", head, "--json").stdout)
+    facts = budget.json("budget", "verify", "b.ledger", "--head", head)
     assert (facts["holds"], facts["records"], facts["head_checked"]) == (True, 4, True)
     later = facts["head"]
     text = budget("budget", "verify", "b.ledger").stdout
@@ -197,7 +201,7 @@ def test_verify(budget: Any) -> None:
         # By somebody who knows what else is in the file:
         connection.execute("UPDATE head SET number = 2, hash = (SELECT hash FROM records WHERE number = 2)")
         connection.execute("UPDATE entries SET closed = NULL")
-    assert budget("budget", "verify", "b.ledger", "--head", head).exit_code == 0
+    budget.succeeds("budget", "verify", "b.ledger", "--head", head)
     result = budget("budget", "verify", "b.ledger", "--head", later, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["holds"] is False
@@ -210,34 +214,27 @@ def test_verify(budget: Any) -> None:
 def test_export(budget: Any) -> None:
     mean(budget)
     data = json.loads(budget("budget", "export", "b.ledger").stdout)
-    facts = json.loads(budget("budget", "export", "b.ledger", "--out", "b.json", "--json").stdout)
+    facts = budget.json("budget", "export", "b.ledger", "--out", "b.json")
     assert json.loads(Path("b.json").read_text()) == data
     assert (facts["records"], facts["head"]) == (4, data["head"])
     assert "b.json" in budget("budget", "export", "b.ledger", "--out", "b.json").stdout
-    result = budget("budget", "export", "b.ledger", "--out", "b.ledger")
-    assert result.exit_code == 2
-    assert "overwrite the input" in result.stderr
+    budget.refuses("overwrite the input", "budget", "export", "b.ledger", "--out", "b.ledger")
 
 
 @pytest.mark.slow
 def test_plot(budget: Any) -> None:
     pytest.importorskip("matplotlib")
     for released in (0, 1, 2):
-        result = budget("budget", "show", "b.ledger", "--population", "people", "--plot", "b.png", "--json")
-        assert result.exit_code == 0, result.stderr
+        result = budget.succeeds("budget", "show", "b.ledger", "--population", "people", "--plot", "b.png", "--json")
         assert json.loads(result.stdout)["plot"] == "b.png"
         assert Path("b.png").read_bytes().startswith(b"\x89PNG")
         assert Ledger("b.ledger").total("people").rounds == released
         mean(budget)
-    result = budget("budget", "show", "b.ledger", "--plot", "b.png")
-    assert result.exit_code == 2
-    assert "--population" in result.stderr
+    budget.refuses("--population", "budget", "show", "b.ledger", "--plot", "b.png")
 
 
 def test_create(budget: Any) -> None:
-    result = budget("budget", "create", "b.ledger", "--population", "people", "--epsilon", 5, "--delta", 1e-6)
-    assert result.exit_code == 2
-    assert "already" in result.stderr
+    budget.refuses("already", "budget", "create", "b.ledger", "--population", "people", "--epsilon", 5, "--delta", 1e-6)
     options = ("--unit", "example", "--adjacency", "zero-out")
     result = budget("budget", "create", "b.ledger", "--population", "[x]", "--epsilon", 5, "--delta", 1e-6, *options)
     assert "[x]" in result.stdout
@@ -265,30 +262,24 @@ def test_training_is_charged_and_refused(budget: Any) -> None:
         "--ledger",
         "b.ledger",
     )
-    result = budget("train", *options, "--population", "digits", "--run", "one", "--json")
-    assert result.exit_code == 0, result.stderr
-    facts = json.loads(result.stdout)
+    facts = budget.json("train", *options, "--population", "digits", "--run", "one")
     assert facts["budget"]["epsilon"] == facts["guarantee"]["epsilon"] <= 2.0
     assert facts["budget"]["rounds"] == 3
     # The run goes on with its ledger, which it knows by itself, and a second run costs as much again.
     assert "digits: ε = " in budget("train", "--resume", "--run", "one").stdout
-    result = budget("train", *options, "--population", "digits", "--run", "two")
-    assert result.exit_code == 2
-    assert "is left; this would bring it to" in result.stderr
+    budget.refuses("is left; this would bring it to", "train", *options, "--population", "digits", "--run", "two")
     assert Ledger("b.ledger").total("digits").rounds == 3
     for wrong, words in (
         (("--population", "nobody"), "no budget"),
         ((), "population"),
         (("--population", "digits", "--baselines"), "baselines"),
     ):
-        result = budget("train", *options, *wrong, "--run", "three")
-        assert result.exit_code == 2
-        assert words in result.stderr
+        budget.refuses(words, "train", *options, *wrong, "--run", "three")
 
 
 def test_heads_are_printed_in_one_piece(budget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    head = json.loads(budget("budget", "show", "b.ledger", "--json").stdout)["head"]
+    head = budget.json("budget", "show", "b.ledger")["head"]
     for command in ("show", "verify", "export"):
         options = ("--out", "b.json") if command == "export" else ()
         assert f"head          {head}\n" in budget("budget", command, "b.ledger", *options).stdout
@@ -315,7 +306,5 @@ def test_a_picture_that_cannot_be_drawn_is_known_at_once(budget: Any, monkeypatc
         ("plan", "--clients", 10**9, "--dim", 10**9, "--epsilon", 1, "--delta", 1e-6, "--plot", "b.png"),
         ("audit", "--rounds", 10**9, "--plot", "b.png"),
     ):
-        result = budget(*command)
-        assert result.exit_code == 2
-        assert "Drawing needs matplotlib, which is not installed: pip install matplotlib." in result.stderr
+        budget.refuses("Drawing needs matplotlib, which is not installed: pip install matplotlib.", *command)
         assert not Path("b.png").exists()

@@ -52,9 +52,7 @@ def test_a_port_that_is_taken_and_a_folder_that_is_not_there(cpsgd: Any, tmp_pat
         result = cpsgd("dashboard", tmp_path, "--port", taken.getsockname()[1])
     assert result.exit_code == 2
     assert "cannot be used" in result.stderr
-    result = cpsgd("dashboard", tmp_path / "missing")
-    assert result.exit_code == 2
-    assert "There is no folder" in " ".join(result.stderr.split())
+    cpsgd.refuses("There is no folder", "dashboard", tmp_path / "missing")
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])
@@ -64,6 +62,4 @@ def test_ports_are_numbers(cpsgd: Any, port: str) -> None:
 
 def test_what_is_not_installed_is_named(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    result = cpsgd("dashboard")
-    assert result.exit_code == 2
-    assert "pip install 'cpsgd[dashboard]'" in " ".join(result.stderr.split())
+    cpsgd.refuses("pip install 'cpsgd[dashboard]'", "dashboard")

@@ -54,15 +54,13 @@ def test_downloads_once(cpsgd: Any, mirror: Path, tmp_path: Path) -> None:
     for part in mnist.PARTS:
         assert str(folder / "mnist" / part.name) in result.stdout
         assert (folder / "mnist" / part.name).read_bytes() == (mirror / part.name).read_bytes()
-    result = cpsgd("data", "mnist", "--dir", folder)
-    assert result.exit_code == 0
+    result = cpsgd.succeeds("data", "mnist", "--dir", folder)
     assert result.stdout.count("was there") == 4
 
 
 def test_json_and_the_variable(cpsgd: Any, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPSGD_DATA_DIR", str(tmp_path / "variable"))
-    result = cpsgd("data", "mnist", "--json")
-    assert result.exit_code == 0
+    result = cpsgd.succeeds("data", "mnist", "--json")
     expected = [{"path": str(tmp_path / "variable" / "mnist" / part.name), "downloaded": True} for part in mnist.PARTS]
     assert json.loads(result.stdout) == {"dataset": "mnist", "files": expected}
 
@@ -79,8 +77,7 @@ def test_offline_is_one_clear_line(cpsgd: Any, mirror: Path, tmp_path: Path) -> 
 
 def test_progress_on_a_terminal(cpsgd: Any, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    result = cpsgd("data", "mnist", "--dir", tmp_path / "data", "--json")
-    assert result.exit_code == 0
+    result = cpsgd.succeeds("data", "mnist", "--dir", tmp_path / "data", "--json")
     assert "train-images-idx3-ubyte.gz" in result.stderr
     assert len(json.loads(result.stdout)["files"]) == 4
 

@@ -27,9 +27,9 @@ def test_lines_make_a_roster(cpsgd: Any) -> None:
 
 
 def test_json_and_a_name(cpsgd: Any) -> None:
-    made = json.loads(cpsgd("identity", "create", "key", "--name", "Klinik Süd", "--json").stdout)
+    made = cpsgd.json("identity", "create", "key", "--name", "Klinik Süd")
     assert made == {"file": "key", "public_key": public_line(read_identity(Path("key")), "Klinik Süd")}
-    shown = json.loads(cpsgd("identity", "show", "key", "--json").stdout)
+    shown = cpsgd.json("identity", "show", "key")
     assert shown["public_key"] == public_line(read_identity(Path("key")), "Klinik Süd")
     assert Path("key.pub").read_text(encoding="utf-8") == shown["public_key"] + "\n"
     given = cpsgd("identity", "show", "key", "--name", "west").stdout
@@ -57,26 +57,20 @@ def test_a_public_file_is_not_overwritten_either(cpsgd: Any) -> None:
 
 def test_nothing_is_overwritten(cpsgd: Any) -> None:
     Path("key").write_text("mine")
-    result = cpsgd("identity", "create", "key")
-    assert result.exit_code == 2
-    assert "exists already" in result.stderr
+    cpsgd.refuses("exists already", "identity", "create", "key")
     assert Path("key").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["", "a\nssh-ed25519 b", "x" * 101, "\u202e"])
 def test_a_name_that_could_mislead_makes_no_file(cpsgd: Any, name: str) -> None:
-    result = cpsgd("identity", "create", "key", "--name", name)
-    assert result.exit_code == 2
-    assert "printable" in result.stderr
+    cpsgd.refuses("printable", "identity", "create", "key", "--name", name)
     assert not Path("key").exists()
 
 
 def test_files_that_are_no_identity(cpsgd: Any) -> None:
     Path("text").write_text("secret")
     for file, words in (("text", "not an OpenSSH private key"), ("none", "No such file"), (".", "Is a directory")):
-        result = cpsgd("identity", "show", file)
-        assert result.exit_code == 2
-        assert words in result.stderr
+        result = cpsgd.refuses(words, "identity", "show", file)
         assert "secret" not in result.stderr
         assert not result.stdout
     assert cpsgd("identity", "create", "nowhere/key").exit_code == 2

@@ -82,8 +82,7 @@ def test_formats_are_equivalent(cpsgd: Any, vectors: Vectors) -> None:
     errors = []
     for name in ("c.npy", "fortran.npy", "double.npy", "one.npz", "two.npz", "plain.csv", "header.csv"):
         key = ("--key", "table") if name == "two.npz" else ()
-        result = cpsgd("mean", name, *options, *key, "--out", "out.npy")
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds("mean", name, *options, *key, "--out", "out.npy")
         answer = json.loads(result.stdout)
         assert (answer["clients"], answer["dim"]) == (40, 500)
         errors.append([answer["squared_error"][part] for part in ("rounding", "clipping")])
@@ -123,19 +122,19 @@ def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, vectors: Vectors, mon
 def test_mean_as_csv_is_one_row(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
     options = ("--clip-norm", 2, "--levels", 65536, "--trials", 0)
-    assert cpsgd("mean", "table.npy", *options, "--out", "mean.csv").exit_code == 0
+    cpsgd.succeeds("mean", "table.npy", *options, "--out", "mean.csv")
     assert Path("mean.csv").read_text().count("\n") == 1
     np.testing.assert_allclose(np.loadtxt("mean.csv", delimiter=","), vectors.mean(axis=0), atol=1e-3)
 
 
 def test_other_protocols(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
-    gaussian = json.loads(cpsgd("mean", "table.npy", "--clip-norm", 2, "--sigma", 0.1, "--json").stdout)
+    gaussian = cpsgd.json("mean", "table.npy", "--clip-norm", 2, "--sigma", 0.1)
     assert gaussian["name"] == "gaussian"
     assert gaussian["squared_error"]["noise"] == pytest.approx(500 * 0.01 / 40)
-    plain = json.loads(cpsgd("mean", "table.npy", "--clip-norm", 2, "--no-rotate", "--p", 0.3, "--json").stdout)
+    plain = cpsgd.json("mean", "table.npy", "--clip-norm", 2, "--no-rotate", "--p", 0.3)
     assert (plain["name"], plain["protocol"]["p"]) == ("binomial", 0.3)
-    seeded = json.loads(cpsgd("mean", "table.npy", "--clip-norm", 2, "--seed", 9, "--range", 0.3, "--json").stdout)
+    seeded = cpsgd.json("mean", "table.npy", "--clip-norm", 2, "--seed", 9, "--range", 0.3)
     assert seeded["protocol"]["rotation_seed"] == 9
     assert seeded["protocol"]["coordinate_range"] == 0.3
 
@@ -145,23 +144,19 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
     protocol = Protocol.rotated_binomial(clients=1000, dim=500, clip_norm=1.0, levels=2, trials=6)
     Path("p.json").write_text(protocol.to_json())
-    answer = json.loads(cpsgd("mean", "table.npy", "--protocol", "p.json", "--json").stdout)
+    answer = cpsgd.json("mean", "table.npy", "--protocol", "p.json")
     assert Protocol.from_dict(answer["protocol"]) == protocol
     assert answer["clients"] == 40
     assert "made for 1,000" in cpsgd("mean", "table.npy", "--protocol", "p.json").stdout
 
-    result = cpsgd("mean", "table.npy", "--protocol", "p.json", "--levels", 2, "--range", 1)
-    assert result.exit_code == 2
-    assert "leave out --levels, --range" in result.stderr
+    cpsgd.refuses(
+        "leave out --levels, --range", "mean", "table.npy", "--protocol", "p.json", "--levels", 2, "--range", 1
+    )
     np.save("narrow.npy", vectors[:, :9])
-    result = cpsgd("mean", "narrow.npy", "--protocol", "p.json")
-    assert result.exit_code == 2
-    assert "500 coordinates" in result.stderr
+    cpsgd.refuses("500 coordinates", "mean", "narrow.npy", "--protocol", "p.json")
     for text in ("{", "[]", '{"clients": 3}', "\udcff", "x" * 70_000):
         Path("p.json").write_bytes(text.encode(errors="surrogateescape"))
-        result = cpsgd("mean", "table.npy", "--protocol", "p.json")
-        assert result.exit_code == 2
-        assert "p.json" in result.stderr
+        cpsgd.refuses("p.json", "mean", "table.npy", "--protocol", "p.json")
 
 
 @pytest.mark.slow
@@ -187,9 +182,7 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
 def test_wrong_options(cpsgd: Any, vectors: Vectors, options: tuple[object, ...], words: str) -> None:
     Path("folder.npy").mkdir()
     np.save("table.npy", vectors)
-    result = cpsgd("mean", "table.npy", *options)
-    assert result.exit_code == 2
-    assert words in result.stderr
+    result = cpsgd.refuses(words, "mean", "table.npy", *options)
     assert result.stdout == ""
     assert not Path("mean.npy").exists()
 
@@ -197,7 +190,7 @@ def test_wrong_options(cpsgd: Any, vectors: Vectors, options: tuple[object, ...]
 def test_the_clip_norm_does_not_follow_the_data(cpsgd: Any, vectors: Vectors) -> None:
     for size in (0.1, 10.0):
         np.save("table.npy", size * vectors)
-        facts = json.loads(cpsgd("mean", "table.npy", "--json").stdout)
+        facts = cpsgd.json("mean", "table.npy")
         assert facts["protocol"]["clip_norm"] == 1.0
 
 
@@ -240,9 +233,7 @@ def test_the_first_row_that_is_not_finite_is_named(
 )
 def test_wrong_csv(cpsgd: Any, text: str, words: str) -> None:
     Path("table.csv").write_bytes(text.encode(errors="surrogateescape"))
-    result = cpsgd("mean", "table.csv", "--clip-norm", 1)
-    assert result.exit_code == 2
-    assert words in result.stderr
+    result = cpsgd.refuses(words, "mean", "table.csv", "--clip-norm", 1)
     assert "table.csv" in result.stderr
     for private in ("secret", "six", "two"):
         assert private not in result.stderr
@@ -309,7 +300,7 @@ def test_wrong_arrays(cpsgd: Any, vectors: Vectors) -> None:
 def test_integers_and_a_single_client(cpsgd: Any) -> None:
     np.save("table.npy", np.array([[3, 0, -4]], dtype=np.int8))
     options = ("--clip-norm", 5, "--range", 5, "--levels", 65536, "--trials", 0)
-    assert cpsgd("mean", "table.npy", *options).exit_code == 0
+    cpsgd.succeeds("mean", "table.npy", *options)
     np.testing.assert_allclose(np.load("mean.npy"), [3, 0, -4], atol=1e-3)
 
 
@@ -317,7 +308,7 @@ def test_integers_and_a_single_client(cpsgd: Any) -> None:
 def test_the_planner_chooses_what_keeps_epsilon(cpsgd: Any) -> None:
     vectors = np.random.default_rng(1).standard_normal((1500, 300)) / 300**0.5
     np.save("table.npy", vectors)
-    facts = json.loads(cpsgd("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 4, "--json").stdout)
+    facts = cpsgd.json("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 4)
     assert 1.9 < facts["epsilon"] <= 2
     assert facts["delta"] == 1e-6
     assert facts["bits_per_coordinate"] <= 4
@@ -332,7 +323,7 @@ def test_epsilon_is_for_the_rows_that_are_there(cpsgd: Any) -> None:
     np.save("table.npy", np.zeros((500, 40)))
     protocol = Protocol.rotated_binomial(clients=100_000, dim=40, clip_norm=1.0, levels=2, trials=14)
     Path("p.json").write_text(protocol.to_json())
-    facts = json.loads(cpsgd("mean", "table.npy", "--protocol", "p.json", "--delta", 1e-6, "--json").stdout)
+    facts = cpsgd.json("mean", "table.npy", "--protocol", "p.json", "--delta", 1e-6)
     assert facts["epsilon"] == guarantee(protocol, 1e-6, surviving=500).epsilon > guarantee(protocol, 1e-6).epsilon
 
 
@@ -349,9 +340,7 @@ def test_epsilon_is_for_the_rows_that_are_there(cpsgd: Any) -> None:
 )
 def test_wishes_that_cannot_be_met(cpsgd: Any, vectors: Vectors, options: tuple[object, ...], words: str) -> None:
     np.save("table.npy", vectors)
-    result = cpsgd("mean", "table.npy", *options)
-    assert result.exit_code == 2
-    assert words in result.stderr
+    cpsgd.refuses(words, "mean", "table.npy", *options)
     assert not Path("mean.npy").exists()
 
 
@@ -360,8 +349,8 @@ def test_a_stated_distance(cpsgd: Any) -> None:
     np.save("table.npy", rows)
     stated = ("--replace-one-distance", 1.4142136, "--distance-reason", "rows are one-hot")
     common = ("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 6)
-    found = json.loads(cpsgd(*common, *stated, "--json").stdout)
-    usual = json.loads(cpsgd(*common, "--json").stdout)
+    found = cpsgd.json(*common, *stated)
+    usual = cpsgd.json(*common)
     assert found["epsilon"] <= 2.0
     assert found["squared_error"]["noise"] == pytest.approx(0.5 * usual["squared_error"]["noise"], rel=0.1)
     protocol = Protocol.from_dict(found["protocol"])
@@ -369,10 +358,10 @@ def test_a_stated_distance(cpsgd: Any) -> None:
     text = cpsgd("mean", "table.npy", "--levels", 9, "--trials", 40, "--delta", 1e-6, *stated).stdout
     assert "replace-one distance 1.41421 because rows are one-hot" in text
     Path("p.json").write_text(protocol.to_json(), encoding="utf-8")
-    assert cpsgd("mean", "table.npy", "--protocol", "p.json").exit_code == 0
-    refused = cpsgd("mean", "table.npy", "--protocol", "p.json", *stated)
-    assert refused.exit_code == 2
-    assert "leave out --replace-one-distance, --distance-reason" in refused.stderr
+    cpsgd.succeeds("mean", "table.npy", "--protocol", "p.json")
+    cpsgd.refuses(
+        "leave out --replace-one-distance, --distance-reason", "mean", "table.npy", "--protocol", "p.json", *stated
+    )
 
 
 def test_a_mean_that_is_charged_and_cannot_be_written_says_both(
@@ -386,8 +375,13 @@ def test_a_mean_that_is_charged_and_cannot_be_written_says_both(
 
     monkeypatch.setattr("cpsgd.cli._files.write_vector", full)
     command = ("mean", "table.npy", "--clip-norm", 1, "--levels", 3, "--trials", 200)
-    result = cpsgd(*command, "--ledger", "b.ledger", "--population", "p")
-    assert result.exit_code == 2
-    assert "mean.npy: No space left on device. It was charged to the ledger" in result.stderr
-    assert json.loads(cpsgd("budget", "show", "b.ledger", "--json").stdout)["populations"][0]["rounds"] == 1
+    cpsgd.refuses(
+        "mean.npy: No space left on device. It was charged to the ledger",
+        *command,
+        "--ledger",
+        "b.ledger",
+        "--population",
+        "p",
+    )
+    assert cpsgd.json("budget", "show", "b.ledger")["populations"][0]["rounds"] == 1
     assert "charged" not in cpsgd(*command).stderr

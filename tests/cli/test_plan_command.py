@@ -98,21 +98,17 @@ def test_unknown_adjacency_is_a_usage_error(cpsgd: Any) -> None:
 
 def test_a_picture_of_unknown_kind_is_refused_at_once(cpsgd: Any) -> None:
     wishes = "--clients 1000 --dim 100 --epsilon 2 --delta 1e-6 --bits 4 --plot frontier.xyz"
-    failed = cpsgd("plan", *wishes.split())
-    assert failed.exit_code == 2
-    assert ".png" in failed.stderr
+    cpsgd.refuses(".png", "plan", *wishes.split())
 
 
 @pytest.mark.thorough
 def test_a_stated_distance(cpsgd: Any, plan: Run) -> None:
     stated = ("--replace-one-distance", 1.4142136, "--distance-reason", "rows are one-hot")
-    data = json.loads(cpsgd("plan", *WISHES.split(), "--bits", 4, *stated, "--json").stdout)
+    data = cpsgd.json("plan", *WISHES.split(), "--bits", 4, *stated)
     usual = json.loads(plan("--bits 4 --json"))
     assert data["expected_squared_error"] < 0.52 * usual["expected_squared_error"]
     assert data["protocol"]["replace_one_distance"] == 1.4142136
     assert data["guarantee"]["assumption"] == "replace-one distance 1.41421 because rows are one-hot"
     assert "because rows are one-hot" in cpsgd("plan", *WISHES.split(), "--bits", 4, *stated).stdout
     assert "replace_one_distance" not in usual["protocol"]
-    refused = cpsgd("plan", *WISHES.split(), "--bits", 4, *stated, "--adjacency", "zero-out")
-    assert refused.exit_code == 2
-    assert "leave it out" in refused.stderr
+    cpsgd.refuses("leave it out", "plan", *WISHES.split(), "--bits", 4, *stated, "--adjacency", "zero-out")

@@ -83,14 +83,12 @@ def test_epsilon_options(privacy: Run, as_json: Json) -> None:
 
 
 def test_rounds_beyond_any_proof_are_refused(cpsgd: Any) -> None:
-    failed = cpsgd("privacy", *EPSILON.split(), "--rounds", 10**7)
-    assert failed.exit_code == 2
-    assert "run fewer or add noise" in failed.stderr
+    cpsgd.refuses("run fewer or add noise", "privacy", *EPSILON.split(), "--rounds", 10**7)
 
 
 def test_epsilon_of_a_protocol_file_or_of_floats(cpsgd: Any, as_json: Json) -> None:
     described = EPSILON.removeprefix("epsilon ").removesuffix(" --delta 1e-9")
-    assert cpsgd("protocol", *described.split(), "--out", "p.json").exit_code == 0
+    cpsgd.succeeds("protocol", *described.split(), "--out", "p.json")
     assert as_json("epsilon --protocol p.json --delta 1e-9")["epsilon"] == as_json(EPSILON)["epsilon"]
     floats = as_json("epsilon --clients 100 --dim 10 --clip-norm 1 --sigma 0.5 --delta 1e-6")
     assert 1.0 < floats["epsilon"] < 3.0
@@ -112,7 +110,7 @@ def test_epsilon_of_a_stated_distance(cpsgd: Any, privacy: Run, as_json: Json) -
     assert "assuming" in shown
     assert "replace-one distance 1.41421 because rows are [one-hot]" in shown
     assert "assuming" not in privacy(EPSILON)
-    found = json.loads(cpsgd("privacy", *words, "--json").stdout)
+    found = cpsgd.json("privacy", *words)
     assert found["epsilon"] < 0.75 * as_json(EPSILON)["epsilon"]
     assert found["assumption"] == "replace-one distance 1.41421 because rows are [one-hot]"
     failed = cpsgd("privacy", *EPSILON.split(), "--replace-one-distance", 1.4142136)

@@ -21,7 +21,7 @@ ROUND = ("--protocol", "p.json", "--round", 1)
 @pytest.fixture
 def messages(cpsgd: Any) -> list[str]:
     """Files of three messages for a protocol that promises an ε for three."""
-    assert cpsgd("protocol", "--clients", 3, "--dim", 100, *LOUD, "--out", "p.json").exit_code == 0
+    cpsgd.succeeds("protocol", "--clients", 3, "--dim", 100, *LOUD, "--out", "p.json")
     protocol = Protocol.from_json(Path("p.json").read_text())
     for i in range(3):
         Path(f"{i}.message").write_bytes(protocol.encode(np.full(100, 0.01), 1))
@@ -49,7 +49,7 @@ def test_a_protocol_knows_rounds_dropout_and_secure(cpsgd: Any) -> None:
     assert exact <= promise.claim.epsilon <= 1.001 * exact
     assert (promise.conditions.surviving, promise.conditions.colluding, promise.conditions.rounds) == (8, 1, 4)
     planned = ("--epsilon", 8, "--delta", 1e-5, "--bits", 12, "--mechanism", "binomial", "--secure", "--dropout", 0.1)
-    assert cpsgd("protocol", "--clients", 10, "--dim", 50, *planned, "--rounds", 2, "--out", "s.json").exit_code == 0
+    cpsgd.succeeds("protocol", "--clients", 10, "--dim", 50, *planned, "--rounds", 2, "--out", "s.json")
     secure = Protocol.from_json(Path("s.json").read_text())
     assert secure.modulus is not None
     assert secure.promise == Promise(Claim(8.0, 1e-5), Conditions.of(9, rounds=2))
@@ -73,15 +73,12 @@ def test_a_protocol_knows_rounds_dropout_and_secure(cpsgd: Any) -> None:
 )
 def test_a_promise_that_cannot_be_made_is_refused(cpsgd: Any, options: tuple[Any, ...], words: str) -> None:
     size = () if "--protocol" in options else ("--clients", 3, "--dim", 100)
-    result = cpsgd("protocol", *size, *options, "--out", "out.json")
-    assert result.exit_code == 2
-    assert words in result.stderr
+    cpsgd.refuses(words, "protocol", *size, *options, "--out", "out.json")
     assert not Path("out.json").exists()
 
 
 def test_where_nothing_is_proved_nothing_is_promised(cpsgd: Any) -> None:
-    result = cpsgd("protocol", "--clients", 3, "--dim", 100, "--trials", 0, "--out", "p.json")
-    assert result.exit_code == 0
+    result = cpsgd.succeeds("protocol", "--clients", 3, "--dim", 100, "--trials", 0, "--out", "p.json")
     assert "none: trials=0 adds no noise" in result.stdout
     assert Protocol.from_json(Path("p.json").read_text()).promise is None
     result = cpsgd("protocol", "--clients", 3, "--dim", 100, "--trials", 1, "--out", "p.json")
@@ -103,9 +100,7 @@ def test_plan_writes_a_file_with_the_promise(cpsgd: Any) -> None:
 def test_too_few_messages_are_not_released(cpsgd: Any, messages: list[str]) -> None:
     protocol = Protocol.from_json(Path("p.json").read_text())
     exact = guarantee(protocol, 1e-6, surviving=2).epsilon
-    result = cpsgd("aggregate", *messages[:2], *ROUND, "--out", "mean.npy")
-    assert result.exit_code == 2
-    assert "2 messages are in the sum" in result.stderr
+    result = cpsgd.refuses("2 messages are in the sum", "aggregate", *messages[:2], *ROUND, "--out", "mean.npy")
     assert "for at least 3" in result.stderr
     offered = float(result.stderr.split("--accept-epsilon")[1].strip(" ).\n"))
     assert exact <= offered <= 1.001 * exact
@@ -165,8 +160,7 @@ def test_an_old_file_is_released_with_its_epsilon(cpsgd: Any, messages: list[str
     Path("p.json").write_text(old.to_json())
     for i in range(3):
         Path(f"{i}.message").write_bytes(old.encode(np.full(100, 0.01), 1))
-    result = cpsgd("aggregate", *messages[:2], *ROUND, "--out", "mean.npy", "--json")
-    assert result.exit_code == 0
+    result = cpsgd.succeeds("aggregate", *messages[:2], *ROUND, "--out", "mean.npy", "--json")
     assert json.loads(result.stdout)["epsilon"] == guarantee(old, 1e-6, surviving=2).epsilon
     result = cpsgd("aggregate", *messages[:2], *ROUND, "--out", "mean.npy", "--accept-epsilon", 9)
     assert (result.exit_code, "promises no ε" in result.stderr) == (2, True)
@@ -174,11 +168,10 @@ def test_an_old_file_is_released_with_its_epsilon(cpsgd: Any, messages: list[str
 
 def test_a_mean_shows_its_epsilon(cpsgd: Any) -> None:
     np.save("updates.npy", np.random.default_rng(0).normal(0.0, 0.1, size=(50, 20)))
-    result = cpsgd("mean", "updates.npy")
-    assert result.exit_code == 0
+    result = cpsgd.succeeds("mean", "updates.npy")
     assert "privacy       ε = " in result.stdout
     assert "at δ = 1e-06" in result.stdout
-    answer = json.loads(cpsgd("mean", "updates.npy", "--json").stdout)
+    answer = cpsgd.json("mean", "updates.npy")
     protocol = Protocol.from_dict(answer["protocol"])
     assert answer["epsilon"] == guarantee(protocol, 1e-6).epsilon
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def test_without_a_file_stdout_holds_the_json_alone(cpsgd: Any) -> None:
 
 
 def test_promises(cpsgd: Any) -> None:
-    answer = json.loads(cpsgd("protocol", *ROUND, "--json").stdout)
+    answer = cpsgd.json("protocol", *ROUND)
     protocol = Protocol.from_dict(answer["protocol"])
     bound = protocol.error_bound()
     assert answer["error_bound"] == {"squared_error": bound.squared_error, "theorem": bound.theorem, "reason": None}
@@ -57,7 +56,7 @@ def test_promises(cpsgd: Any) -> None:
 
 
 def test_a_bound_that_does_not_apply_is_explained(cpsgd: Any) -> None:
-    answer = json.loads(cpsgd("protocol", *ROUND, "--range", 0.1, "--json").stdout)
+    answer = cpsgd.json("protocol", *ROUND, "--range", 0.1)
     assert answer["error_bound"]["squared_error"] is None
     assert "Theorem 4 needs coordinate_range" in answer["error_bound"]["reason"]
     assert "none is published: Theorem 4 needs" in cpsgd("protocol", *ROUND, "--range", 0.1, "--out", "p.json").stdout
@@ -66,12 +65,10 @@ def test_a_bound_that_does_not_apply_is_explained(cpsgd: Any) -> None:
 def test_an_existing_file_is_described(cpsgd: Any) -> None:
     protocol = Protocol.rotated_binomial(clients=9, dim=50, clip_norm=1.0, levels=2, trials=6, modulus=64)
     Path("p.json").write_text(protocol.to_json())
-    answer = json.loads(cpsgd("protocol", "--protocol", "p.json", "--json").stdout)
+    answer = cpsgd.json("protocol", "--protocol", "p.json")
     assert Protocol.from_dict(answer["protocol"]) == protocol
     assert "sums modulo 64" in cpsgd("protocol", "--protocol", "p.json").stderr
-    result = cpsgd("protocol", "--protocol", "p.json", "--clients", 3)
-    assert result.exit_code == 2
-    assert "--clients" in result.stderr
+    cpsgd.refuses("--clients", "protocol", "--protocol", "p.json", "--clients", 3)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +83,5 @@ def test_an_existing_file_is_described(cpsgd: Any) -> None:
     ],
 )
 def test_wrong_options(cpsgd: Any, options: tuple[object, ...], words: str) -> None:
-    result = cpsgd("protocol", *options)
-    assert result.exit_code == 2
-    assert words in result.stderr
+    result = cpsgd.refuses(words, "protocol", *options)
     assert result.stdout == ""

@@ -26,9 +26,7 @@ def people(cpsgd: Any) -> Path:
 
 
 def test_mean_of_a_column(cpsgd: Any, people: Path) -> None:
-    result = cpsgd("mean", people, "--user", "id", "--columns", "age", "--bounds", "age=0:100", *COST, "--json")
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = cpsgd.json("mean", people, "--user", "id", "--columns", "age", "--bounds", "age=0:100", *COST)
     assert (found["statistic"], found["unit"], found["users"]) == ("mean", "user", 1000)
     assert found["epsilon"] <= 1.0
     (value,) = found["values"]
@@ -50,8 +48,7 @@ def test_other_statistics(cpsgd: Any, people: Path) -> None:
     }
     expected = {"sum": 45_000.0, "count": 1000.0, "histogram": 2000 / 3, "quantiles": 45.0}
     for name, options in commands.items():
-        result = cpsgd(name, people, *options, *COST, "--json", "--out", f"{name}.csv")
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds(name, people, *options, *COST, "--json", "--out", f"{name}.csv")
         found = json.loads(result.stdout)
         assert found["statistic"] == name
         assert found["values"][0]["value"] == pytest.approx(expected[name], rel=0.25)
@@ -62,8 +59,7 @@ def test_other_statistics(cpsgd: Any, people: Path) -> None:
 
 
 def test_edges_may_begin_below_zero(cpsgd: Any, people: Path) -> None:
-    result = cpsgd("histogram", people, "--columns", "age", "--edges", "-10,0,100", *COST, "--json")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("histogram", people, "--columns", "age", "--edges", "-10,0,100", *COST, "--json")
     assert [entry["name"] for entry in json.loads(result.stdout)["values"]] == ["[-10, 0)", "[0, 100]"]
 
 
@@ -83,9 +79,7 @@ def test_values_that_are_paid_for_are_shown_on_a_full_disk(
 
     monkeypatch.setattr("cpsgd.cli.columns.write_file", full)
     command = ("mean", people, "--columns", "age", "--bounds", "age=0:100", *COST, "--out", "mean.csv")
-    result = cpsgd(*command, "--json")
-    assert result.exit_code == 2
-    assert "mean.csv: No space left on device" in result.stderr
+    result = cpsgd.refuses("mean.csv: No space left on device", *command, "--json")
     found = json.loads(result.stdout)
     assert found["out"] is None
     assert len(found["values"]) == 1
@@ -96,8 +90,7 @@ def test_values_that_are_paid_for_are_shown_on_a_full_disk(
 
 def test_histogram_of_categories_by_user(cpsgd: Any, people: Path) -> None:
     options = ("--columns", "sex", "--categories", "f,m", "--user", "id", "--rows-per-user", 2)
-    result = cpsgd("histogram", people, *options, *COST, "--out", "h.json")
-    assert result.exit_code == 0, result.stderr
+    cpsgd.succeeds("histogram", people, *options, *COST, "--out", "h.json")
     found = json.loads(Path("h.json").read_text())
     assert [entry["name"] for entry in found["values"]] == ["f", "m"]
     assert found["unit"] == "user"
@@ -107,8 +100,7 @@ def test_histogram_of_categories_by_user(cpsgd: Any, people: Path) -> None:
 def test_picture(cpsgd: Any, people: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ("--columns", "sex", "--categories", "f,m", "--group-by", "smokes=0,1")
-    result = cpsgd("histogram", people, *options, *COST, "--plot", "h.png")
-    assert result.exit_code == 0, result.stderr
+    cpsgd.succeeds("histogram", people, *options, *COST, "--plot", "h.png")
     assert Path("h.png").stat().st_size > 1000
 
 
@@ -117,37 +109,29 @@ def test_parquet_is_a_table_of_columns(cpsgd: Any, people: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"id": np.arange(100), "x": np.arange(100.0)}), "t.parquet")
-    result = cpsgd("mean", "t.parquet", *COST)
-    assert result.exit_code == 2
-    assert "Name the columns" in result.stderr
+    cpsgd.refuses("Name the columns", "mean", "t.parquet", *COST)
 
 
 def test_vectors_are_still_vectors(cpsgd: Any, people: Path) -> None:
     np.save("updates.npy", np.random.default_rng(0).normal(0, 0.1, size=(30, 20)))
-    result = cpsgd("mean", "updates.npy", "--json")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("mean", "updates.npy", "--json")
     assert json.loads(result.stdout)["dim"] == 20
     assert Path("mean.npy").exists()
-    result = cpsgd("mean", "updates.npy", "--plot", "a.png")
-    assert result.exit_code == 2
-    assert "--columns" in result.stderr
+    cpsgd.refuses("--columns", "mean", "updates.npy", "--plot", "a.png")
 
 
 def test_named_columns_are_not_averaged_unasked(cpsgd: Any, people: Path) -> None:
     Path("ids.csv").write_text("id,x\n" + "".join(f"{1000000 + i},0.5\n" for i in range(300)))
     for options in (("--epsilon", 1, "--delta", 1e-6), ()):
         for file in ("ids.csv", people):
-            result = cpsgd("mean", file, *options)
-            assert result.exit_code == 2
-            assert "--columns" in result.stderr
+            cpsgd.refuses("--columns", "mean", file, *options)
             assert not Path("mean.npy").exists()
     # Who says what norm its vectors have means vectors.
-    assert cpsgd("mean", "ids.csv", "--clip-norm", 1).exit_code == 0
+    cpsgd.succeeds("mean", "ids.csv", "--clip-norm", 1)
 
 
 def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
-    result = cpsgd("mean", people, "--columns", "age", "--bounds", "age=0:10", *COST)
-    assert result.exit_code == 0
+    result = cpsgd.succeeds("mean", people, "--columns", "age", "--bounds", "age=0:10", *COST)
     assert "Warning: More than 20 %" in result.stderr
 
 
@@ -180,8 +164,7 @@ def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
 def test_bad_input_writes_and_charges_nothing(
     cpsgd: Any, people: Path, command: str, options: tuple[str, ...], words: str
 ) -> None:
-    created = cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 4, "--delta", 1e-6)
-    assert created.exit_code == 0, created.stderr
+    cpsgd.succeeds("budget", "create", "b.ledger", "--population", "p", "--epsilon", 4, "--delta", 1e-6)
     out = () if "--out" in options else ("--out", "out.json")
     before = Path("b.ledger").read_bytes()
     result = cpsgd(command, people, *COST, *options, *out, "--ledger", "b.ledger", "--population", "p")
@@ -212,8 +195,7 @@ def test_bad_input_writes_and_charges_nothing(
 )
 def test_bad_files_write_and_charge_nothing(cpsgd: Any, name: str, body: str, words: str) -> None:
     Path(name).write_text(body)
-    created = cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 4, "--delta", 1e-6)
-    assert created.exit_code == 0, created.stderr
+    cpsgd.succeeds("budget", "create", "b.ledger", "--population", "p", "--epsilon", 4, "--delta", 1e-6)
     before = Path("b.ledger").read_bytes()
     options = ("--columns", "x", "--bounds", "x=0:9", "--user", "id", "--ledger", "b.ledger", "--population", "p")
     result = cpsgd("mean", name, *COST, *options, "--out", "out.json")
@@ -229,8 +211,6 @@ def test_bad_files_write_and_charge_nothing(cpsgd: Any, name: str, body: str, wo
 def test_the_ledger_is_charged(cpsgd: Any, people: Path) -> None:
     cpsgd("budget", "create", "b.ledger", "--population", "p", "--epsilon", 1.2, "--delta", 1e-6)
     options = ("--columns", "smokes", *COST, "--ledger", "b.ledger", "--population", "p")
-    assert cpsgd("count", people, *options).exit_code == 0
-    again = cpsgd("count", people, *options, "--out", "second.json")
-    assert again.exit_code == 2
-    assert "is left" in again.stderr
+    cpsgd.succeeds("count", people, *options)
+    cpsgd.refuses("is left", "count", people, *options, "--out", "second.json")
     assert not Path("second.json").exists()

@@ -96,7 +96,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
         victim.send_signal(signal.SIGKILL)
     assert victim.returncode == -signal.SIGKILL
     assert not (run / "report.html").exists()
-    assert cpsgd("train", "--resume").exit_code == 0
+    cpsgd.succeeds("train", "--resume")
     assert rows(run) == rows(finished / "runs" / "whole")
     for baseline in ("no-privacy", "gaussian", "quantized"):
         assert rows(run / "baselines" / baseline) == rows(finished / "runs" / "whole" / "baselines" / baseline)
@@ -126,9 +126,7 @@ def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
     Path("run.toml").write_text(
         'model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nmechanism = "binomial"\nbaselines = false\n'
     )
-    result = cpsgd("train", "--config", "run.toml", "--rounds", 2, "--json")
-    assert result.exit_code == 0, result.stderr
-    printed = json.loads(result.stdout)
+    printed = cpsgd.json("train", "--config", "run.toml", "--rounds", 2)
     assert (printed["settings"]["cohort"], printed["settings"]["rounds"]) == (300, 2)
     assert [result["name"] for result in printed["results"]] == ["private"]
     assert printed["run"] == "digits-1"
@@ -137,8 +135,7 @@ def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
 @pytest.mark.slow
 def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 60)
-    result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
     assert "k = 16 levels in ±0.4" in result.stdout
     assert "m = 200 trials" in result.stdout
     for word in ("test accuracy", "proved by", "published", "float32", "report.html"):
@@ -150,9 +147,7 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
 @pytest.mark.slow
 def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
     explicit = ("--sigma", 0.3, "--epsilon", 60)
-    result = cpsgd("train", "--cohort", 400, "--rounds", 1, "--model", "linear", *explicit, "--json")
-    assert result.exit_code == 0, result.stderr
-    printed = json.loads(result.stdout)
+    printed = cpsgd.json("train", "--cohort", 400, "--rounds", 1, "--model", "linear", *explicit)
     assert (printed["protocol"]["sigma"], printed["protocol"]["rotate"]) == (0.3, False)
     private, _, gaussian = printed["results"]
     assert gaussian["name"] == "gaussian"
@@ -163,8 +158,7 @@ def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
 def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussian(cpsgd: Any) -> None:
     # The planner takes no ε so large. Here it is but a budget.
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 600, "--dropout", 0.05)
-    result = cpsgd("train", "--cohort", 400, "--rounds", 2, "--model", "linear", *explicit, "--json")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", "--cohort", 400, "--rounds", 2, "--model", "linear", *explicit, "--json")
     private, _, gaussian, quantized = json.loads(result.stdout)["results"]
     assert 1.0 < private["epsilon"] < 1.2
     # The trainer's smallest round may be a little larger than the one the Gaussian's noise was chosen for.
@@ -176,9 +170,7 @@ def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussi
 @pytest.mark.parametrize("protocol", [PLANNED, ("--levels", 40, "--trials", 200, "--epsilon", 60)])
 def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, protocol: tuple[object, ...]) -> None:
     options = ("--examples", 3, "--adjacency", "zero-out", "--colluding", 20)
-    result = cpsgd("train", "--cohort", 300, "--rounds", 1, "--model", "linear", *protocol, *options, "--json")
-    assert result.exit_code == 0, result.stderr
-    printed = json.loads(result.stdout)
+    printed = cpsgd.json("train", "--cohort", 300, "--rounds", 1, "--model", "linear", *protocol, *options)
     assert (printed["unit"], printed["seeded"]) == ("example", True)
     assert (printed["guarantee"]["adjacency"], printed["guarantee"]["noise_clients"]) == ("zero-out", 280)
     private, _, gaussian, _ = printed["results"]
@@ -198,8 +190,7 @@ def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
     Path("run.toml").write_text('seed = "none"\n')
     printed = []
     for options in (("--seed", "none"), ("--config", "run.toml")):
-        result = cpsgd("train", *SMALL, "--no-baselines", *options, "--json")
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds("train", *SMALL, "--no-baselines", *options, "--json")
         printed.append(json.loads(result.stdout))
     for run in printed:
         assert (run["seeded"], run["settings"]["seed"]) == (False, "none")
@@ -207,8 +198,7 @@ def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
     assert "the noise came from the operating system" in Path("runs/digits-1/report.html").read_text()
     assert "protects nobody" not in Path("runs/digits-1/report.html").read_text()
     # Such a run is continued as what it is, and a finished one has nothing more to do.
-    result = cpsgd("train", "--resume", "--run", "digits-1", "--json")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", "--resume", "--run", "digits-1", "--json")
     assert json.loads(result.stdout)["results"] == printed[0]["results"]
     result = cpsgd("train", "--resume", "--run", "digits-1", "--seed", 0)
     assert "another seed" in result.stderr
@@ -217,9 +207,7 @@ def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
 @pytest.mark.parametrize("participation", ["fixed-size", pytest.param("poisson", marks=pytest.mark.slow)])
 def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participation: str) -> None:
     sampled = ("--participation", participation, "--dropout", 0.1, "--clients", 20_000)
-    result = cpsgd("train", *SMALL, *sampled, "--no-baselines", "--json")
-    assert result.exit_code == 0, result.stderr
-    printed = json.loads(result.stdout)
+    printed = cpsgd.json("train", *SMALL, *sampled, "--no-baselines")
     assert 0.5 < printed["results"][0]["epsilon"] <= 2.0
     assert printed["guarantee"]["participation"] == f"{participation}:0.02"
 
@@ -244,7 +232,7 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
         (("--adjacency", "remove"), "replace-one"),
         (("--adjacency", "replace-one", "--participation", "poisson"), "zero-out"),
         (("--examples", 0), "examples"),
-        (("--examples", 2, "--participation", "fixed-size"), "whole clients"),
+        (("--examples", 2, "--participation", "fixed-size"), "single examples needs participation"),
         (("--examples", 2, "--local-steps", 2, "--local-lr", 0.1), "examples or local_steps"),
         (("--memory-limit", 0), "Expected memory_limit (in MiB) in [1, 16777216]"),
         (("--memory-limit", 1 << 30), "Expected memory_limit (in MiB) in [1, 16777216]"),
@@ -267,21 +255,15 @@ def test_what_is_refused_before_anything_is_charged(cpsgd: Any, options: tuple[o
 )
 def test_bad_files(cpsgd: Any, text: str, answer: str) -> None:
     Path("run.toml").write_text(text)
-    result = cpsgd("train", "--config", "run.toml")
-    assert result.exit_code == 2
-    assert answer in result.stderr
+    cpsgd.refuses(answer, "train", "--config", "run.toml")
 
 
 def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(
     finished: Path, cpsgd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(finished)
-    result = cpsgd("train", *SMALL, "--run", "whole")
-    assert result.exit_code == 2
-    assert "--resume --run whole" in result.stderr
-    result = cpsgd("train", "--resume", "--run", "whole", "--lr", 3.0)
-    assert result.exit_code == 2
-    assert "another lr" in result.stderr
+    cpsgd.refuses("--resume --run whole", "train", *SMALL, "--run", "whole")
+    cpsgd.refuses("another lr", "train", "--resume", "--run", "whole", "--lr", 3.0)
 
 
 @pytest.mark.slow
@@ -296,7 +278,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
     small = ("--cohort", 300, "--model", "linear", *PLANNED, "--no-baselines")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ClientUpdates, "tensors", record)
-        assert cpsgd("train", *small, "--rounds", 4, "--run", "free").exit_code == 0
+        cpsgd.succeeds("train", *small, "--rounds", 4, "--run", "free")
         assert set(limits) == {1 << 30}
         limits.clear()
         Path("run.toml").write_text("memory_limit = 2\n")
@@ -306,8 +288,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
         assert result.exit_code == 130, result.stderr
         assert set(limits) == {2 << 20}
         limits.clear()
-        result = cpsgd("train", "--resume", "--run", "tight", "--memory-limit", 1)
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds("train", "--resume", "--run", "tight", "--memory-limit", 1)
         assert set(limits) == {1 << 20}
     assert rows(Path("runs/tight")) == rows(Path("runs/free"))
     # What the run was started with stays on record.
@@ -324,9 +305,7 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
     ],
 )
 def test_what_a_training_cannot_be_computed_with(cpsgd: Any, command: tuple[str, ...], words: str) -> None:
-    result = cpsgd(*command, "--dataset", "digits", "--cohort", 300, "--rounds", 2)
-    assert result.exit_code == 2
-    assert words in " ".join(result.stderr.split())
+    cpsgd.refuses(words, *command, "--dataset", "digits", "--cohort", 300, "--rounds", 2)
     assert not list(Path().rglob("charges.jsonl"))
 
 
@@ -336,8 +315,7 @@ def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", *PLANNED)
     said = "device: cpu, since there is no CUDA device"
-    result = cpsgd("train", *small, "--no-baselines")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", *small, "--no-baselines")
     assert said in result.stdout
 
 
@@ -353,17 +331,14 @@ def test_an_interrupt_keeps_rounds_before_their_checkpoint_is_due(cpsgd: Any, mo
 @pytest.mark.slow
 def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
     create = ("budget", "create", "b.ledger", "--population", "people", "--epsilon", 3.2, "--delta", 1e-6)
-    assert cpsgd(*create).exit_code == 0
+    cpsgd.succeeds(*create)
     small = ("train", *SMALL, "--dataset", "digits", "--cohort", 300, "--rounds", 2, "--no-baselines", "--json")
     for population, words in (("nobody", "no budget for 'nobody'"), (None, "both ledger and population")):
         whose = () if population is None else ("--population", population)
-        refused = cpsgd(*small, "--run", "refused", "--ledger", "b.ledger", *whose)
-        assert refused.exit_code == 2
-        assert words in refused.stderr
+        cpsgd.refuses(words, *small, "--run", "refused", "--ledger", "b.ledger", *whose)
     charged = (*small, "--ledger", "b.ledger", "--population", "people")
     for run, seed in (("private", ()), ("simulated", ("--seed", 5))):
-        result = cpsgd(*charged, "--run", run, *seed)
-        assert result.exit_code == 0, result.stderr
+        result = cpsgd.succeeds(*charged, "--run", run, *seed)
         summary = json.loads(result.stdout)
         assert summary["seeded"] == bool(seed)
         assert summary["budget"]["epsilon"] <= 3.2
@@ -372,10 +347,8 @@ def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
     (people,) = exported["populations"]
     simulated = ["follows from a seed" in entry["event"]["label"] for entry in people["entries"]]
     assert simulated == [False, False, True, True]
-    again = cpsgd(*charged, "--run", "third")
-    assert again.exit_code == 2
-    assert "is left; this would bring it to" in again.stderr
-    assert cpsgd("budget", "verify", "b.ledger").exit_code == 0
+    cpsgd.refuses("is left; this would bring it to", *charged, "--run", "third")
+    cpsgd.succeeds("budget", "verify", "b.ledger")
 
 
 def test_a_run_that_began_meanwhile_keeps_its_settings(
@@ -386,9 +359,7 @@ def test_a_run_that_began_meanwhile_keeps_its_settings(
     shutil.copytree(finished / "runs" / "whole", folder)
     before = (folder / "config.json").read_bytes()
     monkeypatch.setattr("cpsgd.cli.train._new_folder", lambda name, preset: folder)
-    result = cpsgd("train", *SMALL, "--lr", 3.0, "--no-baselines")
-    assert result.exit_code == 2
-    assert "Another run has just begun in runs/whole" in result.stderr
+    cpsgd.refuses("Another run has just begun in runs/whole", "train", *SMALL, "--lr", 3.0, "--no-baselines")
     assert (folder / "config.json").read_bytes() == before
 
 

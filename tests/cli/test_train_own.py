@@ -78,8 +78,7 @@ def options(function: str, cohort: int, *more: object) -> list[object]:
 
 
 def test_a_table_of_ones_own_with_a_named_model(cpsgd: Any, tmp_path: Path) -> None:
-    result = cpsgd(*options("cancer", 160, "--model", "linear", "--json"))
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds(*options("cancer", 160, "--model", "linear", "--json"))
     printed = json.loads(result.stdout)
     run = tmp_path / "runs" / "mydata-1"
     assert (printed["run"], printed["dataset"], printed["parameters"]) == ("mydata-1", "cancer", 62)
@@ -106,8 +105,7 @@ def test_images_with_a_model_of_ones_own_whose_weights_follow_from_the_seed(cpsg
 
 
 def test_the_clip_norm_may_adapt(cpsgd: Any, tmp_path: Path) -> None:
-    result = cpsgd(*options("cancer", 160, "--model", "linear", "--clip-quantile", 0.6, "--json"))
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds(*options("cancer", 160, "--model", "linear", "--clip-quantile", 0.6, "--json"))
     printed = json.loads(result.stdout)
     assert (printed["parameters"], printed["protocol"]["dim"]) == (62, 63)
     lines = (tmp_path / "runs" / "mydata-1" / "metrics.jsonl").read_text().splitlines()
@@ -119,8 +117,7 @@ def test_regression_from_a_file(cpsgd: Any, tmp_path: Path) -> None:
         'data = "mydata:progress"\ncohort = 354\nrounds = 3\nparticipation = "every"\nmodel = "mlp-4"\n'
         'mechanism = "gaussian"\nsigma = 1.0\nepsilon = 50.0\n'
     )
-    result = cpsgd("train", "--config", "run.toml")
-    assert result.exit_code == 0, result.stderr
+    result = cpsgd.succeeds("train", "--config", "run.toml")
     assert "test R²" in result.stdout
     assert "Test R² and loss" in (tmp_path / "runs" / "mydata-1" / "report.html").read_text()
 
@@ -159,7 +156,5 @@ def test_what_cannot_be_trained_leaves_nothing_behind(
 
 
 def test_a_cohort_must_be_given(cpsgd: Any) -> None:
-    result = cpsgd("train", "--data", "mydata:cancer")
-    assert result.exit_code == 2
-    assert "Missing cohort" in result.stderr
+    cpsgd.refuses("Missing cohort", "train", "--data", "mydata:cancer")
     assert "never without" in " ".join(cpsgd("train", "--preset", "own").stderr.split())

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec import clip
 from cpsgd.codec._kernels import kernels
-from cpsgd.codec.clip import Vector
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid, Vector
 from cpsgd.mechanisms import Binomial
 
 

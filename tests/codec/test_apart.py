@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec import clip, pipeline, rotate
 from cpsgd.codec._kernels import kernels
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.mechanisms import Binomial
 from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol

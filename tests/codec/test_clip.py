@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cpsgd.codec import clip
 from cpsgd.codec._kernels import kernels, numpy_twin
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.errors import NonFiniteError, VectorError
 
 from .stages import clipped

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cpsgd import Protocol
 from cpsgd.codec import pack
-from cpsgd.codec.formats import Floats, Format, Integers, Sampled
+from cpsgd.codec.pack import Floats, Format, Integers, Sampled
 from cpsgd.errors import ValueRangeError
 
 PLAIN, MODULAR = Integers(radix=13, values=13), Integers(radix=1000, values=13)

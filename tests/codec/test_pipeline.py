@@ -10,7 +10,7 @@ from scipy import stats
 from cpsgd import Protocol
 from cpsgd.codec import clip, pack, pipeline, rotate, wire
 from cpsgd.codec._kernels import numpy_twin
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 from cpsgd.mechanisms import binomial
 from cpsgd.randomness import Keystream

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpsgd.codec.rounding import MAX_LEVELS, Grid
+from cpsgd.codec.clip import MAX_LEVELS, Grid
 from cpsgd.randomness import Keystream
 
 from . import stages

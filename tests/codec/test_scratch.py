@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol
-from cpsgd.codec import pipeline, scratch
+from cpsgd.codec import pipeline
 from cpsgd.errors import NonFiniteError
 from cpsgd.randomness import Keystream
 
@@ -18,50 +18,50 @@ def protocol(dim: int) -> Protocol:
 
 @pytest.mark.parametrize("size", [1, 15, 16, 1000, 51_370])
 def test_memory_begins_on_a_cache_line(size: int) -> None:
-    memory = scratch.floats(size)
+    memory = pipeline.floats(size)
     assert memory.shape == (size,)
     assert memory.ctypes.data % 64 == 0
 
 
 def test_what_is_taken_is_lent_to_nobody_else() -> None:
-    scratch.give_back(scratch.floats(100))
-    first, second = scratch.take(100), scratch.take(100)
+    pipeline.give_back(pipeline.floats(100))
+    first, second = pipeline.take(100), pipeline.take(100)
     assert not np.shares_memory(first, second)
-    scratch.give_back(first)
-    assert np.shares_memory(scratch.take(100), first)
-    assert scratch.take(101).size == 101
+    pipeline.give_back(first)
+    assert np.shares_memory(pipeline.take(100), first)
+    assert pipeline.take(101).size == 101
 
 
 def test_types_are_kept_apart() -> None:
-    scratch.give_back(floats := scratch.floats(100))
-    taken = scratch.take(100, np.dtype(np.uint8))
+    pipeline.give_back(floats := pipeline.floats(100))
+    taken = pipeline.take(100, np.dtype(np.uint8))
     assert (taken.dtype, taken.size, taken.ctypes.data % 64) == (np.uint8, 100, 0)
-    scratch.give_back(taken)
-    assert np.shares_memory(scratch.take(100), floats)
-    assert np.shares_memory(scratch.take(100, np.dtype(np.uint8)), taken)
+    pipeline.give_back(taken)
+    assert np.shares_memory(pipeline.take(100), floats)
+    assert np.shares_memory(pipeline.take(100, np.dtype(np.uint8)), taken)
 
 
 def test_threads_do_not_share() -> None:
-    scratch.give_back(mine := scratch.floats(64))
+    pipeline.give_back(mine := pipeline.floats(64))
     theirs: list[np.ndarray] = []
-    thread = threading.Thread(target=lambda: theirs.append(scratch.take(64)))
+    thread = threading.Thread(target=lambda: theirs.append(pipeline.take(64)))
     thread.start()
     thread.join()
     assert not np.shares_memory(mine, theirs[0])
 
 
 def test_long_vectors_are_not_kept() -> None:
-    scratch.give_back(kept := scratch.floats(3))
-    long = np.empty(scratch.LARGEST_KEPT + 1, np.float32)
-    scratch.give_back(long)
-    assert np.shares_memory(scratch.take(3), kept)
+    pipeline.give_back(kept := pipeline.floats(3))
+    long = np.empty(pipeline.LARGEST_KEPT + 1, np.float32)
+    pipeline.give_back(long)
+    assert np.shares_memory(pipeline.take(3), kept)
 
 
 def test_a_message_does_not_depend_on_what_was_there_before() -> None:
     one, x = protocol(1000), np.linspace(-1.0, 1.0, 1000)
     expected = pipeline.encode(one, x, 0, Keystream(bytes(16)))
     for before in (np.nan, 1e30):
-        scratch.give_back(np.full(1000, before, np.float32))
+        pipeline.give_back(np.full(1000, before, np.float32))
         assert pipeline.encode(one, x, 0, Keystream(bytes(16)))[64 + 4 :] == expected[64 + 4 :]
 
 
@@ -78,10 +78,10 @@ def test_a_mean_is_no_memory_that_is_written_again() -> None:
 def test_a_refused_vector_leaves_the_memory_to_the_next() -> None:
     one = protocol(100)
     bad = np.full(100, np.nan)
-    scratch.give_back(kept := scratch.floats(100))
+    pipeline.give_back(kept := pipeline.floats(100))
     with pytest.raises(NonFiniteError):
         one.encode(bad, 0)
-    assert np.shares_memory(scratch.take(100), kept)
+    assert np.shares_memory(pipeline.take(100), kept)
 
 
 @pytest.mark.parametrize("dim", [2**20, 10**6 + 1])

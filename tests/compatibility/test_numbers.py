@@ -13,7 +13,7 @@ import cpsgd
 from cpsgd import errors
 from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.one_example import example_protocol
 
 from .recorded import better, read, same
 

@@ -106,7 +106,7 @@ def test_a_plan_is_no_worse(row: dict[str, Any]) -> None:
     # What was planned then is still what its promise says.
     then = cpsgd.Protocol.from_dict(row["protocol"])
     assert then.promise is not None
-    assert then.release(then.promise.surviving) is not None
+    assert then.release(then.promise.conditions.surviving) is not None
 
 
 @pytest.fixture

@@ -175,11 +175,12 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_the_changelog_keeps_its_form() -> None:
-    """Releases with the usual sections, each once, and this version first."""
+    """What is unreleased, then releases, this version first, each with the usual sections once."""
     import cpsgd
 
     releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
-    names = [re.match(r"\[(\d+\.\d+\.\d+)\] - (?:unreleased|\d{4}-\d\d-\d\d)\n", each) for each in releases]
+    numbered = releases[1:] if releases[0].startswith("[Unreleased]\n") else releases
+    names = [re.match(r"\[(\d+\.\d+\.\d+)\] - (?:unreleased|\d{4}-\d\d-\d\d)\n", each) for each in numbered]
     assert all(names)
     assert names[0] is not None
     assert names[0][1] == cpsgd.__version__

@@ -26,8 +26,8 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.secagg import Stage
 
 from .correlated import correlated_plan, remembering

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpsgd.codec import pipeline
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
@@ -19,7 +19,7 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.examples import example_norm, example_protocol
+from cpsgd.privacy.one_example import example_norm, example_protocol
 from cpsgd.protocol import Protocol
 from tests.learning.training import LOSS, finish, gradient, linear, make_trainer, spent, weights
 

@@ -20,14 +20,15 @@ from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import plan
-from cpsgd.privacy import products
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
-from cpsgd.privacy.certificate import gaussian_certificate
-from cpsgd.privacy.costs import joint_cost, round_cost
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
+from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs import joint_cost, round_cost
+from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 
 DELTA = 1e-6
 FIRST = Protocol.rotated_binomial(clients=1_000, dim=512, clip_norm=1.0, levels=3, trials=20)
@@ -260,7 +261,8 @@ def test_kinds_that_are_smoothed_together_are_never_below_the_exact_epsilon(
     losses, masses = np.zeros(1), np.ones(1)
     parts = []
     for protocol, (clients, count) in zip(kinds, (few, many), strict=True):
-        parts.append((joint_cost(protocol, Adjacency.REPLACE_ONE, clients, count, 0.01 * delta), Participation.every()))
+        run = Run.of(protocol, rounds=count, surviving=clients)
+        parts.append((joint_cost(run, 0.01 * delta), Participation.every()))
         k = np.arange(clients + 1)
         here = binom.pmf(k, clients, 0.5)
         ratio = np.log(here) - np.log(np.append(0.0, here[:-1]) + 1e-300)
@@ -413,10 +415,11 @@ def test_what_correlated_noise_does_not_cover_is_not_accounted_for() -> None:
     # Nor by whoever has no event.
     whole = Participation.every()
     for surviving, colluding, who in ((19, 0, whole), (40, 2, whole), (40, 0, scheme)):
+        run = Run.of(protocol, adjacency="zero-out", surviving=surviving, colluding=colluding, participation=who)
         with pytest.raises(ConditionError):
-            round_cost(protocol, Adjacency.ZERO_OUT, surviving, colluding, 1, DELTA, who)
+            round_cost(run, DELTA)
     with pytest.raises(ParameterError):
-        round_cost(protocol, Adjacency.ZERO_OUT, 41, 0, 1, DELTA, whole)
+        round_cost(Run.of(protocol, adjacency="zero-out", surviving=41), DELTA)
     with pytest.raises(ParameterError):
         guarantee(protocol, DELTA, surviving=41)
     with pytest.raises(ConditionError):

@@ -581,18 +581,6 @@ def test_the_samplers_variation_is_next_to_nothing(mechanism: Mechanism) -> None
     assert 0.0 <= mechanism.noise.variation < 1e-30 * draws
 
 
-@every
-def test_a_published_accounting_is_named_or_refused(mechanism: Mechanism) -> None:
-    protocol = protocol_of(mechanism)
-    if mechanism.published is None:
-        with pytest.raises(ConditionError, match=mechanism.name):
-            mechanism.published_epsilon(protocol, 1e-6, Adjacency.REPLACE_ONE, 40)
-    else:
-        name, citation = mechanism.published
-        assert name
-        assert citation
-
-
 # ------------------------------------------------------------------ planning
 
 

@@ -30,7 +30,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(type(f
 _GUARD = """
 from pathlib import Path
 import cpsgd
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 here = Path(__file__).resolve().parent
 assert Path(cpsgd.__file__).resolve().is_relative_to(here), cpsgd.__file__
 assert Path(kernels.__file__).resolve().is_relative_to(here), kernels.__file__

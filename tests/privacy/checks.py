@@ -20,8 +20,10 @@ from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
-from cpsgd.privacy import certificate, fixed_size, gaussian, moments, renyi
+from cpsgd.privacy import fixed_size, gaussian, moments
 from cpsgd.privacy import guarantee as ask
+from cpsgd.privacy.proofs import certified_gaussian as certificate
+from cpsgd.privacy.proofs import certified_renyi as renyi
 from cpsgd.protocol import Protocol
 
 from .oracle import Array, Exact, Pair, composed, hockey_stick

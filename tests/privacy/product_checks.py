@@ -20,8 +20,9 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.mechanisms.skellam import SkellamLaw
-from cpsgd.privacy import curves, products, smoothed
-from cpsgd.privacy.certificate import GaussianCertificate
+from cpsgd.privacy import curves, smoothed
+from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate
 
 from . import product_oracle as oracle
 from .product_oracle import Array, Exact, Pair

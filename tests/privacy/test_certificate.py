@@ -12,13 +12,13 @@ from scipy.special import ndtri
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.privacy import (
-    certificate,
     certified_epsilon,
     gaussian_certificate,
     gdp_delta,
     gdp_epsilon,
     renyi_certificate,
 )
+from cpsgd.privacy.proofs import certified_gaussian as certificate
 from cpsgd.protocol import Protocol
 
 from . import checks

@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import common, privacy_loss_distribution
 
 from cpsgd.errors import ConditionError
-from cpsgd.privacy.composition import optimal_composition, randomized_response_delta
+from cpsgd.privacy.proofs.per_round import optimal_composition, randomized_response_delta
 
 
 def exact_delta(epsilon: float, rounds: int, target: float) -> mpmath.mpf:

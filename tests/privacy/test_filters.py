@@ -19,11 +19,11 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds, most_rounds
-from cpsgd.privacy.certificate import gaussian_certificate
 from cpsgd.privacy.filters import LEVELS, Cost, Filter, best_order, largest, summed
 from cpsgd.privacy.fixed_size import sampled_divergence
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
-from cpsgd.privacy.renyi import rdp_epsilon
+from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
+from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 
 EVERY = Participation.every()
 Array = NDArray[np.float64]

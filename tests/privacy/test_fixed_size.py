@@ -16,13 +16,14 @@ from scipy import fft
 from scipy.special import erf, ndtr
 
 from cpsgd import Protocol
-from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.neighbours import Participation
 from cpsgd.privacy import fixed_size
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, mixed_epsilon
-from cpsgd.privacy.costs import round_cost
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee_over_rounds
+from cpsgd.privacy.proofs import round_cost
+from cpsgd.run import Run
 
 from . import checks
 from .oracle import composed, coordinate_law, hockey_stick
@@ -217,8 +218,8 @@ def test_guarantees_of_rounds_are_never_below_the_enumeration(
 
 def test_only_the_tails_of_rounds_the_client_is_in_count() -> None:
     protocol = Protocol.binomial(clients=10, dim=5, clip_norm=1.0, levels=3, trials=100)
-    sampled = round_cost(protocol, Adjacency.REPLACE_ONE, 10, 0, 1, 1e-6, fixed(0.1))
-    every = round_cost(protocol, Adjacency.REPLACE_ONE, 10, 0, 1, 1e-5, Participation.every())
+    sampled = round_cost(Run.of(protocol, surviving=10, participation=fixed(0.1)), 1e-6)
+    every = round_cost(Run.of(protocol, surviving=10), 1e-5)
     assert sampled.mu == every.mu
     assert 0.1 * every.tail_mass <= sampled.tail_mass <= 0.1000001 * every.tail_mass
 

@@ -15,7 +15,9 @@ from cpsgd.mechanisms.binomial import Binomial, BinomialLaw
 from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
-from cpsgd.privacy import certificate, fixed_size, moments, renyi
+from cpsgd.privacy import fixed_size, moments
+from cpsgd.privacy.proofs import certified_gaussian as certificate
+from cpsgd.privacy.proofs import certified_renyi as renyi
 
 from . import checks
 

@@ -11,8 +11,9 @@ import pytest
 
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Array, Steps
-from cpsgd.privacy import curves, products, smoothed
-from cpsgd.privacy.certificate import GaussianCertificate
+from cpsgd.privacy import curves, smoothed
+from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate
 
 from . import product_checks as checks
 

@@ -10,8 +10,9 @@ from cpsgd.errors import ConditionError, CpsgdError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.mechanisms.skellam import SkellamLaw
-from cpsgd.privacy import gaussian, products
-from cpsgd.privacy.products import smoothed_certificate, smoothed_epsilon, smoothed_sensitivity
+from cpsgd.privacy import gaussian
+from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs.certified_smooth import smoothed_certificate, smoothed_epsilon, smoothed_sensitivity
 
 from . import product_checks as checks
 from . import product_oracle as oracle

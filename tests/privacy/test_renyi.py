@@ -11,9 +11,11 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
-from cpsgd.privacy import certificate, moments, renyi, renyi_certificate
+from cpsgd.privacy import moments, renyi_certificate
 from cpsgd.privacy.moments import Meter, Moments
-from cpsgd.privacy.renyi import RENYI_TAIL_SHARES, rdp_epsilon, renyi_floor, summed_renyi_certificate
+from cpsgd.privacy.proofs import certified_gaussian as certificate
+from cpsgd.privacy.proofs import certified_renyi as renyi
+from cpsgd.privacy.proofs.certified_renyi import RENYI_TAIL_SHARES, rdp_epsilon, renyi_floor, summed_renyi_certificate
 from cpsgd.protocol import Protocol
 
 from . import checks

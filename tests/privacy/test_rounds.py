@@ -12,7 +12,8 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Coins
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
-from cpsgd.privacy.proofs import published_epsilon
+from cpsgd.privacy.proofs.published_accounting import published_epsilon
+from cpsgd.run import Run
 
 PROTOCOL = Protocol.rotated_binomial(clients=2_000, dim=4_096, clip_norm=1.0, levels=3, trials=20)
 DELTA = 1e-6
@@ -63,7 +64,7 @@ def test_collusion_counts_like_dropping_out() -> None:
     colluding = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, colluding=300)
     dropped = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, surviving=1_700)
     assert colluding.epsilon == pytest.approx(dropped.epsilon, rel=1e-12)
-    with pytest.raises(ConditionError, match="refuse it"):
+    with pytest.raises(ConditionError, match="there is no privacy"):
         guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, surviving=300, colluding=300)
 
 
@@ -85,7 +86,7 @@ def test_the_papers_route_is_far_above() -> None:
     alternatives = dict(found.alternatives)
     paper = alternatives["paper-theorem + optimal composition"]
     assert isinstance(paper, float)
-    assert paper == published_epsilon(wide, DELTA, rounds=20)
+    assert paper == published_epsilon(Run.of(wide, rounds=20), DELTA)
     assert paper > 2 * found.epsilon
     own = alternatives["per-round guarantee + optimal composition"]
     assert isinstance(own, float)

@@ -9,7 +9,7 @@ import pytest
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_epsilon
 from cpsgd.privacy import gdp_epsilon
-from cpsgd.privacy.certificate import certified_epsilon
+from cpsgd.privacy.proofs.certified_gaussian import certified_epsilon
 from reproduction.error_vs_epsilon import SCALES, ErrorFigure, certified_trials, compute
 
 DIM, DELTA, EPSILONS = 64, 1e-6, (0.3, 1.0, 3.0)

@@ -13,7 +13,7 @@ from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, VectorError
 from cpsgd.mechanisms import Binomial, Coins, DiscreteGaussian, Mechanism, Skellam, binomial
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.randomness import Keystream
-from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, noise_norm
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator, clipped_sum, float_mean, noise_norm
 
 from .exact_law import CLIENTS, DIM, PROTOCOLS, VALUES, coins, exact_law, integers, protocol
 
@@ -203,7 +203,7 @@ def test_the_gaussian_protocol_adds_its_variance_once_a_client() -> None:
 def test_clipped_sums() -> None:
     rows = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=np.float32)
     np.testing.assert_allclose(clipped_sum(rows, 1.0), [0.9, 1.2], rtol=1e-5)
-    floats = FloatMean(2, 1.0)
+    floats = float_mean(2, 1.0)
     floats.add(rows)
     floats.add_zeros(1)
     np.testing.assert_allclose(floats.mean(), [0.225, 0.3], rtol=1e-5)
@@ -221,7 +221,7 @@ def test_a_row_that_is_not_finite_counts_as_zeros(bad: float, kind: str) -> None
     for given in (rows, zeroed):
         engine: RoundSimulator | FloatMean
         if kind == "floats":
-            engine = FloatMean(3, 1.0)
+            engine = float_mean(3, 1.0)
         elif kind == "gaussian":
             engine = RoundSimulator(Protocol.gaussian(clients=40, dim=3, clip_norm=1.0, sigma=0.1), 0, seed=1)
         else:
@@ -277,4 +277,4 @@ def test_bad_input() -> None:
     with pytest.raises(ParameterError, match="seed"):
         RoundSimulator(protocol(dim=3), round=0, seed=-1)
     with pytest.raises(EmptyError):
-        FloatMean(3, 1.0).mean()
+        float_mean(3, 1.0).mean()

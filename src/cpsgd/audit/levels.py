@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cpsgd.audit.cases import Case
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 from cpsgd.errors import WorkerError
 
 Answers = Callable[[str], list[dict[str, Any]]]

@@ -18,8 +18,7 @@ from scipy.linalg import hadamard
 
 from cpsgd.audit.checks import Played
 from cpsgd.audit.sum_law import Array, SumLaw
-from cpsgd.codec.clip import Vector
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid, Vector
 from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 

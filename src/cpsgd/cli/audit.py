@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
+from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import Requirements
 from cpsgd.registry import parameters_of
-from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.audit import AuditReport, Check, Survey

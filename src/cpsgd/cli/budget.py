@@ -10,13 +10,13 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from cpsgd._durable import write_file
+from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import new_app
 from cpsgd.cli.options import file_option
 from cpsgd.errors import LedgerAccessError, LedgerError, ParameterError, ReportError
 from cpsgd.ledger import Budget, Ledger, Witness
 from cpsgd.ledger import check_report as verify_report
-from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Total

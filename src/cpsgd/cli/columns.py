@@ -17,7 +17,6 @@ from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import BEST
-from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
@@ -302,10 +301,7 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         *values,
         *([("bounds", bounds)] if bounds else []),
         ("message", f"{found.dim:,} coordinate{'s' * (found.dim != 1)} of {found.bits:.4g} bits per {found.unit}"),
-        (
-            "privacy",
-            f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g} per {found.unit}, {found.adjacency} neighbours",
-        ),
+        ("privacy", f"{found.claim} per {found.unit}, {found.adjacency} neighbours"),
         ("proved by", found.citation),
         *([] if found.assumption is None else [("assuming", found.assumption)]),
         *([] if result.out is None else [("values", str(result.out))]),

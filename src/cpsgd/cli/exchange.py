@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cpsgd._durable import locked, write_file
+from cpsgd._numbers import rounded_up
 from cpsgd.cli import _files, options, output
 from cpsgd.errors import (
     ConditionError,
@@ -21,7 +22,6 @@ from cpsgd.errors import (
     VectorError,
     WireError,
 )
-from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator

@@ -1,17 +1,17 @@
-"""`cpsgd figures`: pictures that are computed and not measured."""
+"""`cpsgd figures`: pictures of the repository's folder `reproduction`, for a package installed from a checkout."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import importlib
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.markup import escape
 
-from cpsgd.cli import options, output
+from cpsgd.cli import options
 from cpsgd.cli.frame import new_app
+from cpsgd.errors import CpsgdError
 
 app = new_app("figures")
 
@@ -19,22 +19,19 @@ app = new_app("figures")
 @app.command
 def frontier(
     *,
-    out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the files go.")] = Path("figures"),
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="Folder for the files.")] = Path("figures"),
     json: options.Json = False,
 ) -> None:
-    """Draw the error over bits per coordinate, for every mechanism and for published ones: SVG, PNG and CSV.
+    """Draws the error of every mechanism against bits, ours and as published: SVG, PNG and CSV.
 
-    At three settings, with and without secure aggregation. Takes a quarter of an hour or so.
+    At three settings, with and without secure aggregation. Takes a quarter of an hour or so. Needs a checkout of the
+    repository, where `python -m reproduction.frontier` does the same.
     """
-    from cpsgd.reports import rivals
-
-    rivals.check()  # before minutes are spent
-    console = Console(stderr=True, highlight=False)
-
-    def show(done: int, of: int, what: str) -> None:
-        console.print(f"{done:>3}/{of}  {what}", markup=False, soft_wrap=True)
-
-    points = rivals.compute(progress=show)
-    files = rivals.write(out, points)
-    written = output.facts([("written", escape(str(file))) for file in files])
-    output.answer(json, {"files": files, "points": [asdict(point) for point in points]}, written)
+    checkout = Path(__file__).parents[3]
+    if not (checkout / "reproduction" / "frontier.py").is_file():
+        raise CpsgdError(
+            "This picture compares with other people's papers and is drawn from a checkout of cpsgd's repository: "
+            "run `python -m reproduction.frontier` there."
+        )
+    sys.path.append(str(checkout))
+    importlib.import_module("reproduction.frontier").main(out=out, json=json)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
+from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.cli import _files, options, output
 from cpsgd.cli import columns as table
 from cpsgd.cli.columns import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 from cpsgd.planner.requirements import BEST
-from cpsgd.reports.numbers import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
-from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.neighbours import Participation

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
+from cpsgd._numbers import rounded_up
 from cpsgd.cli import options, output
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import Requirements
 from cpsgd.registry import parameters_of, required
-from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from cpsgd.privacy.guarantees import Guarantee

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from cpsgd._durable import create_file, write_file
+from cpsgd._numbers import rounded_up, size
 from cpsgd.cli import options, output
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
 from cpsgd.registry import MechanismOptions
-from cpsgd.reports.numbers import rounded_up, size
 
 if TYPE_CHECKING:
     from cpsgd.learning.experiment import Experiment, Result
@@ -121,9 +121,9 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         from cpsgd.planner import Plan
     except ImportError as error:
         raise CpsgdError(str(error)) from None
-    from cpsgd.reports import live, run_report
+    from cpsgd.reports import live, plotting, run_report
 
-    run_report.check()
+    plotting.check()
     export.check()
     experiment = Experiment(settings, begun=folder if resume else None)
     console = Console(stderr=json, highlight=False)

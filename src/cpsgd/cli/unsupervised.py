@@ -89,11 +89,11 @@ def kmeans(
     Lloyd's algorithm, each round a private mean. This is a simulation: here the inertia can be measured, because one
     machine holds all points. With --ledger it is not shown, for no budget covers it.
     """
+    _files.check_vector_output(out, file)
+    source, rows, dim = points.read(file)
     from cpsgd.statistics.clusters import inertia
     from cpsgd.statistics.clusters import kmeans as find
 
-    _files.check_vector_output(out, file)
-    source, rows, dim = points.read(file)
     arguments = {**vars(cost), **budget.arguments, **points.arguments, "rounds": rounds, "seed": seed}
     with output.warnings_told(), output.progress(rounds * rows) as advance:
         found = find(source, clusters, **arguments, advance=advance)
@@ -147,11 +147,11 @@ def pca(
     The covariance in one private round. This is a simulation: here the angle to the exact components can be measured,
     because one machine holds all points. With --ledger it is not shown, for no budget covers it.
     """
+    _files.check_vector_output(out, file)
+    source, rows, dim = points.read(file)
     from cpsgd.statistics.components import exact_components, subspace_angle
     from cpsgd.statistics.components import pca as find
 
-    _files.check_vector_output(out, file)
-    source, rows, dim = points.read(file)
     arguments = {**vars(cost), **budget.arguments, **points.arguments, "mean": [0.0] * dim if centred else None}
     with output.progress(rows) as advance:
         found = find(source, components, **arguments, advance=advance)

@@ -2,12 +2,12 @@
 
 | module | what it does |
 |---|---|
-| `clip` | scales a vector down to norm D, and makes sure of it on the grid |
+| `clip` | the grid that rounding starts from, and the norm of a vector on it |
 | `rotate` | spreads every vector over all coordinates |
-| `rounding` | the grid that stochastic rounding starts from, and tables to draw noise by inversion |
-| `pack`, `formats` | integers to bytes, and sums of them; which coordinates a message holds |
+| `rounding` | the kernels that round, and tables to draw noise from by inversion |
+| `pack` | payloads: integers to bytes, and sums of them |
 | `wire` | frames a payload as a message |
-| `pipeline` | runs them all, fused and in blocks |
+| `pipeline`, `batch` | all stages in one go, for one vector and for many |
 
 `_kernels` holds the C++ code and its NumPy twin.
 """

@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
@@ -21,11 +20,8 @@ from cpsgd import _validate
 from cpsgd.codec import pipeline, wire
 from cpsgd.errors import VectorError
 
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
-
 MAX_THREADS = 1024
-# A thread gets vectors of so many coordinates at a time, and at least one: enough to hide the cost of handing over.
+# Coordinates of the vectors that a thread gets at a time, at least one vector: enough to hide the cost of handing over.
 _COORDINATES = 1 << 17
 # Such parts per thread that are read ahead.
 _AHEAD = 2
@@ -34,12 +30,12 @@ _SHORT = 1 << 16
 
 
 _Encoded = tuple[list[bytes], Exception | None]
-"""Messages, and why there are no more."""
+"""Messages, and the error that ended them."""
 
 
 @dataclass
 class _Part:
-    """Some vectors, the number of the first, and what a thread makes of them."""
+    """Some vectors, the number of the first, and their messages."""
 
     first: int
     vectors: list[ArrayLike]
@@ -47,7 +43,7 @@ class _Part:
 
 
 def encode_many(
-    protocol: Protocol, vectors: Iterable[ArrayLike], round: int, threads: int | None = None
+    protocol: pipeline.Parameters, vectors: Iterable[ArrayLike], round: int, threads: int | None = None
 ) -> Generator[bytes, None, None]:
     """See `Protocol.encode_many`."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
@@ -61,13 +57,13 @@ def encode_many(
 
 
 def processors() -> int:
-    """Processors that this process may run on."""
+    """Returns the number of processors that this process may run on."""
     allowed = getattr(os, "sched_getaffinity", None)
     return (len(allowed(0)) if allowed else os.cpu_count()) or 1
 
 
 def _messages(
-    protocol: Protocol, vectors: Iterator[ArrayLike], round: int, threads: int
+    protocol: pipeline.Parameters, vectors: Iterator[ArrayLike], round: int, threads: int
 ) -> Generator[bytes, None, None]:
     at_a_time = max(1, _COORDINATES // protocol.dim)
     failed: list[Exception] = []  # of whoever makes the vectors
@@ -120,7 +116,7 @@ def _messages(
 
 
 def _helped(waiting: Iterable[_Part], encode: Callable[[int, list[ArrayLike]], _Encoded]) -> bool:
-    """Encodes the first part that no thread has begun, in this thread; False where all are begun."""
+    """Encodes the first part that no thread has begun, in this thread; returns False where all are begun."""
     for part in waiting:
         if part.encoded.cancel():
             part.encoded = Future()

@@ -1,14 +1,19 @@
-"""Bounds what one client can say.
+"""Bounds what one client can say: the norm of its vector, also on the grid that rounding starts from.
 
-`factor` is what a vector is multiplied by to have Euclidean norm at most D. `enforce` is the second look after the
-rotation: whatever float32 arithmetic did on the way, the grid point that rounding starts from has norm at most D, so
-the sensitivity used by the accounting is a fact. Of vectors that are nearer to each other than 2D, `apart` says how far
-apart their grid points can be.
+**The grid.** The k levels lie s = 2 X^max/(k-1) apart, from -X^max to X^max. A finer grid, 2^F points per level,
+carries the coordinates. The vector is first put on the grid (to the nearest point, at most 2^-(F+1) levels away), and
+then rounded from there to one of its two neighbouring levels with exactly the right probability, a multiple of 2^-F, by
+F random bits. So the mechanism that is analysed, which starts from a point of the grid within the norm bound, is the
+one that runs.
+
+**Clipping.** `factor` scales a vector down to norm D. `enforce` is the second look after the rotation: whatever float32
+arithmetic did on the way, the grid point that rounding starts from has norm at most D.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +30,52 @@ Vector = NDArray[np.float32] | NDArray[np.float64]
 # rarely leaves anything for `enforce` to do.
 MARGIN = 2.0**-20
 
+MAX_LEVELS = 2**24
+# Coordinates worked on at a time, so that wide temporaries stay in the cache.
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points that coordinates lie on before they are rounded.
+
+    Attributes:
+        unit: Grid points per unit of the vector, 2^F / s.
+        limit: X^max in grid points, an integer.
+        fraction_bits: F.
+    """
+
+    unit: float
+    limit: float
+    fraction_bits: int
+
+    @classmethod
+    def of_levels(cls, levels: int, coordinate_range: float) -> Grid:
+        """Returns the grid under k levels in [-X^max, X^max]: F is 16, or as many bits as leave room for k in 32.
+
+        Example:
+            >>> Grid.of_levels(3, 1.0)
+            Grid(unit=65536.0, limit=65536.0, fraction_bits=16)
+        """
+        bits = min(16, 32 - (levels - 1).bit_length())
+        unit = 2.0**bits * (levels - 1) / (2.0 * coordinate_range)
+        return cls(unit, float((levels - 1) << (bits - 1)), bits)
+
+    def fraction_variance(self, points: NDArray[np.float32]) -> float:
+        """Returns Σ f(1-f) over the fractional parts f, in levels, of a vector of grid points within the limit."""
+        one, offset = np.uint32(1 << self.fraction_bits), np.uint32(self.limit)
+        total = 0
+        for start in range(0, points.size, _BLOCK):
+            # In 32-bit integers, hence exactly: grid points are below 2^31 and f(1-f) in units of 4^-F at most 2^30.
+            parts = points[start : start + _BLOCK].astype(np.int32).view(np.uint32)
+            parts += offset
+            parts &= one - np.uint32(1)
+            total += int(np.sum(parts * (one - parts), dtype=np.uint64))
+        return total * 2.0 ** (-2 * self.fraction_bits)
+
 
 def _norm(vector: Vector) -> tuple[float, float]:
-    """The norm as a number of units, and the unit: 1, or the largest coordinate where squares overflow."""
+    """Returns the norm as a number of units, and the unit: 1, or the largest coordinate where squares overflow."""
     squared = kernels.norm_squared(vector)
     if math.isfinite(squared):
         return math.sqrt(squared), 1.0
@@ -39,7 +87,7 @@ def _norm(vector: Vector) -> tuple[float, float]:
 
 
 def factor(vector: Vector, clip_norm: float) -> float:
-    """What `vector` is to be multiplied by to have norm at most `clip_norm` (D), less the margin; at most 1."""
+    """Returns the factor that brings `vector` to norm at most `clip_norm` (D), less the margin; at most 1."""
     length, unit = _norm(vector)
     bound = clip_norm * (1.0 - MARGIN)
     return 1.0 if length * unit <= bound else bound / unit / length
@@ -54,7 +102,7 @@ def enforce(
         grid: A vector in grid units. Rounding starts from the nearest integers, clipped to ±`coordinate_limit`.
         norm_limit: D in grid units.
         coordinate_limit: X^max in grid units.
-        squared: What `kernels.grid_norm_squared` says of it, where that is known already.
+        squared: Its `kernels.grid_norm_squared`, where that is known already.
     """
     # Integer squares summed in float64 are off by at most a relative (d + 1) 2^-53; the limit itself came out of a
     # handful of float64 operations. Both are covered twice over.
@@ -72,7 +120,7 @@ def enforce(
 
 
 def apart(distance: float, *, dim: int, clip_norm: float, unit: float) -> float:
-    """The largest distance, in grid points, of the grid points of two vectors that lie this far apart, rounded up.
+    """Returns the largest distance of the grid points of two vectors this far apart, in grid points and rounded up.
 
     The bound is distance · unit + √d + 2^-16 D · unit. Putting two vectors on the grid moves them apart by at most √d.
     Clipping, to the norm as well as to the range, is a projection. What `enforce` does to one vector alone brings it

@@ -1,45 +1,87 @@
 """All stages in one go: vector to message, and sums of messages back to a mean.
 
 The public path. It needs one vector of float32 and one block of keystream beside its output; the integers between
-rounding and packing never leave the processor's first-level cache. What happens to a coordinate is for the protocol's
-mechanism to say; everything here is the same for all of them.
+rounding and packing never leave the processor's first-level cache. The protocol's mechanism brings what is particular
+to it; everything here is the same for all.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
-from cpsgd.codec import clip, scratch, wire
+from cpsgd.codec import clip, wire
 from cpsgd.codec._kernels import kernels
-from cpsgd.codec.clip import Vector
-from cpsgd.codec.formats import Format, Sums
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid, Vector
+from cpsgd.codec.pack import Format, Sums
 from cpsgd.errors import VectorError
 from cpsgd.randomness import SLACK, Keystream
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 # Bytes of keystream that are drawn at a time: few enough for the cache, and enough to hide what happens between calls,
 # above all that threads wait for each other there.
 _BLOCK_BYTES = 3 << 19
+LARGEST_KEPT = 1 << 24
+"""The most numbers of a type that a thread keeps; longer vectors take new memory in each call."""
+
+_LINE = 64
 _BYTE, _FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
 # float32 factors outside this interval would lose digits on their own; such vectors take the float64 kernels.
 _FLOAT32_FACTORS = (1e-30, 1e30)
 
 
+class Parameters(Protocol):
+    """The parameters of a round that encoding and decoding need: a `cpsgd.protocol.Protocol`."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def clients(self) -> int:
+        """Messages that a round is planned for."""
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of a vector."""
+
+    @property
+    def clip_norm(self) -> float:
+        """Bound on a vector's norm."""
+
+    @property
+    def rotate(self) -> bool:
+        """Whether vectors are rotated."""
+
+    @property
+    def modulus(self) -> int | None:
+        """Modulus of sums, or None."""
+
+    @property
+    def mechanism(self) -> Any:
+        """The mechanism, which says what a coordinate becomes."""
+
+    @property
+    def format(self) -> Format:
+        """The layout of messages."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes that stand for all parameters."""
+
+    def rotation_signs(self, round: int) -> NDArray[np.uint8]:
+        """Returns the public signs of a round's rotation."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Stages:
-    """What the stages of a protocol need, worked out once."""
+    """The parts of a protocol that its stages need, worked out once."""
 
     grid: Grid | None
     norm_limit: float
@@ -54,7 +96,7 @@ class _Stages:
 
 
 @lru_cache(maxsize=64)
-def _stages(protocol: Protocol) -> _Stages:
+def _stages(protocol: Parameters) -> _Stages:
     mechanism, form, grid = protocol.mechanism, protocol.format, protocol.mechanism.grid
 
     def block(width: int) -> int:
@@ -77,7 +119,7 @@ def _stages(protocol: Protocol) -> _Stages:
 
 
 def as_vector(vector: ArrayLike, dim: int) -> Vector:
-    """The vector as a contiguous array of float32 or float64.
+    """Returns the vector as a contiguous array of float32 or float64.
 
     Raises:
         VectorError: It does not have `dim` real coordinates.
@@ -99,15 +141,15 @@ def as_vector(vector: ArrayLike, dim: int) -> Vector:
     return np.require(array, dtype, ["C", "ALIGNED"])
 
 
-def to_grid(protocol: Protocol, vector: Vector, round: int) -> NDArray[np.float32]:
-    """Clips and rotates: the vector in grid units, with its norm and coordinates within the protocol's bounds."""
-    return _to_grid(protocol, _stages(protocol), vector, round, scratch.floats(protocol.dim))
+def to_grid(protocol: Parameters, vector: Vector, round: int) -> NDArray[np.float32]:
+    """Clips and rotates: returns the vector in grid units, with its norm within the protocol's bound."""
+    return _to_grid(protocol, _stages(protocol), vector, round, floats(protocol.dim))
 
 
 def _to_grid(
-    protocol: Protocol, stages: _Stages, vector: Vector, round: int, points: NDArray[np.float32]
+    protocol: Parameters, stages: _Stages, vector: Vector, round: int, points: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The same, written to `points`."""
+    """Writes the same to `points`."""
     grid = stages.grid
     protocol.mechanism.memory.rotation_round(round)  # refuses rounds that a run does not have, rotated or not
     factor = clip.factor(vector, protocol.clip_norm) * (1.0 if grid is None else grid.unit)
@@ -125,13 +167,13 @@ def _to_grid(
 
 
 Seeds = Sequence[bytes | None] | None
-"""Those of a client's lineage, the newest first, where noise is correlated; None where it begins one."""
+"""Seeds that a client's noise follows from, newest first; None for fresh noise."""
 
 
 def encode(
-    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
+    protocol: Parameters, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
 ) -> bytes:
-    """One client's message. `keystream` is for tests; without it, fresh noise from the operating system's generator."""
+    """Returns one client's message. `keystream` is for tests; by default it comes from the operating system."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     checked = as_vector(vector, protocol.dim)
     inherited = protocol.mechanism.memory.inherited(seeds, round, protocol.dim)
@@ -142,13 +184,13 @@ def encode(
     held = protocol.dim if chosen is None else chosen.size
     buffer = kernels.MessageBuffer(wire.HEADER_BYTES + stages.format.payload_bytes(held))
     message = buffer.array()
-    points = scratch.take(protocol.dim)
+    points = take(protocol.dim)
     try:
         _to_grid(protocol, stages, checked, round, points)
         held_points = points if chosen is None else points[chosen]
         _write_payload(stages, held_points, stream, inherited, message[wire.HEADER_BYTES :])
     finally:
-        scratch.give_back(points)
+        give_back(points)
     wire.write_header(
         message,
         radix=stages.format.radix,
@@ -168,9 +210,9 @@ def _write_payload(
     inherited: NDArray[np.int64] | None,
     payload: NDArray[np.uint8],
 ) -> None:
-    """Block by block."""
+    """Writes the payload, block by block."""
     width, block = stages.packer_bytes, stages.packer_block
-    buffer = scratch.take(min(block, points.size) * width + SLACK, _BYTE)
+    buffer = take(min(block, points.size) * width + SLACK, _BYTE)
     block_bytes = stages.format.payload_bytes(block)
     try:
         for number, start in enumerate(range(0, points.size, block)):
@@ -179,13 +221,13 @@ def _write_payload(
             packer = stages.packer if inherited is None else stages.packer.after(inherited[start : start + block])
             stages.format.write(packer, part, words, payload[number * block_bytes : (number + 1) * block_bytes])
     finally:
-        scratch.give_back(buffer)
+        give_back(buffer)
 
 
 def integers(
-    protocol: Protocol, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
+    protocol: Parameters, vector: ArrayLike, round: int, keystream: Keystream | None = None, seeds: Seeds = None
 ) -> NDArray[np.uint32]:
-    """One client's integers, unpacked, for transports that add them up themselves.
+    """Returns one client's integers, unpacked, for transports that add them up themselves.
 
     `keystream` is for tests; the same one yields the integers that `encode` packs.
     """
@@ -195,8 +237,8 @@ def integers(
     stages = _stages(protocol)
     stream = Keystream() if keystream is None else keystream
     values = np.empty(protocol.dim, dtype=np.uint32)
-    points = scratch.take(protocol.dim)
-    buffer = scratch.take(min(stages.block, protocol.dim) * stages.keystream_bytes + SLACK, _BYTE)
+    points = take(protocol.dim)
+    buffer = take(min(stages.block, protocol.dim) * stages.keystream_bytes + SLACK, _BYTE)
     try:
         _to_grid(protocol, stages, checked, round, points)
         for start in range(0, points.size, stages.block):
@@ -206,15 +248,16 @@ def integers(
             kernel = stages.kernel if inherited is None else stages.kernel.after(inherited[start:end])
             kernel.values(part, words, values[start:end])
     finally:
-        scratch.give_back(buffer)
-        scratch.give_back(points)
+        give_back(buffer)
+        give_back(points)
     return values
 
 
-def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np.float32]:
-    """The mean of `count` clients' vectors from the sums of their messages (modulo the modulus, where there is one)."""
+def decode(protocol: Parameters, sums: Sums, count: int, round: int) -> NDArray[np.float32]:
+    """Returns the mean of `count` clients' vectors from the sums of their messages, modulo the modulus if any."""
     protocol.mechanism.memory.check_messages(count, protocol.clients)
-    middle, factor = count * protocol.mechanism.centre, protocol.mechanism.scale / count
+    middle: float = count * protocol.mechanism.centre
+    factor: float = protocol.mechanism.scale / count
     if protocol.modulus is not None:
         # The sum is the representative nearest to where it is expected.
         lowest = math.ceil(middle - 0.5 * protocol.modulus)
@@ -222,9 +265,48 @@ def decode(protocol: Protocol, sums: Sums, count: int, round: int) -> NDArray[np
         middle -= lowest
     if sums.dtype.kind == "f":
         return ((sums - middle) * factor).astype(np.float32)
-    mean = scratch.floats(protocol.dim)
+    mean = floats(protocol.dim)
     if protocol.rotate:
         kernels.centre_and_rotate(sums, middle, factor, protocol.rotation_signs(round), mean)
     else:
         kernels.centre(sums, middle, factor, mean)
     return mean
+
+
+# ---------------------------------------------------------------------- memory that a thread keeps from call to call
+#
+# Rows of the transform begin on a cache line, so that none is read or written twice. Large arrays are fresh pages of
+# the operating system each time, which costs as much as a pass of the transform. So each thread keeps one array per
+# type: the vector's numbers, and the keystream that makes noise of them.
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.arrays: dict[np.dtype[Any], NDArray[Any]] = {}
+
+
+_kept = _Kept()
+
+
+def floats(size: int) -> NDArray[np.float32]:
+    """Returns `size` uninitialised float32 numbers that begin on a cache line."""
+    return _new(size, _FLOAT)
+
+
+def _new(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    memory = np.empty(size + _LINE // dtype.itemsize, dtype=dtype)
+    start = -memory.ctypes.data % _LINE // dtype.itemsize
+    return memory[start : start + size]
+
+
+def take(size: int, dtype: np.dtype[Any] = _FLOAT) -> NDArray[Any]:
+    """Returns the same from the calling thread's memory, to be given back at the end of the call."""
+    # Taken, not shared: a call inside the call, by a signal's handler for one, finds none and gets its own.
+    kept = _kept.arrays.pop(dtype, None)
+    return kept if kept is not None and kept.size == size else _new(size, dtype)
+
+
+def give_back(taken: NDArray[Any]) -> None:
+    """Keeps what `take` returned for the thread's next call."""
+    if taken.size <= LARGEST_KEPT:
+        _kept.arrays[taken.dtype] = taken

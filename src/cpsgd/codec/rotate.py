@@ -36,7 +36,7 @@ PURPOSE = "cpsgd rotation v1"
 
 @lru_cache(maxsize=4)
 def signs(dim: int, seed: int, round: int) -> NDArray[np.uint8]:
-    """The signs of A and then of B as bits, least significant first in each byte; 1 means minus.
+    """Returns the signs of A and then of B as bits, least significant first in each byte; 1 means minus.
 
     Those of B begin at bit max(16, 2^j).
     """
@@ -46,14 +46,14 @@ def signs(dim: int, seed: int, round: int) -> NDArray[np.uint8]:
 
 
 def forward(vector: Vector, signs: NDArray[np.uint8], factor: float = 1.0) -> NDArray[np.float32]:
-    """The rotated vector, multiplied by `factor` beforehand."""
+    """Returns the rotated vector, multiplied by `factor` beforehand."""
     out = np.empty(vector.size, dtype=np.float32)
     kernels.rotate_forward(vector, factor, signs, out)
     return out
 
 
 def backward(vector: NDArray[np.float32], signs: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The vector that `forward` rotates to this one."""
+    """Returns the vector that `forward` rotates to this one."""
     out = vector.copy()
     kernels.rotate_backward(out, signs)
     return out

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from cpsgd.codec import pack
 from cpsgd.codec._kernels import kernels
+from cpsgd.codec.pack import VARIABLE as VARIABLE
+from cpsgd.codec.pack import VERSION as VERSION
 from cpsgd.errors import (
     ChecksumError,
     DimensionError,
@@ -21,10 +23,6 @@ from cpsgd.errors import (
 )
 
 MAGIC = b"cpsg"
-VERSION = 1
-"""Of messages whose length follows from radix and dimension."""
-VARIABLE = 2
-"""Of messages whose header says the payload's length instead of the radix. The payload is of bits: radix 2."""
 # magic, version, reserved, radix or payload bytes, fingerprint, round, message id, dimension; then the checksum.
 _FIELDS = struct.Struct("<4sHHI16sQ16sQ")
 _CHECKSUM = struct.Struct("<I")
@@ -36,7 +34,7 @@ DEFAULT_MAX_DIM = 2**28
 
 @dataclass(frozen=True)
 class Message:
-    """A message whose frame is sound. Whether it belongs to a protocol and a round is for the aggregator to say."""
+    """A message whose frame is sound. The aggregator checks that it belongs to its protocol and round."""
 
     radix: int
     fingerprint: bytes
@@ -108,7 +106,7 @@ def read(
 
 
 def checksum(*parts: bytes | bytearray | memoryview | NDArray[np.uint8]) -> int:
-    """CRC-32C of bytes that follow one another."""
+    """Returns the CRC-32C of bytes that follow one another."""
     state = 0
     for part in parts:
         state = kernels.crc32c(np.frombuffer(part, dtype=np.uint8), state)

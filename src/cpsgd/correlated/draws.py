@@ -21,8 +21,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.kernels import PythonKernel
-from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
+from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, PythonKernel
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import fine_gaussian
@@ -60,12 +59,12 @@ def _rounder(ratio: float) -> GaussianRounder:
 
 
 def farthest_point(ratio: float) -> int:
-    """The largest |n| that `draw` returns."""
+    """Returns the largest |n| that `draw` returns."""
     return fine_gaussian.farthest(ratio) * CELL + UNIFORMS * (CELL - 1) // 2
 
 
 def draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> Points:
-    """`count` numbers of the discrete Gaussian with a deviation of `ratio` cells, from DRAW_BYTES of keystream each.
+    """Draws `count` discrete Gaussians with a deviation of `ratio` cells, from DRAW_BYTES of keystream each.
 
     The kernel rounds n to n/2, and n + 1 to (n + 1)/2, both down; together these are n.
     """
@@ -78,7 +77,7 @@ def draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> Points:
 
 
 def own_shifts(fraction_bits: int) -> tuple[int, ...]:
-    """How many bits coarser than the grid of 2^-F steps each draw of a client's own noise is, the coarsest first."""
+    """Returns the left shifts of the draws of a client's own noise on the grid of 2^-F steps, coarsest first."""
     shifts = [fraction_bits - OWN_BITS]
     while shifts[-1] > 0:
         shifts.append(max(0, shifts[-1] - FINER_BITS))
@@ -87,7 +86,7 @@ def own_shifts(fraction_bits: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Lineages:
-    """What the noise of a mechanism's lineages is made of.
+    """The noise of lineages: clients, one per round, whose noise follows from common seeds.
 
     Attributes:
         correlation: The weights.
@@ -98,11 +97,11 @@ class Lineages:
     ratio: float
 
     def fresh(self, keystream: NDArray[np.uint8], count: int) -> Points:
-        """The noise of a lineage that begins with this round, and that nobody will continue."""
+        """Draws the noise of a lineage that begins with this round and that nobody will continue."""
         return draw(self.ratio, keystream, count) << WEIGHT_BITS
 
     def noise(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
-        """Σ_k g_k z_(round-k), each z expanded from its seed.
+        """Returns Σ_k g_k z_(round-k), each z expanded from its seed.
 
         Args:
             seeds: Those of a lineage, the newest first: of this round, of the last, and so on, up to b of them; None
@@ -121,7 +120,7 @@ class Lineages:
         return total
 
     def expanded(self, seed: bytes, round: int, dim: int) -> Points:
-        """z of one round: a draw per coordinate, in blocks of 4096, from a key that follows from seed and round."""
+        """Returns z of one round: a draw per coordinate, in blocks of 4096, by a key from seed and round."""
         stream = Keystream(hashlib.sha256(PURPOSE + struct.pack("<Q", round) + seed).digest()[:16])
         buffer = stream.buffer(min(_BLOCK, dim) * DRAW_BYTES)
         found = np.empty(dim, dtype=np.int64)
@@ -163,7 +162,7 @@ class LineageKernel(PythonKernel):
         self._shifts = own_shifts(fraction_bits)
 
     def after(self, inherited: Points) -> LineageKernel:
-        """The same with the noise of a lineage that goes on, for the coordinates that will be asked for."""
+        """Returns the kernel that adds this noise of earlier rounds, for the coordinates that will be asked for."""
         return LineageKernel(
             self._lineages,
             limit=self._limit,

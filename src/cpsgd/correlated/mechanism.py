@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.correlated.draws import (
     FINER_BITS,
     OWN_BITS,
@@ -33,12 +33,11 @@ from cpsgd.correlated.draws import (
     own_shifts,
 )
 from cpsgd.correlated.run_memory import MORE, RunMemory
-from cpsgd.correlated.run_sums import RunNoise
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Extent, Search
 from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.interface import Extent, Search
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.rounded_gaussian import (
     MAX_WINDOW,
@@ -61,7 +60,7 @@ _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
 @lru_cache(maxsize=64)
 def _correlation(bands: int, rounds: int, separation: int | None) -> Correlation:
-    """One object for all mechanisms that have it: its sensitivity takes a while to compute."""
+    """Returns one object for all mechanisms that have it: its sensitivity takes a while to compute."""
     return Correlation(bands, rounds, separation)
 
 
@@ -73,17 +72,22 @@ class CorrelatedNoise(RoundedNoise):
 
     @property
     def variance(self) -> float:
-        """That of a lineage's first round: z and the client's own noise."""
+        """Variance in a lineage's first round: z and the client's own noise."""
         return self.of.noise_deviation**2 + self.own_variance
 
     @property
     def settled_variance(self) -> float:
-        """That of a lineage that has gone on for b rounds: the largest."""
+        """Variance once a lineage has gone on for b rounds: the largest."""
         return (self.of.noise_deviation * self.of.correlation.spread) ** 2 + self.own_variance
 
     @property
+    def deviation(self) -> float:
+        """σ, the standard deviation of a client's z, in steps."""
+        return self.of.noise_deviation
+
+    @property
     def own_variance(self) -> float:
-        """That of the noise that a client adds for itself and nobody takes away, in squared steps."""
+        """Variance of the noise that a client adds for itself and nobody takes away, in squared steps."""
         return sum(math.ldexp(OWN_DEVIATION, shift - self.of.finest_bits + OWN_BITS) ** 2 for shift in self.of.shifts)
 
     @property
@@ -246,7 +250,7 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @property
     def keystream_bytes(self) -> int:
-        """Those of the own noise, and of a lineage that begins."""
+        """Bytes of the own noise, and of a lineage that begins."""
         return fine_gaussian.DRAW_BYTES * (len(self.shifts) + 1)
 
     def kernel(self) -> Any:
@@ -259,22 +263,6 @@ class CorrelatedGaussian(RoundedGaussian):
         """The middle of the window, and half a point of the finest grid: halves are rounded up."""
         return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
 
-    # ------------------------------------------------------------------ simulation and error
-
-    def run_noise(self) -> RunNoise:
-        """Noise of lineages, and of each client's own."""
-        return RunNoise(
-            correlation=self.correlation,
-            deviation=self.noise_deviation,
-            own_variance=self.noise.own_variance,
-            vector_bits=OWN_BITS,
-            noise_bits=self.noise_bits,
-            finest_bits=self.finest_bits,
-            limit=int(self.grid.limit),
-            window=self.window,
-            centre=self.centre,
-        )
-
     @property
     def shifts(self) -> tuple[int, ...]:
         """Left shifts of the draws of a client's own noise, coarsest first."""
@@ -284,7 +272,7 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @property
     def noise(self) -> CorrelatedNoise:
-        """Noise of lineages, and of each client's own."""
+        """Returns the parts of the noise, for simulations."""
         return CorrelatedNoise(self)
 
     @property
@@ -294,19 +282,19 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @property
     def extent(self) -> Extent:
-        """That of a round, times the sensitivity of the run's correlation."""
+        """The extent of a round, times the sensitivity of the run's weights."""
         return replace(super().extent, growth=self.correlation.sensitivity * _ROUNDING)
 
     # ------------------------------------------------------------------ planning
 
     @classmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """None without a run: the planner asks for one with `correlated`."""
+        """Raises `InfeasibleError`: the planner needs a run, which `correlated` asks for."""
         raise InfeasibleError("Correlated noise is planned for a run of rounds: give correlated, the number of bands.")
 
     @classmethod
     def with_room(cls, *, noise_deviation: float, step: float, coordinate_range: float, cut: float, **run: Any) -> Self:
-        """With as wide a window as is needed for a message to leave it with a probability of at most `cut`.
+        """Returns the mechanism whose window a message leaves with a probability of at most `cut`.
 
         Raises:
             ParameterError: No window is wide enough, or something is out of range.
@@ -320,10 +308,10 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """A σ of 64 in 12 bits, eight bands, and a run as long as a client can be told of."""
+        """Returns a σ of 64 in 12 bits, eight bands, and a run of a thousand rounds."""
         noise = usual_fields(64.0, 1 << 12, 600.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {**noise, "bands": 8, "run_length": 1000}
 
     def describe(self) -> str:
-        """Noise, window, range and run."""
+        """Returns noise, window, range and run."""
         return f"{super().describe()}; {self.bands} bands over a run of {self.run_length:,} rounds"

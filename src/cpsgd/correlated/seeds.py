@@ -208,7 +208,7 @@ def _usable(held: Held, place: Place, handed: bool) -> Held:
 
 
 def _recent(seeds: dict[int, bytes], bands: int) -> dict[int, bytes]:
-    """Those that a later round can still need."""
+    """Returns the seeds that a later round can still need."""
     newest = max(seeds)
     return {round: seed for round, seed in seeds.items() if round > newest + 1 - bands}
 

@@ -1,91 +1,30 @@
-"""`run_rules`: what a federation must know about noise that is carried from round to round.
+"""`RunRules`: what a federation must know about noise that is carried from round to round.
 
-Independent rounds carry nothing. A run of correlated noise has rules, which a client checks itself:
+A client checks itself that it takes part as the noise of a run was made for, and counts how often it has paid:
 
 * *Whole clients* that may be in one round, or in rounds at least s apart, refuse the others, and pay for each run.
 * *Examples* that are in one round each, and clients that may be in every round, pay for all runs in which no round was
   answered twice as for one. A server that is stopped goes on under another name of the run: lineages break, and the
   rounds before and after together cost no more than the run (docs/accounting.md, section 15). Where a round is
   answered again, another run is paid for.
-
-Both kinds of rules answer the same questions, so that nobody else asks whether noise is correlated.
+* Rounds with *independent noise* have no such rules; each is paid for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from cpsgd.correlated.batons import Place
 from cpsgd.correlated.handover import Handing
-from cpsgd.correlated.run_memory import RunMemory
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import ParameterError, RoundRefusedError
 from cpsgd.mechanisms import Mechanism
-
-Node = TypeVar("Node", bound=Hashable)
+from cpsgd.mechanisms.memory import NoiseMemory
 
 Turn = tuple[str, int]
 """The engine's name of a run, and the number of a round of it that was answered."""
-
-
-class NoiseState(Protocol):
-    """What a client keeps of its noise from round to round."""
-
-    def check(self, round: int) -> None:
-        """Raises `RoundError`, and changes nothing, if `update` would."""
-
-    def update(self, round: int) -> Mapping[str, Any]:
-        """Returns what `Protocol.encode` needs beside the vector and the round; the state is then the next round's."""
-
-
-class RunRules(Protocol):
-    """The rules by which the rounds of a run belong together."""
-
-    @property
-    def one_event(self) -> bool:
-        """Whether all rounds of a run cost what one does."""
-
-    @property
-    def participation(self) -> Literal["every", "once"]:
-        """The participation that a run is accounted for."""
-
-    def separation(self, examples: bool) -> int | None:
-        """Returns how far apart the rounds of a node are at least; None if it may be in one only.
-
-        Where single examples are protected, nodes see to it that these are apart, and may be in every round.
-        """
-
-    def check_plan(self, rounds: int, participation: str) -> None:
-        """Raises `ParameterError` if a federation cannot run a plan for this number of rounds and participation."""
-
-    def check_announced(self, rounds: int, *, examples: bool, disjoint: bool) -> None:
-        """Raises `RoundRefusedError` if a client cannot take part in a run of this many rounds."""
-
-    def check_turn(self, turn: Turn, answered: Iterable[Turn], *, examples: bool) -> None:
-        """Raises `RoundRefusedError` if a client may not take part in a round after those that it has answered."""
-
-    def paid(self, turns: Sequence[Turn], *, protected: bool, examples: bool) -> int:
-        """Returns how often the rounds that were answered are paid for.
-
-        Args:
-            turns: The rounds, all of one kind.
-            protected: Whether single examples were protected in them.
-            examples: Whether single examples are protected now.
-        """
-
-    def covered(self, rounds: int) -> int:
-        """Returns how often a payment of this kind was found affordable when `rounds` rounds were announced."""
-
-    def number(self, round: int) -> int:
-        """Returns the protocol's number of a federation's round, whose first is 1."""
-
-    def init(self, seeds: SeedFile | None, run: str, fingerprint: bytes) -> NoiseState:
-        """Returns a client's state of noise in a run. Raises `RoundRefusedError` if it has nowhere to keep it."""
-
-    def handing(self, run: str, fingerprint: bytes) -> Handing[Any] | NoHanding:
-        """Returns the server's record of who holds whose noise."""
 
 
 def run_rules(mechanism: Mechanism) -> RunRules:
@@ -93,115 +32,52 @@ def run_rules(mechanism: Mechanism) -> RunRules:
 
     Example:
         >>> from cpsgd.mechanisms import Binomial
-        >>> run_rules(Binomial(levels=16, trials=100)).number(3)
+        >>> run_rules(Binomial(levels=16, trials=100, coordinate_range=1.0)).number(3)
         3
     """
-    memory = mechanism.memory
-    return CorrelatedRun(memory) if isinstance(memory, RunMemory) else IndependentRounds()
-
-
-# ---------------------------------------------------------------------- independent rounds
+    return RunRules(mechanism.memory)
 
 
 @dataclass(frozen=True)
-class IndependentRounds:
-    """Rules of rounds whose noise is independent: there are hardly any."""
+class RunRules:
+    """The rules by which the rounds of a run belong together.
 
-    one_event = False
-    participation: Literal["every", "once"] = "every"
+    Attributes:
+        memory: The memory of the run's noise.
+    """
+
+    memory: NoiseMemory
+
+    @property
+    def participation(self) -> Literal["every", "once"]:
+        """The participation that a run is accounted for."""
+        return "every" if self.memory.separation == 1 else "once"
 
     def separation(self, examples: bool) -> int | None:
-        """Returns 1: a node may be in every round."""
-        return 1
+        """Returns the smallest distance of two rounds of a node; None if it may be in one only.
+
+        Where single examples are protected, nodes see to it that these are apart, and may be in every round.
+        """
+        return 1 if examples else self.memory.separation
+
+    def number(self, round: int) -> int:
+        """Returns the protocol's number of a round. A federation's first is 1; that of a run with a memory is 0."""
+        return round - 1 if self.memory.one_event else round
 
     def check_plan(self, rounds: int, participation: str) -> None:
-        """Refuses other participation than "every"."""
-        if participation != "every":
+        """Raises `ParameterError` if a federation cannot run a plan for this number of rounds and participation."""
+        if rounds > self.memory.rounds:
+            raise ParameterError(
+                f"The plan has {rounds} rounds, and its noise is correlated over {self.memory.rounds}; plan again."
+            )
+        if not self.memory.one_event and participation != "every":
             raise ParameterError(
                 f"The plan is for participation {participation!r}, and here the same nodes may be in every round; plan "
                 'with participation="every".'
             )
 
     def check_announced(self, rounds: int, *, examples: bool, disjoint: bool) -> None:
-        """Accepts any number of rounds."""
-
-    def check_turn(self, turn: Turn, answered: Iterable[Turn], *, examples: bool) -> None:
-        """Accepts any round."""
-
-    def paid(self, turns: Sequence[Turn], *, protected: bool, examples: bool) -> int:
-        """Returns the number of rounds."""
-        return len(turns)
-
-    def covered(self, rounds: int) -> int:
-        """Returns the number of rounds."""
-        return rounds
-
-    def number(self, round: int) -> int:
-        """Returns the same number."""
-        return round
-
-    def init(self, seeds: SeedFile | None, run: str, fingerprint: bytes) -> NoiseState:
-        """Returns a state that is always empty."""
-        return _NoState()
-
-    def handing(self, run: str, fingerprint: bytes) -> NoHanding:
-        """Returns a record of nothing."""
-        return NoHanding()
-
-
-@dataclass(frozen=True)
-class NoHanding:
-    """A record of nothing: nobody holds another one's noise."""
-
-    def before(self, round: int, present: Iterable[Any], nodes: Sequence[Any]) -> list[Any]:
-        """Returns no exchanges."""
-        return []
-
-    def trained(self, nodes: Iterable[Any], round: int) -> None:
-        """Notes nothing."""
-
-
-@dataclass(frozen=True)
-class _NoState:
-    def check(self, round: int) -> None:
-        pass
-
-    def update(self, round: int) -> Mapping[str, Any]:
-        return {}
-
-
-# ---------------------------------------------------------------------- runs of correlated noise
-
-
-@dataclass(frozen=True)
-class CorrelatedRun:
-    """Rules of a run whose rounds take noise of earlier ones away.
-
-    Attributes:
-        memory: The run's length, the distance of a client's rounds, and whether seeds are handed on.
-    """
-
-    memory: RunMemory
-    one_event = True
-
-    @property
-    def participation(self) -> Literal["every", "once"]:
-        """Returns "once", unless a client may be in every round."""
-        return "every" if self.memory.separation == 1 else "once"
-
-    def separation(self, examples: bool) -> int | None:
-        """Returns the separation that the noise was correlated for; 1 where examples are protected."""
-        return 1 if examples else self.memory.separation
-
-    def check_plan(self, rounds: int, participation: str) -> None:
-        """Refuses more rounds than the run has."""
-        if rounds > self.memory.rounds:
-            raise ParameterError(
-                f"The plan has {rounds} rounds, and its noise is correlated over {self.memory.rounds}; plan again."
-            )
-
-    def check_announced(self, rounds: int, *, examples: bool, disjoint: bool) -> None:
-        """Refuses more rounds than the run has, and examples that may be in more rounds than it was made for."""
+        """Raises `RoundRefusedError` if a client cannot take part in a run of this many rounds."""
         if examples and self.memory.separation != 1 and not disjoint:
             raise RoundRefusedError(
                 "The server's noise is correlated for examples that are in few rounds, and this client's are in all. "
@@ -213,7 +89,9 @@ class CorrelatedRun:
             )
 
     def check_turn(self, turn: Turn, answered: Iterable[Turn], *, examples: bool) -> None:
-        """Refuses rounds that are not in the run, or too close to one that this client was in."""
+        """Raises `RoundRefusedError` if a client may not take part in a round after those that it has answered."""
+        if not self.memory.one_event:
+            return
         (run, round), apart = turn, self.memory.separation
         if not 1 <= round <= self.memory.rounds:
             raise RoundRefusedError(f"The server begins round {round} of a run of {self.memory.rounds} rounds.")
@@ -229,11 +107,18 @@ class CorrelatedRun:
             )
 
     def paid(self, turns: Sequence[Turn], *, protected: bool, examples: bool) -> int:
-        """Returns the number of runs that pay for these rounds.
+        """Returns how often the rounds that were answered are paid for.
+
+        Args:
+            turns: The rounds, all of one kind.
+            protected: Whether single examples were protected in them.
+            examples: Whether single examples are protected now.
 
         Raises:
             RoundRefusedError: Nothing is proved about them: single examples were protected, and now whole clients are.
         """
+        if not self.memory.one_event:
+            return len(turns)
         rounds: dict[str, set[int]] = {}
         for run, round in turns:
             rounds.setdefault(run, set()).add(round)
@@ -254,40 +139,43 @@ class CorrelatedRun:
                 fitting |= answered
         return len(paid)
 
-    def covered(self, rounds: int) -> int:
-        """Returns 1: the run is paid for as a whole."""
-        return 1
-
-    def number(self, round: int) -> int:
-        """Returns the number that begins with 0."""
-        return round - 1
-
     def init(self, seeds: SeedFile | None, run: str, fingerprint: bytes) -> NoiseState:
-        """Returns the client's lineage in the run, which is kept in its file of seeds."""
-        if seeds is None:
+        """Returns a client's state of noise in a run.
+
+        Raises:
+            RoundRefusedError: The client needs a file to keep it in.
+        """
+        if self.memory.one_event and seeds is None:
             raise RoundRefusedError(
                 "The server's noise is correlated over rounds, for which this client has to keep its seeds: give it a "
                 "file for them with cpsgd-memory."
             )
-        return _Lineage(self, seeds, run, fingerprint)
+        return NoiseState(self.memory, seeds if self.memory.one_event else None, run, fingerprint)
 
     def handing(self, run: str, fingerprint: bytes) -> Handing[Any]:
-        """Returns the server's record of who holds a lineage."""
+        """Returns the server's record of who holds whose noise."""
         return Handing(run, fingerprint, self.memory.bands, self.memory.hands_on)
 
 
 @dataclass(frozen=True)
-class _Lineage:
-    rules: CorrelatedRun
-    seeds: SeedFile
+class NoiseState:
+    """The state of a client's noise from round to round of a run; empty without a file of seeds."""
+
+    memory: NoiseMemory
+    seeds: SeedFile | None
     run: str
     fingerprint: bytes
 
     def _place(self, round: int) -> Place:
-        return Place(self.run, self.fingerprint, self.rules.memory.bands, round)
+        return Place(self.run, self.fingerprint, self.memory.bands, round)
 
     def check(self, round: int) -> None:
-        self.seeds.check(self._place(round), handed=self.rules.memory.hands_on)
+        """Raises `RoundError`, and changes nothing, if `update` would."""
+        if self.seeds is not None:
+            self.seeds.check(self._place(round), handed=self.memory.hands_on)
 
     def update(self, round: int) -> Mapping[str, Any]:
-        return {"seeds": self.seeds.draw(self._place(round), handed=self.rules.memory.hands_on)}
+        """Returns what `Protocol.encode` needs beside the vector and the round; the state is then the next round's."""
+        if self.seeds is None:
+            return {}
+        return {"seeds": self.seeds.draw(self._place(round), handed=self.memory.hands_on)}

@@ -37,7 +37,7 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True)
 class Correlation:
-    """How the noise of a run's rounds hangs together, and who takes part in which round.
+    """The weights of earlier rounds' noise in a round, and the participation of clients.
 
     Attributes:
         bands: b, how many rounds a draw of noise is in: its own, and the b - 1 that take it away; 1 for independent
@@ -133,13 +133,13 @@ class Correlation:
 
     @property
     def participations(self) -> int:
-        """In how many rounds a client takes part at most."""
+        """The largest number of rounds of a client."""
         return 1 if self.separation is None else -(-self.rounds // self.separation)
 
     # ------------------------------------------------------------------ what it is worth
 
     def prefix_variance(self, workload: Array | None = None) -> Array:
-        """Variances of the sums of the noise of rounds 0, ..., t, for all t, over that of z.
+        """Returns the variances of the summed noise of rounds 0, ..., t, for all t, over that of z.
 
         Args:
             workload: What a round's mean weighs in the model k rounds later; 1 for ever if not given (plain SGD).
@@ -148,7 +148,7 @@ class Correlation:
         return np.cumsum(np.convolve(self.factors, response)[: self.rounds] ** 2)
 
     def prefix_error(self, workload: Array | None = None) -> float:
-        """√ of the mean over t of `prefix_variance`, times the sensitivity: the noise of a prefix sum at equal ε.
+        """Returns √ of the mean of `prefix_variance`, times the sensitivity: the noise of a prefix sum at equal ε.
 
         In units of Δ/μ of the Gaussian mechanism; comparable between correlations of the same run.
         """

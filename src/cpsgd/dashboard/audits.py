@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cpsgd._numbers import power
 from cpsgd.audit import Claim
 from cpsgd.dashboard import folder, values
 from cpsgd.dashboard.charts import Axis, Chart, Series, linear
 from cpsgd.errors import CpsgdError, DataError
 from cpsgd.protocol import Protocol
-from cpsgd.reports.numbers import power
 
 _MOST_ROWS = 500
 

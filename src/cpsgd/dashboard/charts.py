@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from cpsgd.reports.numbers import rounded_up
+from cpsgd._numbers import rounded_up
 
 _Any = TypeVar("_Any")
 Point = tuple[float, float]

@@ -10,8 +10,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from cpsgd._numbers import power, rounded_down, rounded_up, size
 from cpsgd.dashboard import charts, values
-from cpsgd.reports.numbers import power, rounded_down, rounded_up, size
 
 _HERE = Path(__file__).parent
 STYLE, SCRIPT = "style.css", "app.js"

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from cpsgd._numbers import power, rounded_up, size
 from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.neighbours import Adjacency, Participation
@@ -22,7 +23,6 @@ from cpsgd.planner import Plan, Requirements, plan_for
 from cpsgd.planner.problem import Problem
 from cpsgd.planner.search import Contest
 from cpsgd.planner.utility import utility_warning
-from cpsgd.reports.numbers import power, rounded_up, size
 
 # Bits that are looked at; with secure aggregation, those of a modulus that holds a sum.
 _BITS = (0.1, 0.25, 0.5, 1.0, math.log2(3.0), 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0)

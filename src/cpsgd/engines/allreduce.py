@@ -57,9 +57,8 @@ _RELEASE_SECONDS = 5.0
 class PrivateMean:
     """The private mean of one vector per worker, by an all-reduce of integers, within a budget.
 
-    Before integers are mixed, workers compare what they were set up with (protocol, budget, round), whether each has a
-    finite vector, and whether the ledger pays, if there is one. Where anything is amiss all of them raise, and nothing
-    was sent.
+    Before integers are mixed, workers compare their settings and rounds, whether each has a finite vector, and whether
+    the ledger pays, if there is one. If anything is wrong, all of them raise, and nothing was sent.
 
     Attributes:
         protocol: The parameters of every round.
@@ -99,13 +98,11 @@ class PrivateMean:
             delta: δ of the guarantee, in total.
             rounds: Rounds that may be run, those before `first_round` included.
             colluding: Workers whose noise does not count, because whoever looks at the sum knows it: at least one.
-            examples: None for the privacy of a worker's whole data. For that of one example: the most examples that
-                a vector is a sum of (see `cpsgd.privacy.examples`).
+            examples: The most examples of a worker's vector, to protect one example; None protects a worker's data.
             participation: "every" if data may be used in all rounds, "once" if an example is used in one round only.
             adjacency: Which data sets are neighbours.
-            first_round: Where to begin, for a run that goes on. What was spent before is counted, never forgotten.
-            ledger: Where the first worker charges every round before integers are mixed; the others give theirs, which
-                is not used. What is charged stays spent, whatever becomes of the round.
+            first_round: Round to begin with, for a run that goes on; rounds before it count as spent.
+            ledger: The first worker charges every round to it before integers are mixed; those of others are not used.
             population: With a ledger: whose budget pays.
             run: With a ledger: the run's name there, for a run that goes on; a new one by default. With
                 participation="once" rounds of one name cost an example one round.

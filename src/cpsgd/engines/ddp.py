@@ -1,20 +1,16 @@
 """Private gradients for `DistributedDataParallel` (DDP): clipped, noisy integers instead of an all-reduce of floats.
 
-DDP offers a communication hook, but the hook sees *buckets*, one at a time while the backward pass is still running,
-and a gradient must be clipped as a whole: clipping each of b buckets to D would let one worker move the sum by √b D. So
-here the hook does nothing but keep gradients on their worker (a forgotten call lets replicas drift apart, but cannot
-send anybody's gradient), and the exchange is one call between the backward pass and the optimizer's step:
+DDP's communication hook sees *buckets* of a gradient, one at a time, and a gradient must be clipped as a whole:
+clipping each of b buckets to D would let one worker move the sum by √b D. So here the hook only keeps gradients on
+their worker, and the exchange is one call between the backward pass and the optimizer's step:
 
     loss.backward()
     private.synchronise()
     optimizer.step()
 
 `WorkerGradients` protects all the data of a worker, `ExampleGradients` single examples. `PrivateOptimizer` wraps an
-optimizer, so that a loop stays as it is but for the line that makes it. `cpsgd.engines.allreduce` says
-who may see what; the exchange, its checks and its budget are there.
-
-All replicas compute the same bits from the same integers, provided they run the same release on the same kind of
-processor; models start alike because DDP sends the first worker's to all.
+optimizer, so that only the line that makes it changes. `cpsgd.engines.allreduce` has the exchange and says who may see
+what. All replicas compute the same bits, if they run the same release on the same kind of processor.
 """
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with the classes themselves.
@@ -33,16 +29,15 @@ from cpsgd.learning.models import Loss, check_layers, trainable
 class WorkerGradients:
     """Replaces each worker's gradient by the private mean of all workers' gradients.
 
-    What is protected is everything a worker holds. The noise of a few workers that hides a whole worker is large:
-    this is for many workers, each of which is one party. To protect examples, use `ExampleGradients`.
+    It protects everything that a worker holds, which takes much noise: this is for many workers, each of them one
+    party. To protect examples, use `ExampleGradients`.
     """
 
     def __init__(self, model: DistributedDataParallel, mean: PrivateMean) -> None:
         """Takes over the model's exchange of gradients.
 
         Args:
-            model: The replica on this worker. Its gradients are taken to the CPU as float32, and the mean back to
-                where and what they were.
+            model: The replica on this worker, on any device.
             mean: The exchange, for the privacy of workers.
 
         Raises:
@@ -54,10 +49,9 @@ class WorkerGradients:
         self._parameters = _take_over(model, mean)
 
     def synchronise(self) -> None:
-        """One round: every replica's `.grad` becomes the same private mean.
+        """Sets every replica's `.grad` to the same private mean, in one round.
 
-        Call it on all workers, after the backward pass; several backward passes before it add up to one gradient. A
-        parameter without a gradient counts as zero.
+        Call it on all workers, after one or more backward passes. A parameter without a gradient counts as zero.
 
         Raises:
             CpsgdError: As `PrivateMean.mean` does. Then no gradient was changed.
@@ -72,12 +66,9 @@ class WorkerGradients:
 class PrivateOptimizer:
     """An optimizer whose steps follow the private mean of all workers' gradients.
 
-    `step` clips this worker's gradient, takes the private mean of all workers', and steps along it, the same on every
-    replica. What is protected is everything a worker puts into its gradients, in all steps together: a worker takes
-    part in every step, and the guarantee is about replacing whatever it computed them from. At least one worker is
-    taken to be curious (`colluding` of `PrivateMean`), so of n workers the noise of at most n - 1 counts.
-
-    A scheduler of `torch.optim.lr_scheduler` is given the optimizer inside.
+    It protects everything that a worker computes its gradients from, in all steps together. At least one worker is
+    taken to be curious (`colluding` of `PrivateMean`), so of n workers the noise of at most n - 1 counts. Give the
+    optimizer inside to a scheduler of `torch.optim.lr_scheduler`.
 
     Attributes:
         optimizer: The optimizer inside.
@@ -109,7 +100,7 @@ class PrivateOptimizer:
         self._gradients = WorkerGradients(model, mean)
 
     def step(self) -> None:
-        """One round and one step; call it on all workers, after the backward pass.
+        """Runs one round and takes one step; call it on all workers, after the backward pass.
 
         Raises:
             CpsgdError: As `PrivateMean.mean` does. Then no parameter was changed.
@@ -118,7 +109,7 @@ class PrivateOptimizer:
         self.optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's own."""
+        """Does what the optimizer's own does."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, object]:
@@ -144,7 +135,7 @@ class ExampleGradients:
     """Sets each replica's gradient to the private mean of all workers' clipped per-example gradients.
 
     There is no backward pass: gradients of single examples are computed, each is clipped, and the worker's sum of them
-    goes through the protocol. What is protected is one example, which noise of a few workers can do.
+    goes through the protocol. It protects one example, for which the noise of a few workers suffices.
     """
 
     def __init__(self, model: DistributedDataParallel, loss: Loss, mean: PrivateMean) -> None:
@@ -166,10 +157,9 @@ class ExampleGradients:
         self._sums = ExampleSums(ClientUpdates(model.module, loss), mean.protocol.clip_norm, mean.examples)
 
     def synchronise(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        """One round: every replica's `.grad` becomes the private sum over all workers' examples, over their number.
+        """Sets every replica's `.grad` to the private sum over all workers' examples, divided by n · `examples`.
 
-        Call it on all workers. The number divided by is the largest possible one, n · `examples`, because the real one
-        may be private.
+        Call it on all workers. It divides by the largest possible number, since the real one may be private.
 
         Args:
             features: This worker's examples, at most `examples` of them.

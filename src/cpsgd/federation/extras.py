@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd import _validate
+from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError, RoundRefusedError, WireError
 from cpsgd.protocol import Protocol
 
@@ -130,18 +130,16 @@ class Extras:
 
     def to_json(self) -> str:
         """Returns it as it travels to the clients, beside the model."""
-        return json.dumps({"measures": {**self.measures}, "clip": self.clip, "weight": self.weight})
+        return json.dumps(_plain.to_dict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Extras:
-        """Reads what `to_json` wrote.
+        """Returns what `to_json` wrote.
 
         Raises:
             WireError: It is something else.
         """
         try:
-            fields = json.loads(text)
-            measures = {str(name): (float(low), float(high)) for name, (low, high) in fields.pop("measures").items()}
-            return cls(measures=measures, **fields)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            return _plain.build(cls, _plain.parse(text, "What is measured"))
+        except ParameterError:
             raise WireError("What the server asks to be measured cannot be read.") from None

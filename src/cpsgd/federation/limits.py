@@ -9,11 +9,10 @@ ledger, that is proved for kinds that are not chosen by looking at earlier resul
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cpsgd import _validate
+from cpsgd import _plain, _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError, WireError
@@ -189,7 +188,7 @@ class Limits:
 
 def _check_examples(protocol: Protocol, examples: int) -> None:
     """Refuses, also without a limit on ε, sums of examples whose share the protocol could not tell."""
-    from cpsgd.privacy.examples import example_protocol
+    from cpsgd.privacy.one_example import example_protocol
 
     try:
         example_protocol(protocol, examples)
@@ -221,7 +220,7 @@ class RoundKind:
 
     def to_text(self) -> str:
         """Returns it as one line."""
-        return json.dumps(vars(self), sort_keys=True, separators=(",", ":"))
+        return _plain.canonical(_plain.to_dict(self))
 
     @classmethod
     def from_text(cls, text: str) -> RoundKind:
@@ -231,13 +230,9 @@ class RoundKind:
             WireError: It is something else.
         """
         try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError):
-            fields = None
-        expected = {"protocol": str, "surviving": int, "examples": int}
-        if not isinstance(fields, dict) or {name: type(value) for name, value in fields.items()} != expected:
-            raise WireError("What this client remembers of its rounds is damaged.")
-        return cls(**fields)
+            return _plain.build(cls, _plain.parse(text, "A kind of round"))
+        except ParameterError:
+            raise WireError("What this client remembers of its rounds is damaged.") from None
 
     @property
     def rules(self) -> RunRules:

@@ -15,7 +15,6 @@ from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import ImplausibleMeanError, LedgerError, ParameterError, StageError, ThresholdError
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.neighbours import Participation
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
 from cpsgd.secagg.keys import as_roster
@@ -172,7 +171,7 @@ class Settlement:
         terms = self._terms
         if terms.ledger is None or terms.population is None:
             return
-        together = terms.rules.one_event
+        together = terms.rules.memory.one_event
         name = f"{terms.engine}-{charged_to or self._run}"
         names = [f"{terms.engine}-{self._course}", name] if together and self._course else [name]
         for each in names:
@@ -183,11 +182,12 @@ class Settlement:
             if charged_to is not None and not found.released:
                 self.entry = found
                 return
+        participation, partition = terms.rules.memory.charging(terms.plan.participation, name)
         event = RoundEvent(
             terms.plan.protocol,
             survivors=terms.plan.surviving,
-            participation=Participation.once() if together else terms.plan.participation,
-            partition=name if together else "",
+            participation=participation,
+            partition=partition,
             colluding=terms.plan.colluding,
             round=self._round,
             run=name,

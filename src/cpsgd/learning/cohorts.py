@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning.option_groups import CohortOptions
 from cpsgd.neighbours import Adjacency, Participation, Scheme

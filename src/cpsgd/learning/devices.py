@@ -1,4 +1,4 @@
-"""The device that a run is computed on: its choice, its memory, and what makes PyTorch repeat itself there."""
+"""The device of a run: its choice, errors about its memory, and contexts that make PyTorch repeatable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cpsgd.errors import CpsgdError, ParameterError, UserFunctionError
 
 NAMES = "cpu, cuda or auto"
 
-# How CUDA and its library for matrices say that a GPU is full, where PyTorch does not notice it first.
+# Messages of CUDA and its matrix library about a full GPU, if PyTorch does not notice it first.
 _FULL = "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
 
 
 def resolve(name: str | torch.device) -> torch.device:
-    """The device of this name; "auto" is a GPU where there is one, otherwise the CPU.
+    """Returns the device of this name; "auto" is a GPU if there is one, otherwise the CPU.
 
     Raises:
         ParameterError: There is no such device here.
@@ -50,11 +50,11 @@ def resolve(name: str | torch.device) -> torch.device:
 
 @contextmanager
 def enough_memory(needed_for: str, remedy: str) -> Iterator[None]:
-    """What PyTorch says of a GPU whose memory is full becomes a `ParameterError` that says what to do.
+    """Turns PyTorch's errors about a full GPU into a `ParameterError` with a remedy.
 
     Args:
-        needed_for: What did not fit.
-        remedy: What helps, beside a GPU with more memory to spare or the CPU, and what the round has cost.
+        needed_for: Name of the object that did not fit.
+        remedy: A remedy beside the CPU, and whether the round was charged.
 
     Example:
         >>> with enough_memory("the model", "use a smaller one."):
@@ -74,9 +74,9 @@ def enough_memory(needed_for: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def own_code(what: str, consequence: str = "Nothing was charged.", *, quoted: bool = False) -> Iterator[None]:
-    """Whatever the caller's own model, loss, data set or callback raises within becomes a `UserFunctionError`.
+    """Turns errors of the caller's own model, loss, data set or callback into a `UserFunctionError`.
 
-    What it said is `quoted` only where it cannot have seen data. Errors about memory stay what they are.
+    The error's text is `quoted` only if it cannot hold data. Errors about memory stay as they are.
     """
     try:
         yield
@@ -99,7 +99,7 @@ def is_gpu(device: torch.device) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for PyTorch: results do not depend on the machine's cores, and none is spinning while we round."""
+    """Makes PyTorch use one thread: results do not depend on the machine's cores, and no thread spins meanwhile."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -110,7 +110,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def fixed_draws(seed: int, device: torch.device) -> Iterator[None]:
-    """Fixes what layers such as dropout draw, and leaves PyTorch's generators as they were."""
+    """Seeds PyTorch's generators, for layers such as dropout, and restores them afterwards."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         # Not torch.manual_seed, which also queues work for kinds of devices that nobody uses.

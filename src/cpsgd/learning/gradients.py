@@ -23,7 +23,7 @@ from cpsgd.learning.dense import dense_factors, dense_layers, scaling, write_den
 from cpsgd.learning.models import Loss, check_model, trainable
 from cpsgd.learning.option_groups import ClientOptions
 from cpsgd.learning.recorded_updates import RecordedUpdates, places
-from cpsgd.privacy.examples import example_norm
+from cpsgd.privacy.one_example import example_norm
 from cpsgd.simulation.device_kernels import current
 from cpsgd.simulation.device_plain import clip_factors
 from cpsgd.simulation.products import Layout, Products

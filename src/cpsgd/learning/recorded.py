@@ -1,7 +1,7 @@
-"""A round on a GPU recorded as CUDA graphs: what takes dozens of launches takes two, or a few where noise is Gaussian.
+"""A round on a GPU recorded as CUDA graphs: two launches instead of dozens, or a few if noise is Gaussian.
 
 Everything that changes from round to round is on the device: the clients' numbers, the keys of random numbers, the
-rotation's signs, and the model. Results are those of the launches that were recorded, bit for bit.
+rotation's signs, and the model. Results equal those of the recorded launches bit for bit.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from cpsgd.simulation.device import DeviceRound, carried
 
 
 class RecordedRound:
-    """Rounds of `size` clients each, one after the other; a stand-in for their `DeviceRound`.
+    """Rounds of `size` clients each, one after the other, in place of their `DeviceRound`.
 
-    The sum is computed by `start` and the noise is drawn by `mean`, so that a round is charged in between as ever.
+    `start` computes the sum and `mean` draws the noise, so that a round can be charged in between.
     """
 
     def __init__(
         self, template: DeviceRound, data: DeviceInfinite, updates: ClientUpdates, seed: int | None, size: int
     ) -> None:
-        """Records a round of the template, whose own tensors all rounds are computed in."""
+        """Records a round of the template; all rounds are computed in its tensors."""
         self.size = self.count = size
         self._template = template
         self._seed = seed
         self._released = True
         self._round = 0, 0
-        # One copy brings both: what tells the round from others, and the clients' numbers.
+        # One copy for both: the round's inputs and the clients' numbers.
         self._inputs = torch.zeros(template.inputs_size + 8 * size, dtype=torch.uint8, device=template.device)
         template.take_inputs(self._inputs[: template.inputs_size])
         numbers = self._inputs[template.inputs_size :].view(torch.int64)
@@ -55,9 +55,9 @@ class RecordedRound:
     def of(
         cls, round_: DeviceRound, data: DeviceInfinite, updates: ClientUpdates, seed: int | None
     ) -> RecordedRound | None:
-        """Records rounds like one whose messages were added.
+        """Records rounds like `round_`, whose messages were added.
 
-        None where a round needs the CPU on its way, or where all of its clients at once take more memory than allowed.
+        Returns None if a round needs the CPU, or if all of its clients at once take more memory than allowed.
         """
         noise, layout = round_.protocol.mechanism.noise.on_device(round_.count), updates.layout
         drawn = isinstance(noise, FairCoins | SumRounding)
@@ -66,7 +66,7 @@ class RecordedRound:
         # Features and factors, those of the first round below and those of the recording.
         if 4 * round_.count * 2 * (layout.layers[0][1] + layout.factors) > updates.memory_limit:
             return None
-        # Everything is compiled by a first round: nothing may be, while launches are recorded.
+        # A first round compiles everything: nothing may be compiled while launches are recorded.
         template = DeviceRound(round_.protocol, 0, seed=0, device=round_.device)
         clients = carried(np.arange(round_.count), round_.device)
         products = updates.products(*data.made(clients))
@@ -88,7 +88,7 @@ class RecordedRound:
         self._released = False
 
     def mean(self) -> torch.Tensor:
-        """The mean of the round's vectors, noise included. It is overwritten by the next round's."""
+        """Returns the mean of the round's vectors with noise. The next round overwrites it."""
         if not self._released:
             if self._finish is not None:
                 self._finish.replay()
@@ -99,5 +99,5 @@ class RecordedRound:
         return self._mean
 
     def noise_norm(self) -> float:
-        """√E‖noise‖² of the mean."""
+        """Returns √E‖noise‖² of the mean."""
         return self._template.noise_norm()

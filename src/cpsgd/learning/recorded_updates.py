@@ -1,7 +1,7 @@
-"""Clients' updates on a GPU recorded as a CUDA graph: hundreds of launches, each by way of `torch.func`, become one.
+"""Clients' updates on a GPU recorded as a CUDA graph: one launch instead of hundreds by `torch.func`.
 
-Only for models whose forward pass does the same every time (`ModelTraits.repeats`). The parameters are read where they
-are, so that a recording is good for as long as they stay there.
+It is only for models whose forward pass is deterministic (`ModelTraits.repeats`). A recording reads the parameters at
+their addresses, and is valid as long as these do not change.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class RecordedUpdates:
     """The updates of at most `capacity` clients with equally many examples.
 
     Attributes:
-        capacity: How many clients are computed, whether their updates are asked for or not.
+        capacity: Number of clients that are computed each time, requested or not.
     """
 
     def __init__(self, write: Write, features: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
-        """Records `write` for as many clients as there are `rows`; these features and labels say what one is like.
+        """Records `write` for as many clients as there are `rows`, each with the shape of these features and labels.
 
-        Raises whatever `write` raises, and `RuntimeError` where it cannot be recorded.
+        Raises whatever `write` raises, and `RuntimeError` if it cannot be recorded.
         """
         self.capacity = len(rows)
         self._rows = rows
@@ -35,13 +35,13 @@ class RecordedUpdates:
             write(self._features, self._labels, rows)
 
     def fits(self, features: torch.Tensor, labels: torch.Tensor) -> bool:
-        """Whether these clients can be computed."""
+        """Whether the recording fits these clients."""
         pairs = (features, self._features), (labels, self._labels)
         alike = all(new.shape[1:] == own.shape[1:] and new.dtype == own.dtype for new, own in pairs)
         return alike and len(features) <= self.capacity
 
     def of(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The updates of these clients, one row each; overwritten by the next."""
+        """Returns the updates of these clients, one row each; the next call overwrites them."""
         self._features[: len(features)].copy_(features)
         self._labels[: len(labels)].copy_(labels)
         self._graph.replay()
@@ -49,5 +49,5 @@ class RecordedUpdates:
 
 
 def places(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-    """Where tensors are in memory."""
+    """Returns the tensors' addresses."""
     return tuple(tensor.data_ptr() for tensor in tensors)

@@ -9,7 +9,7 @@ tails:
 * Where noise is correlated over the rounds of a run, each of them has the μ and the tail of the whole run. A run is a
   partition, whoever is in its rounds; rounds without one are a run each.
 
-Rounds of one protocol and one participation go to `guarantee_over_rounds`. Otherwise one accountant composes the
+Rounds of one protocol and one participation are one `Run`. Otherwise one accountant composes the
 equivalent Gaussians (`accountant.mixed_epsilon`). Where a round has no Gaussian certificate, or a poor one among few
 rounds, basic composition is left: each kind of round has its ε and its share of δ, and these add up.
 """
@@ -28,12 +28,12 @@ from cpsgd import _plain
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
-from cpsgd.mechanisms.law import Steps
 from cpsgd.neighbours import Adjacency
-from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, mixed_epsilon
-from cpsgd.privacy.costs import SAMPLED_TAIL_SHARE, TAIL_SHARES, composition_citation, joint_cost, round_cost
+from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
-from cpsgd.privacy.guarantees import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee
+from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
+from cpsgd.privacy.proofs.base import SAMPLED_TAIL_SHARE, TAIL_SHARES
 from cpsgd.promise import Claim, Sense
 
 BASIC = "basic composition"
@@ -374,7 +374,7 @@ def _whole_run(kinds: frozenset[EntryKind]) -> bool:
 
 
 def _several_runs(groups: Groups) -> bool:
-    """Whether there are several runs that are one event each: none of them is a round of another."""
+    """Returns whether there are several runs that are one event each: none of them is a round of another."""
     return sum(count for _, count in groups) > 1 and any(_whole_run(kinds) for kinds, _ in groups)
 
 
@@ -391,7 +391,7 @@ def _sampled(groups: Groups) -> bool:
 
 
 def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    """Returns the proof of `guarantee_over_rounds`; for one set of several kinds, that of the costliest."""
+    """Returns the guarantee of one run; for one set of several kinds, that of the costliest."""
     ((kinds, count), *_) = groups
     if len(groups) == 1 and len(kinds) > 1:
         if count > 1:
@@ -402,9 +402,7 @@ def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     for kinds, count in _ordered(groups):
         (kind,) = kinds
         sizes[kind.honest] += count
-    found = guarantee_over_rounds(
-        kind.protocol, delta, participation=kind.participation, adjacency=adjacency, surviving=sizes
-    )
+    found = guarantee(kind.run(adjacency, sizes), delta)
     return _Proof(found.epsilon, found.method, found.citation, found.tail)
 
 
@@ -436,24 +434,23 @@ def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, a
         # Repetitions of one kind are smoothed together; of several kinds, a client may meet each once.
         (kind,) = kinds
         joint = _joint_cost(kind, count, _JOINT_SHARE * delta, adjacency)
-        if joint is not None and isinstance(kind.protocol.mechanism.noise.law(kind.honest), Steps):
+        if joint is not None and joint_suffices(kind.run(adjacency)):
             return joint, participation
     costs = [_cost(kind, share * delta, adjacency) for kind in kinds]
     if joint is not None and joint.mu < costs[0].mu:
         return joint, participation
-    worst = {name: max(getattr(cost, name) for cost in costs) for name in ("mu", "tail_mass", "variation", "slack")}
-    return Rounds(count=count, **worst), participation
+    return costliest(costs, count), participation
 
 
 @lru_cache(maxsize=4096)
 def _cost(kind: EntryKind, tail: float, adjacency: Adjacency) -> Rounds:
-    return round_cost(kind.protocol, adjacency, kind.honest, 0, 1, tail, kind.participation)
+    return round_cost(kind.run(adjacency), tail)
 
 
 @lru_cache(maxsize=4096)
 def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
     try:
-        return joint_cost(kind.protocol, adjacency, kind.honest, count, tail)
+        return joint_cost(kind.run(adjacency, rounds=count), tail)
     except ConditionError:
         return None
 

@@ -12,9 +12,11 @@ from typing import Any, Self
 from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.entries import RoundEvent, name, read_protocol
-from cpsgd.neighbours import Participation
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.privacy.one_example import example_protocol
+from cpsgd.promise import Surviving
 from cpsgd.protocol import MAX_CLIENTS, Protocol
+from cpsgd.run import Run
 
 LAST_OCTAVE = 62
 """The largest `Entry.octave`."""
@@ -68,6 +70,13 @@ class EntryKind:
         if self.reserved is None or self.reserved == self.honest:
             return self
         return _unique(replace(self, honest=self.reserved))
+
+    def run(self, adjacency: Adjacency, surviving: Surviving | None = None, rounds: int | None = None) -> Run:
+        """Returns rounds of this kind as a run; `surviving` may give them other numbers of messages."""
+        sizes = self.honest if surviving is None else surviving
+        return Run.of(
+            self.protocol, rounds=rounds, participation=self.participation, adjacency=adjacency, surviving=sizes
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values."""

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,12 @@ from cpsgd import _validate
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
-from cpsgd.mechanisms.base import ErrorBound, Search
+from cpsgd.mechanisms.interface import ErrorBound, Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
 from cpsgd.mechanisms.noise import FairCoins
-from cpsgd.neighbours import Adjacency
-from cpsgd.paper import bounds, theorem
+from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 MAX_TRIALS = 2**31
 MAX_COINS = 256
@@ -101,7 +97,7 @@ class BinomialNoise(IntegerNoise):
         return noise
 
     def sum_variation(self, count: int) -> float:
-        """The bound for all draws together. Where clients count coins, theirs are exact, and these are not."""
+        """Returns the bound for all draws together. Where clients count coins, theirs are exact, and these are not."""
         return sum(total_variation(trials, self.p) for trials in self._parts(count))
 
     def _parts(self, count: int) -> list[int]:
@@ -130,7 +126,6 @@ class Binomial(Lattice):
     name = "binomial"
     title = "rounding and Binomial noise"
     sampler_remedy = "use p=0.5 and at most 256 trials, or add noise"
-    published: ClassVar[tuple[str, str] | None] = ("paper-theorem", theorem.CITATION)
 
     trials: int
     p: float = 0.5
@@ -150,7 +145,7 @@ class Binomial(Lattice):
         return replace(self, trials=0, p=0.5)
 
     def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
-        """The paper's Theorems 3 and 4."""
+        """Returns the bound of the paper's Theorems 3 and 4."""
         bound = bounds.rotated_error if rotate else bounds.rounding_error
         return ErrorBound(
             *bound(
@@ -164,15 +159,11 @@ class Binomial(Lattice):
             )
         )
 
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """The paper's Theorem 1."""
-        return theorem.theorem_epsilon(protocol, delta, adjacency=adjacency, noise_clients=honest)
-
     # ------------------------------------------------------------------ planning
 
     @classmethod
     def loudest(cls, levels: int, search: Search) -> Self:
-        """The largest m for these levels and values, and at least 1."""
+        """Returns the largest m for these levels and values, and at least 1."""
         # One draw is within about 15 √m 2^-127 of its law; what a plan promises rests on `total_variation`.
         root = min(search.variation / 15.0 * 2.0**127, math.sqrt(MAX_TRIALS))
         affordable = max(math.floor(root * root), MAX_COINS)
@@ -187,7 +178,7 @@ class Binomial(Lattice):
         return replace(start, trials=low)
 
     def quieter(self, factor: float) -> Self | None:
-        """The same with fewer coins."""
+        """Returns the same with fewer coins."""
         if self.trials <= 1:
             return None
         return replace(self, trials=max(1, min(self.trials - 1, math.floor(self.trials * factor))))
@@ -196,16 +187,16 @@ class Binomial(Lattice):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """k + m = 16 values: four bits."""
+        """Returns k + m = 16 values: four bits."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "trials": 14}
 
     def describe(self) -> str:
-        """Levels, range and coins."""
+        """Returns levels, range and coins."""
         return f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, m = {self.trials:,} trials, p = {self.p:g}"
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
-        """The fields of protocol files since 0.1.0, which name no mechanism."""
+        """Returns the fields of protocol files since 0.1.0, which name no mechanism."""
         return {
             "coordinate_range": self.coordinate_range,
             "levels": self.levels,
@@ -216,7 +207,7 @@ class Binomial(Lattice):
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
-        """The mechanism that `to_fields` wrote."""
+        """Returns the mechanism that `to_fields` wrote."""
         own = {name: value for name, value in fields.items() if name != "sigma" or value is not None}
         return super().of_fields(own, clip_norm)
 
@@ -225,7 +216,7 @@ class Binomial(Lattice):
 
 
 def _coin_cumulant(p: float, slope: float) -> float:
-    """The log E exp(λ (Z - p)) of a Z that is 1 with probability p <= ½ and else 0, λ >= 0; it is more than for -λ.
+    """Returns log E exp(λ (Z - p)) of a Z that is 1 with probability p <= ½ and else 0; it is more than for -λ.
 
     The second derivative at λ is σ'(λ - L), at -λ it is σ'(λ + L), where σ is the logistic function, σ' is even and
     falls away from zero, and L = log((1 - p)/p) >= 0.
@@ -236,17 +227,17 @@ def _coin_cumulant(p: float, slope: float) -> float:
 
 
 def uses_coins(trials: int, p: float) -> bool:
-    """Whether the noise is drawn by counting coins, hence exactly."""
+    """Returns whether the noise is drawn by counting coins, hence exactly."""
     return (p == 0.5 and trials <= MAX_COINS) or trials == 0
 
 
 def sample(trials: int, p: float, count: int, keystream: Keystream) -> NDArray[np.uint32]:
-    """`count` draws of Binomial(m, p)."""
+    """Draws `count` numbers of Binomial(m, p)."""
     return lattice.draw(table(trials, p), trials, count, keystream)
 
 
 def total_variation(trials: int, p: float) -> float:
-    """An upper bound on the total-variation distance of one draw from Binomial(m, p); 0.0 where it is exact.
+    """Returns an upper bound on the total-variation distance of one draw from Binomial(m, p); 0.0 where it is exact.
 
     What rounding of the thresholds moves, and the outcomes left out of the window: at most m of them, each with less
     than 2^-160 of the likeliest one's mass.
@@ -256,7 +247,7 @@ def total_variation(trials: int, p: float) -> float:
 
 @lru_cache(maxsize=16)
 def table(trials: int, p: float) -> Table:
-    """The thresholds for inversion; empty where coins are counted instead.
+    """Returns the thresholds for inversion; empty where coins are counted instead.
 
     Weights follow from P(j+1)/P(j) = (m-j) p / ((j+1) (1-p)) from the mode outwards, with p as the exact fraction that
     the float is. The mode's neighbours are kept however rare they are.
@@ -322,14 +313,14 @@ class BinomialLaw(Law):
         return self.trials
 
     def with_parts(self, parts: int) -> BinomialLaw:
-        """With another N."""
+        """Returns the law with another N."""
         return replace(self, trials=parts)
 
     def __str__(self) -> str:
         return f"Binomial({self.trials}, {self.p!r})"
 
     def window(self, nats: float, margin: int = 0) -> Window:
-        """The window around the mode.
+        """Returns the window around the mode.
 
         For p > 1/2 failures are counted instead of successes: 1 - p then has no rounding error, and points near N keep
         their distance to N.
@@ -374,7 +365,7 @@ class BinomialLaw(Law):
 
 
 def _mirrored(law: Window, trials: int) -> Window:
-    """The law of N - Z."""
+    """Returns the law of N - Z."""
     return Window(
         first=trials - law.last,
         mass=law.mass[::-1],

@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Self
 
 from cpsgd import _validate
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms import published
-from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Rounding, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
-from cpsgd.neighbours import Adjacency
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 MAX_COINS = 4096
 # More coins than these bring nothing that other mechanisms do not do faster: every coin takes two bytes of keystream.
@@ -44,7 +39,6 @@ class Coins(Tilted):
 
     name = "coins"
     title = "biased coins"
-    published: ClassVar[tuple[str, str] | None] = published.POISSON_BINOMIAL
     fewest_values = 2
     # At ½ a coordinate at the end of its range would be certain.
     most_theta = 0.5 - 2.0**-FRACTION_BITS
@@ -66,20 +60,9 @@ class Coins(Tilted):
         return 0.25 * self.coins, float(self.coins)
 
     def steps(self, honest: int) -> Steps:
-        """Sums of coins with odds between ½ - θ and ½ + θ."""
+        """Returns the law of coins with odds between ½ - θ and ½ + θ."""
         low, high = 0.5 - self.theta, 0.5 + self.theta
         return Steps(low=(high, low), high=(low, high), clients=honest, copies=self.coins)
-
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """By Rényi divergences of single coordinates, all of them at their worst."""
-        return published.poisson_binomial_epsilon(
-            coins=self.coins,
-            theta=self.theta,
-            clients=honest,
-            dim=protocol.dim,
-            delta=delta,
-            adjacency=adjacency,
-        )
 
     @property
     def keystream_bytes(self) -> int:
@@ -87,16 +70,16 @@ class Coins(Tilted):
         return 2 * self.coins
 
     def kernel(self) -> Flipper:
-        """Flips the coins."""
+        """Returns the kernel that flips the coins."""
         return Flipper(int(self.grid.limit), self.coins)
 
     def device_rounding(self) -> Rounding:
-        """Tosses as many on a device."""
+        """Describes as many coins to a device."""
         return Rounding(int(self.grid.limit), 1 << (FRACTION_BITS - 1), FRACTION_BITS, coins=self.coins)
 
     @property
     def values(self) -> int:
-        """From no heads to all."""
+        """m + 1: from no heads to all."""
         return self.coins + 1
 
     @property
@@ -105,14 +88,14 @@ class Coins(Tilted):
         return 0.5 * self.coins
 
     def without_noise(self) -> Binomial:
-        """As many values, spread over the range as levels: rounding alone, where nothing is kept uncertain."""
+        """Returns rounding alone: as many values, spread over the range as levels."""
         return Binomial(levels=self.values, trials=0, coordinate_range=self.coordinate_range)
 
     # ------------------------------------------------------------------ planning
 
     @classmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """For each range as many coins as the values and the modulus allow."""
+        """Yields, for each range, as many coins as the values and the modulus allow."""
         most = min(search.values - 1, _MOST_PLANNED)
         if most < 1:
             return
@@ -128,7 +111,7 @@ class Coins(Tilted):
             yield replace(start, coins=low).at_rough_scale(search)
 
     def quieter(self, factor: float) -> Self | None:
-        """The same with fewer coins, which must be tilted more."""
+        """Returns the same with fewer coins, which must be tilted more."""
         if self.coins == 1:
             return None
         fewer = max(1, min(self.coins - 1, int(self.coins * factor)))
@@ -138,11 +121,11 @@ class Coins(Tilted):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """One coin, a little tilted."""
+        """Returns one coin, a little tilted."""
         reach = cls.usual_range(dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {"coins": 1, "theta": 0.125, "coordinate_range": reach}
 
     def describe(self) -> str:
-        """Coins, tilt and range."""
+        """Returns coins, tilt and range."""
         coins = "1 coin" if self.coins == 1 else f"{self.coins:,} coins"
         return f"{coins} of bias up to {self.theta:.4g} in ±{self.coordinate_range:.4g}"

@@ -28,21 +28,16 @@ import math
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms import lattice, published
+from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
 from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise
-from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 # From here on the noise's variance is v to all digits: 1 - 8π²v e^(-2π²v) + ... of it.
 _FINE = 4.0
@@ -121,26 +116,14 @@ class DiscreteGaussian(Symmetric):
     name = "discrete-gaussian"
     title = "rounding and discrete Gaussian noise"
     noise_name = "discrete Gaussian"
-    published: ClassVar[tuple[str, str] | None] = published.DISCRETE_GAUSSIAN
     noise_type = DiscreteGaussianNoise
     least_size = 2.0**-6
 
     sigma_squared: float
 
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """By the authors' concentrated differential privacy."""
-        return published.discrete_gaussian_epsilon(
-            norm=protocol.clip_norm / self.scale,
-            sigma_squared=self.sigma_squared,
-            clients=honest,
-            dim=protocol.dim,
-            delta=delta,
-            adjacency=adjacency,
-        )
-
 
 def integer_variance(variance: float) -> float:
-    """The variance of N_Z(0, v)."""
+    """Returns the variance of N_Z(0, v)."""
     if variance >= _FINE or variance == 0.0:
         return variance
     squares = np.arange(1.0, math.sqrt(1500.0 * variance) + 2.0) ** 2
@@ -149,7 +132,7 @@ def integer_variance(variance: float) -> float:
 
 
 def _masses(variance: float, count: int) -> list[Decimal]:
-    """e^(-j²/(2v)) for j = 0, ..., count - 1; with v the exact fraction that the float is."""
+    """Returns e^(-j²/(2v)) for j = 0, ..., count - 1, with v the exact fraction that the float is."""
     with localcontext() as context:
         context.prec = _DIGITS
         ratio = (Decimal(-1) / (2 * Decimal(variance))).exp()
@@ -162,7 +145,7 @@ def _masses(variance: float, count: int) -> list[Decimal]:
 
 @lru_cache(maxsize=16)
 def table(variance: float, limit: int) -> Table:
-    """The thresholds of the outcomes 0, ..., 2W, which mean -W, ..., W."""
+    """Returns the thresholds of the outcomes 0, ..., 2W, which mean -W, ..., W."""
     with localcontext() as context:
         context.prec = _DIGITS
         weights = [int(mass * (1 << WORKING_BITS)) for mass in _masses(variance, limit + 1)]
@@ -171,7 +154,7 @@ def table(variance: float, limit: int) -> Table:
 
 @lru_cache(maxsize=16)
 def sum_table(variance: float, clients: int) -> Table:
-    """The thresholds of the outcomes 0, 1, ... of a sum, of which the middle one means 0, with a window's digits."""
+    """Returns the thresholds of the outcomes of a sum, of which the middle one means 0, with a window's digits."""
     masses = DiscreteGaussianLaw(clients, variance, 0).window(_DRAWN_NATS).mass
     return Table.of_weights(0, [int(math.ldexp(mass, 1000)) >> (1000 - WORKING_BITS) for mass in masses])
 
@@ -192,7 +175,7 @@ class DiscreteGaussianLaw(SymmetricLaw):
         return f"the sum of {self.parts} discrete Gaussians with variance {self.each:g} each"
 
     def window(self, nats: float, margin: int = 0) -> Window:
-        """The window around the centre."""
+        """Returns the window around the centre."""
         reach = self.half_window(nats, margin)
         ratios, error = self._ratios(reach + 1)
         outer = float(ratios[-1]) * (1.0 + 3.0 * error)
@@ -201,7 +184,7 @@ class DiscreteGaussianLaw(SymmetricLaw):
         return replace(found, error=found.error + 4.1 * error)
 
     def step(self, points: Array, direction: int) -> tuple[Array, Array]:
-        """f(i - direction)/f(i) - 1: a ratio of neighbouring masses, or its inverse towards the centre."""
+        """Returns f(i - direction)/f(i) - 1: a ratio of neighbouring masses, or its inverse towards the centre."""
         distance = (points - self.parts * self.limit) * direction
         index = np.abs(distance).astype(np.int64)
         ratios, error = self._ratios(int(index.max()) + 1)
@@ -214,7 +197,7 @@ class DiscreteGaussianLaw(SymmetricLaw):
         return ratio - 1.0, 2.1 * error / _UNIT + 8.0 + 2.0 / ratio
 
     def _ratios(self, count: int) -> tuple[Array, float]:
-        """f(j + 1)/f(j) for j = 0, ..., count - 1, and a bound on the relative errors of f, all but five roundings.
+        """Returns f(j + 1)/f(j) for j < `count`, and a bound on the relative errors of f, all but five roundings.
 
         Fewer of them where masses are too small for floating point.
         """
@@ -236,7 +219,7 @@ class DiscreteGaussianLaw(SymmetricLaw):
 
 @lru_cache(maxsize=64)
 def closeness(variance: float, clients: int) -> float:
-    """τ: f_n is within 1 ± τ of masses in proportion to e^(-z²/(2nv)). Rounded up; infinite where that is of no use.
+    """Returns τ: f_n is within 1 ± τ of masses in proportion to e^(-z²/(2nv)). Rounded up; infinite where useless.
 
     (1 + q)^n rises with |t|, so on a cell it is at most what it is at the far end.
     """
@@ -265,7 +248,7 @@ def closeness(variance: float, clients: int) -> float:
 
 @lru_cache(maxsize=8)
 def convolved(variance: float, clients: int, reach: int) -> tuple[Array, float]:
-    """f_n(z)/f_n(0) for z = 0, ..., `reach` by convolution, and a bound on the relative errors.
+    """Returns f_n(z)/f_n(0) for z = 0, ..., `reach` by convolution, and a bound on the relative errors.
 
     Fewer masses where they are too small for floating point, or where too much of their sums was left out.
     """
@@ -289,7 +272,7 @@ def convolved(variance: float, clients: int, reach: int) -> tuple[Array, float]:
 
 
 def _sum(x: Array, x_error: float, y: Array, y_error: float, reach: int) -> tuple[Array, float]:
-    """The law of X + Y, both symmetric and log-concave, from their masses at 0, 1, ... with their relative errors."""
+    """Returns the law of X + Y, both symmetric and log-concave, from masses at 0, 1, ... and their relative errors."""
     a, b = len(x) - 1, len(y) - 1
     reach = min(reach, a + b)
     wide = np.zeros(2 * a + reach + 1)
@@ -313,7 +296,7 @@ def _sum(x: Array, x_error: float, y: Array, y_error: float, reach: int) -> tupl
 
 
 def _lost(x: Array, y: Array, z: NDArray[np.int64], found: Array) -> Array:
-    """Bounds on P(X > a | X + Y = z), a the last place of x.
+    """Returns bounds on P(X > a | X + Y = z), a the last place of x.
 
     The terms P(X = j) P(Y = z - j) fall with j faster than geometrically. Where z - a is not inside y, the terms are
     among those that y's end leaves out.

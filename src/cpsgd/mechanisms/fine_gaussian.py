@@ -50,13 +50,13 @@ _SHIFT = 420
 
 
 def variance_proxy(ratio: float) -> float:
-    """V, in squared points, with E exp(λZ) <= exp(λ²V/2) for all λ, up to the total variation: that of the Gaussian."""
+    """Returns V, in squared points, with E exp(λZ) <= exp(λ²V/2) for all λ, up to the total variation."""
     return (ratio * CELL) ** 2
 
 
 @lru_cache(maxsize=16)
 def table(ratio: float, limit: int) -> Table:
-    """Thresholds of the outcomes 0, ..., 2 limit, which mean H = -limit, ..., limit; what lies beyond goes to the ends.
+    """Returns thresholds of the outcomes 0, ..., 2 limit, which mean H = -limit, ..., limit; the rest goes to the ends.
 
     `ratio` is r, the standard deviation of Z in cells. `limit` is at most `farthest(ratio)`.
     """
@@ -66,13 +66,13 @@ def table(ratio: float, limit: int) -> Table:
 
 
 def farthest(ratio: float) -> int:
-    """The largest |H| that is ever drawn."""
+    """Returns the largest |H| that is ever drawn."""
     return math.ceil(_FARTHEST * ratio)
 
 
 @lru_cache(maxsize=16)
 def _weights(ratio: float) -> tuple[int, ...]:
-    """P(H = h) for h = 0, 1, ... in units of 2^-320, rounded down: the inverse Fourier transform, a finite sum.
+    """Returns P(H = h) for h = 0, 1, ... in units of 2^-320, rounded down: the inverse Fourier transform, a finite sum.
 
     The characteristic function is even and of period 1, and a sum over multiples of 1/N gives the masses up to those N
     cells away, which are far below the unit.
@@ -96,7 +96,7 @@ def _weights(ratio: float) -> tuple[int, ...]:
 
 
 def _pi() -> Decimal:
-    """Machin's formula."""
+    """Returns π by Machin's formula."""
 
     def arctangent(inverse: int) -> Decimal:
         power = total = Decimal(1) / inverse
@@ -111,7 +111,7 @@ def _pi() -> Decimal:
 
 
 def _sine(x: Decimal) -> Decimal:
-    """Taylor's series, for x of up to 2."""
+    """Returns sin(x) by Taylor's series, for x of up to 2."""
     term = total = x
     k = 1
     while abs(term) > Decimal(10) ** -(_DIGITS + 5):
@@ -122,7 +122,7 @@ def _sine(x: Decimal) -> Decimal:
 
 
 def _cosines(step: Decimal) -> list[Decimal]:
-    """cos(0), cos(step), ... once around, by rotating a point on the circle."""
+    """Returns cos(0), cos(step), ... once around, by rotating a point on the circle."""
     sine = _sine(step)
     cosine = (1 - sine * sine).sqrt()
     x, y, found = Decimal(1), Decimal(0), []

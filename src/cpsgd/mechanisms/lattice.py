@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import KEYSTREAM_BYTES, MAX_LEVELS, Grid, Rounder, Table
-from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Search
+from cpsgd.codec.clip import MAX_LEVELS, Grid
+from cpsgd.codec.rounding import KEYSTREAM_BYTES, Rounder, Table
 from cpsgd.mechanisms.clipping import gaussian_rounding, worst_rounding
+from cpsgd.mechanisms.interface import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
@@ -69,8 +70,8 @@ class Lattice(Mechanism):
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
     """
 
-    levels: int
-    coordinate_range: float
+    levels: int = field()  # without a default, also where the base class has a value
+    coordinate_range: float = field()
 
     def __post_init__(self) -> None:
         low, high = RANGES

@@ -176,7 +176,7 @@ class Law(ABC):
 
     @abstractmethod
     def window(self, nats: float, margin: int = 0) -> Window:
-        """The window outside of which at most about e^-nats of the mass lies, and `margin` points more at each end.
+        """Returns the window beyond which at most about e^-nats of the mass lies, `margin` points wider at each end.
 
         Args:
             nats: How deep into the tails the window goes. It is cut where masses fall under 1e-290 of the mode's.
@@ -188,7 +188,7 @@ class Law(ABC):
 
     @abstractmethod
     def step(self, points: Array, direction: int) -> tuple[Array, Array]:
-        """f(i - direction)/f(i) - 1 at each point, direction ±1, and bounds on the relative errors of the ratios.
+        """Returns f(i - direction)/f(i) - 1 at each point, direction ±1, and bounds on the ratios' relative errors.
 
         The latter in units of 2^-53.
         """
@@ -208,17 +208,17 @@ class Law(ABC):
 
     @abstractmethod
     def with_parts(self, parts: int) -> Self:
-        """The law of the sum of another number of parts."""
+        """Returns the law of the sum of another number of parts."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """Name and parameters, for messages."""
+        """Returns name and parameters, for messages."""
 
 
 def window_of_ratios(
     mode: int, downwards: Array, upwards: Array, next_down: float, next_up: float, extra_steps: int = 0
 ) -> Window:
-    """The window of a law from its mode and ratios of masses.
+    """Returns the window of a law from its mode and ratios of masses.
 
     Args:
         mode: Where the mass is largest.
@@ -269,7 +269,7 @@ def check_points(points: int, law: Law) -> None:
 
 
 def _beyond(end_mass: float, ratio: float) -> float:
-    """Upper bound on the mass beyond the window's end, given the mass there and the ratio of the next mass to it."""
+    """Bounds the mass beyond the window's end, given the mass there and the ratio of the next mass to it."""
     if ratio >= 1.0:
         raise ValueError("The law's window does not reach past its mode; widen it.")
     # 1e-6 covers the relative error of `end_mass` for every window that is computed.

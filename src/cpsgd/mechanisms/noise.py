@@ -94,7 +94,7 @@ class Noise(ABC):
         return np.zeros(dim, dtype=np.int64)
 
     def sum_variation(self, count: int) -> float:
-        """Upper bound on the total variation between a coordinate of `of_sum` and the law of the sum.
+        """Returns an upper bound on the total variation between a coordinate of `of_sum` and the law of the sum.
 
         The accounting allows for `count` times `variation`. A release uses `of_clients` where this is larger.
         """

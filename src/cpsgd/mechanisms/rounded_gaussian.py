@@ -23,14 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, Grid
+from cpsgd.codec.clip import Grid
+from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH
 from cpsgd.mechanisms.discrete_gaussian import closeness
 from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.interface import RANGES, Extent, Mechanism, Rounding, Search
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.noise import Noise, SumRounding
 
@@ -129,7 +130,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def keystream_bytes(self) -> int:
-        """Those of the noise: rounding to the nearest integer needs none."""
+        """Bytes of the noise: rounding to the nearest integer needs none."""
         return fine_gaussian.DRAW_BYTES
 
     def kernel(self) -> GaussianRounder:
@@ -171,7 +172,7 @@ class RoundedGaussian(Mechanism):
         return 1.0 / 12.0
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:
-        """1/12 each."""
+        """Returns 1/12 for each coordinate."""
         return points.size / 12.0
 
     @property
@@ -193,7 +194,7 @@ class RoundedGaussian(Mechanism):
 
     @classmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """For each range and price of the window as much noise as the window holds, or the modulus."""
+        """Yields, for each range and price of the window, as much noise as the window holds, or the modulus."""
         root = math.sqrt(search.dim)
         reaches = sorted({min(reach, root) for reach in _REACHES}) if search.rotate else [root]
         # σ s is the same for all candidates.
@@ -212,13 +213,13 @@ class RoundedGaussian(Mechanism):
 
     @classmethod
     def _at(cls, sigma: float, unit: float, reach: float, tails: float) -> Self:
-        """With as wide a window as σ needs."""
+        """Returns the mechanism with as wide a window as σ needs."""
         window = max(2, math.ceil(2.0 * sigma * (reach / unit + tails)))
         return cls(noise_deviation=sigma, step=unit / sigma, window=window, coordinate_range=reach)
 
     @classmethod
     def _fitting(cls, sigma: float, unit: float, reach: float, tails: float, search: Search) -> Self | None:
-        """The candidate with the most noise up to σ whose sums fit the modulus."""
+        """Returns the candidate with the most noise up to σ whose sums fit the modulus; None if there is none."""
         if sigma < LEAST_SIGMA:
             return None
         try:
@@ -239,7 +240,7 @@ class RoundedGaussian(Mechanism):
         return found
 
     def with_scale(self, scale: float) -> Self:
-        """The same with another step; X shrinks where it would leave the window, or the grid."""
+        """Returns the same with another step; X shrinks where it would leave the window, or the grid."""
         if scale == self.step:
             return self
         widest = min(self.widest_range, math.ldexp(_MAX_POINTS, -self.fraction_bits))
@@ -251,7 +252,7 @@ class RoundedGaussian(Mechanism):
         return _MOST_OF_WINDOW * self.window
 
     def quieter(self, factor: float) -> Self | None:
-        """The same with less noise, in a window as wide."""
+        """Returns the same with less noise, in a window as wide."""
         sigma = self.noise_deviation * math.sqrt(min(factor, 0.99))
         return replace(self, noise_deviation=sigma) if sigma >= self.least_deviation else None
 
@@ -259,11 +260,11 @@ class RoundedGaussian(Mechanism):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """A σ of 4 in 8 bits, and as much noise in the sum as a vector is long."""
+        """Returns a σ of 4 in 8 bits, and as much noise in the sum as a vector is long."""
         return usual_fields(4.0, 256, 90.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
 
     def describe(self) -> str:
-        """Noise, window and range."""
+        """Returns noise, window and range."""
         return (
             f"Gaussian noise of {self.noise_deviation:.4g} steps of {self.step:.4g}, rounded to one of {self.window:,} "
             f"integers, in ±{self.coordinate_range:.4g}"
@@ -333,14 +334,14 @@ class RoundedNoise(Noise):
 def usual_fields(
     sigma: float, window: int, steps: float, *, clients: int, dim: int, clip_norm: float, rotate: bool
 ) -> dict[str, Any]:
-    """Noise of σ in a window, as much of it in the sum as a vector is long, and a range of at most so many steps."""
+    """Returns noise of σ in a window, as much in the sum as a vector is long, and a range of at most `steps` steps."""
     reach = clip_norm * min(1.0, 4.0 / math.sqrt(dim)) if rotate else clip_norm
     step = max(clip_norm / (sigma * math.sqrt(clients)), reach / steps)
     return {"noise_deviation": sigma, "step": step, "window": window, "coordinate_range": reach}
 
 
 def uniformity(variance: float, honest: int) -> float:
-    """τ: given their sum, the fractional parts of n clients' noisy numbers have a density within 1 ± τ of uniform.
+    """Returns τ: given their sum, fractional parts of n clients' noisy numbers have a density within 1 ± τ of uniform.
 
     The theta series of the lattice dual to A_{n-1}, without its constant term; `closeness` is that.
     """
@@ -348,10 +349,10 @@ def uniformity(variance: float, honest: int) -> float:
 
 
 def cut_off(deviations: float) -> float:
-    """Chernoff's bound on the probability that noise is further out than so many standard deviations."""
+    """Returns Chernoff's bound on the probability that noise is further out than this many standard deviations."""
     return min(1.0, 2.0 * math.exp(-0.5 * deviations * deviations) * (1.0 + 1e-12)) if deviations > 0.0 else 1.0
 
 
 def reach_of(probability: float) -> float:
-    """How many standard deviations `cut_off` leaves this for."""
+    """Returns the number of standard deviations at which `cut_off` is this probability."""
     return math.sqrt(2.0 * math.log(2.0 / probability)) * (1.0 + 1e-9) if probability < 2.0 else 0.0

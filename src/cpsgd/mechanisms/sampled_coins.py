@@ -24,10 +24,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.formats import Integers, Sampled
-from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Rounding, Search
+from cpsgd.codec.pack import Integers, Sampled
+from cpsgd.codec.rounding import Flipper, PythonKernel
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Rounding, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted, sixteenth_bits
 
@@ -79,7 +79,7 @@ class SampledCoins(Tilted):
         return self.rate, 4.0 * self.rate**2
 
     def steps(self, honest: int) -> Steps:
-        """Sums of -1, 0 and 1."""
+        """Returns the law of sums of -1, 0 and 1."""
         left_out, less, more = 1.0 - self.rate, self.rate * (0.5 - self.theta), self.rate * (0.5 + self.theta)
         return Steps(low=(more, left_out, less), high=(less, left_out, more), clients=honest)
 
@@ -88,20 +88,20 @@ class SampledCoins(Tilted):
         """Two to choose a coordinate, two for its coin."""
         return 4
 
-    def kernel(self) -> Any:
-        """All integers, those that are left out among them; the choice is from the keystream, too."""
-        return _WholeKernel(Flipper(int(self.grid.limit), 1), self._below)
+    def kernel(self) -> LazyFlipper:
+        """Returns the kernel that writes all integers; the choice of coordinates is from the keystream, too."""
+        return LazyFlipper(int(self.grid.limit), self._below)
 
     def device_rounding(self) -> Rounding:
-        """As `kernel`."""
+        """Describes the same to a device."""
         return Rounding(int(self.grid.limit), _ONE // 2, FRACTION_BITS, rate=self._below)
 
     def packer(self) -> tuple[Any, int]:
-        """Flips the coins of coordinates that were chosen."""
+        """Returns the kernel that flips the coins of the chosen coordinates."""
         return Flipper(int(self.grid.limit), 1), 2
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
-        """Bits of the chosen coordinates."""
+        """Returns bits of the chosen coordinates."""
         return Sampled(2, 2, self._below)
 
     @property
@@ -119,14 +119,14 @@ class SampledCoins(Tilted):
         return 1.0
 
     def without_noise(self) -> Binomial:
-        """Rounding of all coordinates to two levels over the same range: one bit per coordinate."""
+        """Returns rounding of all coordinates to two levels over the same range: one bit per coordinate."""
         return Binomial(levels=2, trials=0, coordinate_range=self.coordinate_range)
 
     # ------------------------------------------------------------------ planning
 
     @classmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """For each range the largest share of coordinates that the bits allow."""
+        """Yields, for each range, the largest share of coordinates that the bits allow."""
         rate = MAX_RATE if search.bits is None else min(search.bits, MAX_RATE)
         if rate < 1 / _ONE:
             return
@@ -134,7 +134,7 @@ class SampledCoins(Tilted):
             yield cls(rate=rate, theta=0.125, coordinate_range=reach).at_rough_scale(search)
 
     def quieter(self, factor: float) -> Self | None:
-        """The same with fewer coordinates, whose coins must be tilted more."""
+        """Returns the same with fewer coordinates, whose coins must be tilted more."""
         fewer = min(self._below - 1, int(self._below * factor))
         return replace(self, rate=fewer / _ONE).with_scale(self.scale) if fewer else None
 
@@ -142,27 +142,33 @@ class SampledCoins(Tilted):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """A tenth of the coordinates."""
+        """Returns a tenth of the coordinates."""
         reach = cls.usual_range(dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {"rate": 0.1, "theta": 0.25, "coordinate_range": reach}
 
     def describe(self) -> str:
-        """Share, tilt and range."""
+        """Returns share, tilt and range."""
         return (
             f"1 coin of bias up to {self.theta:.4g} for {self.rate:.4g} of the coordinates in "
             f"±{self.coordinate_range:.4g}"
         )
 
 
-class _WholeKernel:
-    """What a client's message amounts to, in all coordinates; for simulation."""
+class LazyFlipper(PythonKernel):
+    """Coins that are flipped where a first word of 16 bits is below a limit: 2 for heads, 0 for tails, and 1 elsewhere.
 
-    def __init__(self, flipper: Flipper, below: int) -> None:
-        self._flipper, self._below = flipper, np.uint16(below)
+    Instructions and addresses are the same whatever is flipped.
+    """
+
+    def __init__(self, limit: int, below: int) -> None:
+        self._flipper, self._below = Flipper(limit, 1), np.uint16(below)
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Twice the coin where the first word of a coordinate is below the limit, and 1 elsewhere."""
+        """Writes the integers."""
         size = 2 * grid.size
         self._flipper.values(grid, keystream[size : 2 * size], values)
+        flipped = (keystream[:size].view("<u2") < self._below).astype(np.uint32)
+        # 2 f c + 1 - f, without a branch.
         values *= np.uint32(2)
-        values[keystream[:size].view("<u2") >= self._below] = 1
+        values *= flipped
+        values += np.uint32(1) - flipped

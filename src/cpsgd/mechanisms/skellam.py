@@ -17,21 +17,15 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.kernels import kernels
-from cpsgd.codec.rounding import WORKING_BITS, Table
-from cpsgd.mechanisms import lattice, published
+from cpsgd.codec.rounding import WORKING_BITS, Table, kernels
+from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
 from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise
-from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 # What is left of a recurrence's first ratio when it reaches the first one that is used.
 _FORGOTTEN = 2.0**-60
@@ -74,7 +68,7 @@ class SkellamNoise(SymmetricNoise):
         return noise
 
     def sum_variation(self, count: int) -> float:
-        """The bound for all draws together: the mass beyond their limits, and their tables' rounding."""
+        """Returns the bound for all draws together: the mass beyond their limits, and their tables' rounding."""
         return sum(truncation(part, limit) + table(part, limit).rounding for part, limit in self._parts(count))
 
     def _parts(self, count: int) -> list[tuple[float, int]]:
@@ -99,26 +93,14 @@ class Skellam(Symmetric):
     name = "skellam"
     title = "rounding and Skellam noise"
     noise_name = "Skellam"
-    published: ClassVar[tuple[str, str] | None] = published.SKELLAM
     noise_type = SkellamNoise
     least_size = 2.0**-20
 
     variance: float
 
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """By the authors' Rényi bound."""
-        return published.skellam_epsilon(
-            norm=protocol.clip_norm / self.scale,
-            variance=self.variance,
-            clients=honest,
-            dim=protocol.dim,
-            delta=delta,
-            adjacency=adjacency,
-        )
-
 
 def truncation(variance: float, limit: int) -> float:
-    """An upper bound on P(|Z| > W): Chernoff's, 2 exp(v (√(1+y²) - 1 - y asinh y)) with y = (W + 1)/v."""
+    """Returns an upper bound on P(|Z| > W): Chernoff's, 2 exp(v (√(1+y²) - 1 - y asinh y)) with y = (W + 1)/v."""
     y = (limit + 1) / variance
     root = math.hypot(1.0, y)
     # √(1+y²) - 1 = y²/(1 + √(1+y²)), without cancellation.
@@ -128,7 +110,7 @@ def truncation(variance: float, limit: int) -> float:
 
 @lru_cache(maxsize=16)
 def table(variance: float, limit: int) -> Table:
-    """The thresholds of the outcomes 0, ..., 2W, which mean -W, ..., W; v as the exact fraction that the float is.
+    """Returns thresholds of the outcomes 0, ..., 2W, which mean -W, ..., W; v is the exact fraction that the float is.
 
     The recurrence is started with w_{K+1} = 0 and w_K = 2^320. That changes a weight w_j by a factor of about
     1 - (w_K/w_j)², and K is so large that this is below 2^-200 for all j <= W.
@@ -145,7 +127,7 @@ def table(variance: float, limit: int) -> Table:
 
 
 def _start(variance: float, last: int, nats: float) -> int:
-    """A K with log(I_K/I_last) <= -nats, from log(I_{j+1}/I_j) <= -asinh((j + 1/2)/v) (Amos 1974)."""
+    """Returns a K with log(I_K/I_last) <= -nats, from log(I_{j+1}/I_j) <= -asinh((j + 1/2)/v) (Amos 1974)."""
     j, left, count = last, nats, 64
     while True:
         steps = np.cumsum(np.arcsinh((np.arange(j, j + count) + 0.5) / variance))
@@ -167,7 +149,7 @@ class SkellamLaw(SymmetricLaw):
         return f"Skellam noise of {self.parts} clients with variance {self.each:g} each"
 
     def window(self, nats: float, margin: int = 0) -> Window:
-        """The window around the centre: Bernstein's inequality holds, since cosh λ - 1 <= (λ²/2)/(1 - λ/3)."""
+        """Returns the window around the centre: Bernstein's inequality holds, since cosh λ - 1 <= (λ²/2)/(1 - λ/3)."""
         reach = self.half_window(nats, margin)
         ratios, _, steps = _ratios(self.variance, reach + 1)
         centre = self.parts * self.limit
@@ -175,7 +157,7 @@ class SkellamLaw(SymmetricLaw):
         return window_of_ratios(centre, ratios[:reach], ratios[:reach], outer, outer, extra_steps=steps)
 
     def step(self, points: Array, direction: int) -> tuple[Array, Array]:
-        """f(i - direction)/f(i) - 1: a ratio of neighbouring masses, or its inverse towards the centre.
+        """Returns f(i - direction)/f(i) - 1: a ratio of neighbouring masses, or its inverse towards the centre.
 
         Taking 1 off costs up to one rounding of the difference, which is large relative to a small ratio.
         """
@@ -190,7 +172,7 @@ class SkellamLaw(SymmetricLaw):
 
 @lru_cache(maxsize=8)
 def _ratios(variance: float, count: int) -> tuple[Array, Array, int]:
-    """I_{j+1}(v)/I_j(v) for j = 0, ..., count - 1; bounds on their relative errors, in units of 2^-53; steps taken.
+    """Returns I_{j+1}(v)/I_j(v) for j < `count`; bounds on their relative errors, in units of 2^-53; steps taken.
 
     r_{j-1} = 1/(2j/v + r_j), four roundings each. An error of r_j enters r_{j-1} by the factor r_j r_{j-1} < 1, so the
     ratio that the recurrence starts with, an upper bound (Amos 1974), is forgotten. The products of the ratios are

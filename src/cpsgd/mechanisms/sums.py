@@ -49,7 +49,7 @@ class Deviation:
 
 
 def rounding_cumulant(slope: float) -> float:
-    """The largest log E exp(λ (Z - f)) of a Z that is 1 with probability f and else 0, over all f; λ >= 0.
+    """Returns the largest log E exp(λ (Z - f)) of a Z that is 1 with probability f and else 0, over all f; λ >= 0.
 
     log(1 - f + f e^λ) - λ f is concave in f. Its maximum is log((e^λ - 1)/λ) - 1 + λ/(e^λ - 1), and at most λ²/8.
     """
@@ -90,7 +90,7 @@ class MeanCoordinate:
         return min(self.coordinate_range, float(share * self._mean_norm + rest) + self._shrinking)
 
     def cumulants(self) -> list[Callable[[float], float]]:
-        """What is known beside `largest`, over the rotation, as cumulants for λ >= 0; each of them holds."""
+        """Returns bounds over the rotation, beside `largest`, as cumulants for λ >= 0; each of them holds."""
         if not self.rotate:
             return []
         deviation = self._deviation
@@ -113,12 +113,12 @@ class MeanCoordinate:
 
     @property
     def _shrinking(self) -> float:
-        """How far the mean moves because the encoder shrinks vectors whose norm on the grid exceeds D."""
+        """The distance that the mean moves because the encoder shrinks vectors whose norm on the grid exceeds D."""
         shrunk = 2.0 * math.sqrt(self.dim) / (self.clip_norm * self.grid_unit) + 2.0**-18
         return shrunk * self.coordinate_range
 
     def _layered(self, slope: float) -> float:
-        """Coordinates that are all within ±T, and from the tail of y what is left; at the best of a few T.
+        """Returns a cumulant: coordinates that are all within ±T, and the tail of y beyond; at the best of a few T.
 
         E exp(λ y) <= exp(λ b + (λ a σ)²/2) + P' + Σ (exp(λ z') - exp(λ z)) min(P(|y| > z), P') over neighbouring places
         z < z', where σ is the deviation of the unclipped mean's coordinate and P' the probability that some client's
@@ -138,7 +138,7 @@ class MeanCoordinate:
 
     @cached_property
     def _layers(self) -> _Layers:
-        """What `_layered` sums up, y without the shrinking.
+        """The terms of `_layered`, y without the shrinking.
 
         If no client's coordinate is beyond ±T, then |y| <= a |x| + b, x the coordinate of the unclipped mean. That is
         so with probability 1 - 2n exp(-T²/(2τ²)), and x is sub-Gaussian with deviation τ ν/D.
@@ -174,6 +174,6 @@ class _Layers:
 
 
 def _line(reach: float, beyond: Array | float) -> tuple[Array, Array]:
-    """A and b with clip(x) <= a x + b for -T <= x: the line from (-T, -X) to (X, X), or the identity where T <= X."""
+    """Returns a, b with clip(x) <= a x + b for -T <= x: the line from (-T, -X) to (X, X), the identity where T <= X."""
     farthest = np.maximum(beyond, reach)
     return 2.0 * reach / (farthest + reach), reach * (farthest - reach) / (farthest + reach)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from cpsgd import _validate
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, Table
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Law, check_points
 

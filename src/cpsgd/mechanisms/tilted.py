@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, clipped_square
+from cpsgd.mechanisms.interface import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.noise import FairCoins, Noise
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate
@@ -41,7 +41,7 @@ _TILT = "Odds are ½ ± theta: take the nearest that is allowed; a wider range i
 
 
 def sixteenth_bits(name: str, value: object, *, most: float, remedy: str) -> float:
-    """A number in (0, most], rounded down to a multiple of 2^-16. `remedy` says what to do about another.
+    """Returns a number in (0, most], rounded down to a multiple of 2^-16. `remedy` is the advice if it is not in there.
 
     Raises:
         ParameterError: It is not in there, or less than 2^-16.
@@ -114,7 +114,7 @@ class Tilted(Mechanism):
 
     @abstractmethod
     def steps(self, honest: int) -> Steps:
-        """The law of a sum over so many clients."""
+        """Returns the law of a sum over `honest` clients."""
 
     # ------------------------------------------------------------------ what follows from it
 
@@ -145,7 +145,7 @@ class Tilted(Mechanism):
         return self.variances[1] * self.theta**2
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:
-        """b Σ (θ² - x̄²)."""
+        """Returns b Σ (θ² - x̄²)."""
         limit = self.grid.limit
         # Squares of integers up to 2^15: exact, and so are sums of a few millions of them.
         squares = float(np.sum(np.square(points, dtype=np.float64)))
@@ -154,7 +154,7 @@ class Tilted(Mechanism):
     def deviations(
         self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
     ) -> list[Deviation]:
-        """Bounds from the vectors and the integers' own spread; docs/planning.md has the proof.
+        """Returns bounds from the vectors and the integers' own spread; docs/planning.md has the proof.
 
         One of a client's integers, less its centre, has E exp(λ Z) = a + b x/X, affine in the coordinate. By the
         inequality of the means the product over clients is at most (a + b y/X)^n with y the coordinate of the mean, and
@@ -167,7 +167,7 @@ class Tilted(Mechanism):
         slack = clients * (self.gain / _ONE + 2.0**-18 * clip_norm / self.scale)
 
         def moments(slope: float) -> tuple[float, float]:
-            """The a and b; the law at -x is the mirror image of that at x, so both signs of λ are alike."""
+            """Returns a and b; the law at -x is the mirror image of that at x, so both signs of λ are alike."""
             a, b = 1.0 + 1e-15, 0.0
             for v, (low, high) in enumerate(zip(steps.low, steps.high, strict=True)):
                 grown = math.expm1(slope * (v - centre))
@@ -206,7 +206,7 @@ class Tilted(Mechanism):
     # ------------------------------------------------------------------ planning
 
     def with_scale(self, scale: float) -> Self:
-        """The same with θ = X/(s γ), to the nearest multiple of 2^-16; X makes up for the difference.
+        """Returns the same with θ = X/(s γ), to the nearest multiple of 2^-16; X makes up for the difference.
 
         Where θ would be too large X shrinks with the scale.
         """
@@ -223,18 +223,18 @@ class Tilted(Mechanism):
 
     @staticmethod
     def usual_range(*, dim: int, clip_norm: float, rotate: bool) -> float:
-        """Four standard deviations of a rotated coordinate; D without rotation."""
+        """Returns four standard deviations of a rotated coordinate; D without rotation."""
         return clip_norm * min(1.0, _USUAL_REACH / math.sqrt(dim)) if rotate else clip_norm
 
     @staticmethod
     def ranges(search: Search) -> list[float]:
-        """The X worth trying: a few standard deviations of a rotated coordinate; D without rotation."""
+        """Returns the X worth trying: a few standard deviations of a rotated coordinate; D without rotation."""
         root = math.sqrt(search.dim)
         reaches = {min(reach, root) for reach in _REACHES} if search.rotate else {root}
         return [search.clip_norm * reach / root for reach in sorted(reaches)]
 
     def at_rough_scale(self, search: Search) -> Self:
-        """The same at the scale that it will need, roughly.
+        """Returns the same at about the scale that it will need.
 
         That scale is S/√(a - b θ²) for a constant S, and θ = X/(γ s): solved for θ.
         """

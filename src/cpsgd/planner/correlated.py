@@ -109,7 +109,7 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
         InfeasibleError: None has so few bits, or keeps (ε, δ); the message names the fewest bits that will do.
         ParameterError: There are too few or too many bands.
     """
-    rounds = problem.target.rounds
+    rounds = problem.target.conditions.rounds
     auto = required.correlated == AUTO
     if auto:
         choices: Iterable[int] = (b for b in _CHOICES if b <= rounds)
@@ -190,14 +190,15 @@ class _Run:
 
     @cached_property
     def _correlation(self) -> Correlation:
-        target = self.problem.target
-        separation = 1 if target.participation.scheme == "every" and target.rounds > 1 else None
-        return Correlation(self.bands, target.rounds, separation)
+        rounds, scheme = self.problem.conditions.rounds, self.problem.conditions.participation.scheme
+        return Correlation(self.bands, rounds, 1 if scheme == "every" and rounds > 1 else None)
 
     @cached_property
     def _target(self) -> Target:
         """That of one round: the mechanism's own numbers are about the whole run."""
-        return replace(self.problem.target, rounds=1, participation=Participation.once())
+        target = self.problem.target
+        once = replace(target.conditions, sizes=((target.conditions.surviving, 1),), participation=Participation.once())
+        return replace(target, conditions=once)
 
     @cached_property
     def _fixed(self) -> dict[str, Any]:
@@ -207,7 +208,7 @@ class _Run:
             "bands": correlation.bands,
             "run_length": correlation.rounds,
             "separation": correlation.separation,
-            "untrusted_holders": None if self.problem.clients_stay else self.problem.colluding,
+            "untrusted_holders": None if self.problem.clients_stay else self.problem.conditions.colluding,
             "cut": _CUT_SHARE * target.variation / (2 * correlation.rounds),
         }
 
@@ -253,20 +254,20 @@ class _Run:
         """Names the fewest bits that will do."""
         problem, target = self.problem, self.problem.target
         if target.honest <= self._told:
-            most = math.ceil(target.honest / problem.colluding)
+            most = math.ceil(target.honest / problem.conditions.colluding)
             nearest = f"correlated={most}" if most > 1 else "independent noise, without correlated"
             return InfeasibleError(
-                f"With {self.bands} bands clients hand seeds of {self.bands - 1} rounds on, and {problem.colluding:,} "
-                f"colluding clients per round may have held those of {self._told:,} others; noise that counts is that "
-                f"of {target.honest:,} of {problem.setting.clients:,}, so that nobody's is left. The nearest that can "
-                f"be had: {nearest}; or more clients, or fewer colluding clients."
+                f"With {self.bands} bands clients hand seeds of {self.bands - 1} rounds on, and "
+                f"{problem.conditions.colluding:,} colluding clients per round may have held those of {self._told:,} "
+                f"others; noise that counts is that of {target.honest:,} of {problem.setting.clients:,}, so that "
+                f"nobody's is left. The nearest that can be had: {nearest}; or more clients, or fewer colluding ones."
             )
         more = next((b for b in WHOLE_BITS if b > bits and self._designed(b) is not None), None)
         remedy = "more clients, fewer bands, fewer colluding clients or a larger delta may help"
         if more is not None:
             remedy = f"bits={more:g} is the fewest whole number that will do; fewer bands take less room"
         return InfeasibleError(
-            f"No protocol with {bits:g} bits per coordinate and {self.bands} bands keeps δ={target.delta:g} for "
+            f"No protocol with {bits:g} bits per coordinate and {self.bands} bands keeps δ={target.claim.delta:g} for "
             f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of "
             f"at least {LEAST_SIGMA:g} steps each. The nearest that can be had: {remedy}."
         )
@@ -294,7 +295,7 @@ class _Run:
             except ConditionError:
                 return None
             # Zero where the range itself keeps neighbours close; less noise is not looked for then.
-            unit = max(unit, scale * found.run_noise().deviation * (1.0 + 1e-9))
+            unit = max(unit, scale * found.noise.deviation * (1.0 + 1e-9))
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
@@ -327,7 +328,7 @@ class _Run:
     def _error(self, mechanism: Mechanism) -> float:
         """Returns the mean over rounds of the squared error of the model so far."""
         of_z, of_own, of_bias = self._weights
-        setting, noise = self.problem.setting, cast(CorrelatedGaussian, mechanism).run_noise()
+        setting, noise = self.problem.setting, cast(CorrelatedGaussian, mechanism).noise
         per_unit = setting.dim * mechanism.scale**2 / setting.surviving
         own = noise.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping

@@ -1,11 +1,11 @@
 """Plans for the privacy of single examples, of which a client sends the sum of several clipped gradients.
 
-What that protects, and why, is in `cpsgd.privacy.examples`.
+What that protects, and why, is in `cpsgd.privacy.one_example`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from cpsgd import _validate
@@ -14,9 +14,7 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.planner.planning import Plan, plan_for
 from cpsgd.planner.problem import Problem
 from cpsgd.planner.requirements import Requirements
-from cpsgd.privacy.examples import HEADROOM, example_protocol
-from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.protocol import Protocol
+from cpsgd.privacy.one_example import HEADROOM
 
 
 def plan_examples(
@@ -68,33 +66,14 @@ def plan_examples(
         )
     problem = Problem.of(required)
     setting = replace(problem.setting, clip_norm=sum_norm(required.clip_norm, examples))
-    whole = _ExampleProblem(setting, problem.target, problem.colluding, examples=examples)
+    # The setting is about whole sums and the target about one example. The search knows nothing of grids: one that is
+    # coarse against a single example's share costs distance, or has no proof at all, and another mechanism is chosen.
     try:
-        return plan_for(required, whole, examples)
+        return plan_for(required, replace(problem, setting=setting, examples=examples))
     except (ConditionError, InfeasibleError, ParameterError) as error:
         raise InfeasibleError(
             f"No protocol keeps ε={rounded_up(epsilon)} for an example among {examples}: {error}"
         ) from None
-
-
-@dataclass(frozen=True)
-class _ExampleProblem(Problem):
-    """A problem whose setting is about whole sums and whose target is about one example.
-
-    The search knows nothing of grids. One that is coarse against a single example's share costs distance, or has no
-    proof at all: then another mechanism is chosen.
-    """
-
-    examples: int = field(kw_only=True)
-
-    @property
-    def clients_stay(self) -> bool:
-        """They do: it is their examples that take part in one round, or in all."""
-        return True
-
-    def proved(self, protocol: Protocol) -> Guarantee:
-        """The guarantee for one example."""
-        return super().proved(example_protocol(protocol, self.examples))
 
 
 def sum_norm(clip_norm: float, examples: int) -> float:

@@ -42,8 +42,8 @@ def too_few_bits(problem: Problem, bits: float | None) -> InfeasibleError:
         remedies.append(f"about {enough:,} clients would do at {asked}")
     remedies.append("or a larger delta, which needs less noise")
     return InfeasibleError(
-        f"No protocol with {asked} per coordinate keeps δ={problem.target.delta:g} for {problem.setting.clients:,} "
-        f"clients: {reason}. The nearest that can be had: {'; '.join(remedies)}."
+        f"No protocol with {asked} per coordinate keeps δ={problem.target.claim.delta:g} for "
+        f"{problem.setting.clients:,} clients: {reason}. The nearest that can be had: {'; '.join(remedies)}."
     )
 
 
@@ -58,11 +58,12 @@ def _enough_clients(problem: Problem, bits: float) -> int | None:
 
 def _scaled(problem: Problem, clients: int) -> Problem:
     """The same requirements with more clients, of whom the same share drops out."""
-    surviving = problem.setting.surviving * clients // problem.setting.clients
+    surviving, conditions = problem.setting.surviving * clients // problem.setting.clients, problem.target.conditions
+    conditions = replace(conditions, sizes=((surviving, conditions.rounds),))
     return replace(
         problem,
         setting=replace(problem.setting, clients=clients, surviving=surviving),
-        target=replace(problem.target, honest=surviving - problem.colluding),
+        target=replace(problem.target, conditions=conditions),
     )
 
 
@@ -77,7 +78,7 @@ def _certainly(problem: Problem, bits: float) -> bool:
 def too_accurate(problem: Problem, bits: float, best: Design, max_error: float) -> InfeasibleError:
     """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
     error = best.error.total
-    remedy = f"The smallest error at ε={rounded_up(problem.target.epsilon)} is {error:.4g}, with bits={bits:g}"
+    remedy = f"The smallest error at ε={rounded_up(problem.target.claim.epsilon)} is {error:.4g}, with bits={bits:g}"
     needed = _smallest_epsilon(problem, bits, max_error)
     if needed is not None:
         remedy += f"; max_error={max_error:g} needs about epsilon={rounded_up(needed, 3)}"
@@ -89,14 +90,15 @@ def too_accurate(problem: Problem, bits: float, best: Design, max_error: float) 
 
 def _smallest_epsilon(problem: Problem, bits: float, max_error: float) -> float | None:
     """The smallest ε (within 2 %, rounded up) at which these bits reach the error."""
-    if problem.target.participation.rate < 1.0:
+    if problem.target.conditions.participation.rate < 1.0:
         return None  # each trial would be a search through dp_accounting
 
     def reached(epsilon: float) -> bool:
-        design = best_design(problem.setting, replace(problem.target, epsilon=epsilon), bits)
+        claim = replace(problem.target.claim, epsilon=epsilon)
+        design = best_design(problem.setting, replace(problem.target, claim=claim), bits)
         return design is not None and design.error.total <= max_error
 
-    low = high = problem.target.epsilon
+    low = high = problem.target.claim.epsilon
     while not reached(high):
         low, high = high, 2.0 * high
         if high > 100.0:

@@ -21,7 +21,7 @@ from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.promise import Claim, Conditions, Promise
+from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
 
@@ -60,19 +60,13 @@ class Plan:
     Attributes:
         protocol: The parameters to run with, and the promise that releases with them are held to.
         guarantee: The proved (ε, δ) of `rounds` rounds with it, evaluated on `protocol` itself.
-        wished_epsilon: The ε asked for; the frontier's other points keep it, too.
         bits: Bits per coordinate, rounded up to what was asked for.
         error: Expected squared error of a round's mean by cause, for vectors of norm D and `surviving` messages.
-        gaussian_squared_error: Error of the Gaussian mechanism calibrated exactly for the same (ε, δ), rounds,
-            participation, dropouts and collusion, with real numbers for messages.
-        rounds: Rounds the guarantee covers.
-        participation: Who may take part in which round.
-        surviving: The fewest messages a round may end with. A round with fewer must be refused or accounted anew.
-        colluding: Clients whose noise does not count because they may tell it.
+        gaussian_squared_error: Error of the Gaussian mechanism calibrated exactly for the same claim and conditions,
+            with real numbers for messages.
         overflow_probability: Proved bound on the probability that a round's sum wraps around the modulus (0 without).
-        considered: What each mechanism reaches at these bits, the one that is chosen first.
+        considered: The error that each mechanism reaches at these bits, the one that is chosen first.
         explore: Computes the frontier.
-        examples: The most examples of a client where one of them is protected; None where the whole client is.
         prefix: Where noise is correlated over rounds, what is left of it in the model, beside independent noise.
 
     Example:
@@ -83,19 +77,49 @@ class Plan:
 
     protocol: Protocol
     guarantee: Guarantee
-    wished_epsilon: float
     bits: float
     error: ExpectedError
     gaussian_squared_error: float
-    rounds: int
-    participation: Participation
-    surviving: int
-    colluding: int
     overflow_probability: float
     considered: tuple[Considered, ...]
     explore: Callable[[], tuple[FrontierPoint, ...]] = field(repr=False, compare=False)
-    examples: int | None = field(default=None, kw_only=True)
     prefix: PrefixNoise | None = field(default=None, kw_only=True)
+
+    @property
+    def run(self) -> Run:
+        """The rounds that the guarantee is about."""
+        return self.guarantee.run
+
+    @property
+    def wished_epsilon(self) -> float:
+        """The ε asked for, which the frontier's other points keep, too; the proved one if nothing is promised."""
+        promise = self.protocol.promise
+        return self.guarantee.epsilon if promise is None else promise.claim.epsilon
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the guarantee covers."""
+        return self.run.rounds
+
+    @property
+    def participation(self) -> Participation:
+        """The rounds that a client may take part in."""
+        return self.run.participation
+
+    @property
+    def surviving(self) -> int:
+        """The fewest messages a round may end with. A round with fewer must be refused or accounted anew."""
+        return self.run.surviving
+
+    @property
+    def colluding(self) -> int:
+        """Clients whose noise does not count because they may tell it."""
+        return self.run.colluding
+
+    @property
+    def examples(self) -> int | None:
+        """The most examples of a client where one of them is protected; None where the whole client is."""
+        return self.run.examples
 
     def __repr__(self) -> str:
         return (
@@ -243,8 +267,8 @@ def plan(
     )
 
 
-def plan_for(required: Requirements, problem: Problem | None = None, examples: int | None = None) -> Plan:
-    """The plan for requirements; see `plan`. `problem` is what they come to where one of `examples` is protected."""
+def plan_for(required: Requirements, problem: Problem | None = None) -> Plan:
+    """Returns the plan for requirements; `problem` is given where it is about single examples."""
     if required.correlated is not None:
         check_correlated(required)
     elif required.workload is not None:
@@ -253,18 +277,16 @@ def plan_for(required: Requirements, problem: Problem | None = None, examples: i
     found = None if required.correlated is None else correlated_plan(required, problem)
     if found is not None:
         designs, chosen = found.explore, (found.bits, found.design)
-        return _assembled(problem, *chosen, lambda: [*designs(), chosen], examples=examples, judge=found.judge)
-    independent = best_plan(problem, bits=required.bits, max_error=required.max_error, examples=examples)
+        return _assembled(problem, *chosen, lambda: [*designs(), chosen], found.judge)
+    independent = best_plan(problem, bits=required.bits, max_error=required.max_error)
     if required.correlated is None:
         return independent
     without = Considered(CorrelatedGaussian.name, None, reason="leaves no less noise in the model over these rounds")
     return replace(independent, considered=(*independent.considered, without))
 
 
-def best_plan(
-    problem: Problem, *, bits: float | None = None, max_error: float | None = None, examples: int | None = None
-) -> Plan:
-    """The plan for a validated problem, which is about one of a client's `examples` where these are given."""
+def best_plan(problem: Problem, *, bits: float | None = None, max_error: float | None = None) -> Plan:
+    """Returns the plan for a validated problem."""
     if bits is not None and max_error is not None:
         raise ParameterError("Give bits or max_error, not both: each determines the other.")
     if bits is not None:
@@ -287,7 +309,7 @@ def best_plan(
     def frontier() -> Iterable[tuple[float, Design]]:
         return (problem.designs(enough, WHOLE_BITS) | {chosen: design}).items()
 
-    return _assembled(problem, chosen, design, frontier, examples=examples)
+    return _assembled(problem, chosen, design, frontier)
 
 
 def _assembled(
@@ -295,8 +317,6 @@ def _assembled(
     bits: float,
     design: Finished,
     designs: Callable[[], Iterable[tuple[float, Design]]],
-    *,
-    examples: int | None = None,
     judge: Callable[[Mechanism], PrefixNoise] | None = None,
 ) -> Plan:
     """The plan with a design; `designs` are those of all numbers of bits, and `judge` says what rounds make of each."""
@@ -315,31 +335,16 @@ def _assembled(
             for b, point in sorted(points.items())
         )
 
-    # What was asked for: what was proved is at most that.
-    claim = Claim(problem.target.epsilon, problem.target.delta)
-    conditions = Conditions.of(
-        problem.setting.surviving,
-        adjacency=problem.target.adjacency,
-        colluding=problem.colluding,
-        rounds=problem.target.rounds,
-        participation=problem.target.participation,
-        examples=examples,
-    )
-    promise = Promise(claim, conditions)
+    # The promise is what was asked for: what was proved is at most that.
+    promise = Promise(problem.target.claim, problem.conditions)
     return Plan(
         protocol=replace(design.protocol, promise=promise),
-        guarantee=replace(design.guarantee, run=Run(design.protocol, conditions)),
-        wished_epsilon=problem.target.epsilon,
+        guarantee=replace(design.guarantee, run=Run(design.protocol, problem.conditions)),
         bits=bits,
         error=design.error,
         gaussian_squared_error=gaussian,
-        rounds=problem.target.rounds,
-        participation=problem.target.participation,
-        surviving=problem.setting.surviving,
-        colluding=problem.colluding,
         overflow_probability=problem.overflow_probability(design.protocol),
         considered=_chosen_first(design),
         explore=frontier,
-        examples=examples,
         prefix=prefix(design.mechanism),
     )

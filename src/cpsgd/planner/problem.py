@@ -10,14 +10,15 @@ from cpsgd import _validate
 from cpsgd.codec import pack
 from cpsgd.distance import check_distance
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms.law import Steps
-from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner import modulus
 from cpsgd.planner.requirements import Requirements, checked_mean_norm, mechanisms_for, surviving
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, gaussian_squared_error, values_of
 from cpsgd.planner.target import Target
-from cpsgd.privacy.guarantees import Guarantee, guarantee_over_rounds
+from cpsgd.privacy.guarantees import Guarantee, guarantee
+from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import NORM_LIMITS, Protocol
+from cpsgd.run import Run
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -52,13 +53,18 @@ class Problem:
 
     setting: Setting
     target: Target
-    colluding: int
     distance_reason: str | None = None
+    examples: int | None = None
 
     @property
     def clients_stay(self) -> bool:
         """Whether the same clients take part in all rounds, and can keep the seeds of their noise to themselves."""
-        return self.target.participation.scheme == "every"
+        return self.examples is not None or self.target.conditions.participation.scheme == "every"
+
+    @property
+    def conditions(self) -> Conditions:
+        """The rounds that a guarantee is about; the target is about whole clients, and its D is that of an example."""
+        return replace(self.target.conditions, examples=self.examples)
 
     @classmethod
     def of(cls, required: Requirements) -> Problem:
@@ -67,8 +73,6 @@ class Problem:
         Raises:
             InfeasibleError: Nobody is left whose noise protects.
         """
-        adjacency = Adjacency.parse(required.adjacency)
-        participation = Participation.parse(required.participation)
         clients = _validate.integer("clients", required.clients, low=1)
         arriving = surviving(clients, required.dropout)
         colluding = _validate.integer("colluding", required.colluding, low=0)
@@ -77,24 +81,27 @@ class Problem:
                 f"Of {clients} clients {clients - arriving} may drop out and {colluding} may collude: nobody is left "
                 f"whose noise protects. At most {max(0, arriving - 1)} may collude at this dropout."
             )
-        participation.check(adjacency)
+        conditions = Conditions.of(
+            arriving,
+            rounds=required.rounds,
+            participation=required.participation,
+            adjacency=required.adjacency,
+            colluding=colluding,
+        )
         low, high = NORM_LIMITS
         clip_norm = _validate.positive("clip_norm", required.clip_norm, low=low, high=high)
         distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
-        if distance is not None and adjacency is not Adjacency.REPLACE_ONE:
+        if distance is not None and conditions.adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(
-                f"replace_one_distance={distance:g} says nothing of {adjacency} neighbours, a vector and zero; leave "
-                "it out."
+                f"replace_one_distance={distance:g} says nothing of {conditions.adjacency} neighbours, a vector and "
+                "zero; leave it out."
             )
+        epsilon = _validate.positive("epsilon", required.epsilon, high=500.0)
         target = Target(
-            epsilon=_validate.positive("epsilon", required.epsilon, high=500.0),
-            delta=_validate.probability("delta", required.delta),
-            rounds=_validate.integer("rounds", required.rounds, low=1),
-            participation=participation,
-            adjacency=adjacency,
+            claim=Claim(epsilon, _validate.probability("delta", required.delta)),
+            conditions=conditions,
             dim=_validate.integer("dim", required.dim, low=1),
             clip_norm=clip_norm,
-            honest=arriving - colluding,
             replace_one_distance=distance,
         )
         setting = Setting(
@@ -107,7 +114,7 @@ class Problem:
             mean_norm=checked_mean_norm(required),
             mechanisms=mechanisms_for(required),
         )
-        return cls(setting, target, colluding, required.distance_reason)
+        return cls(setting, target, required.distance_reason)
 
     @property
     def gaussian_squared_error(self) -> float:
@@ -181,13 +188,13 @@ class Problem:
 
     def finish(self, design: Design, bits: float) -> Finished:
         """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε."""
-        design, protocol, guarantee = self._accounted(design, bits)
+        design, protocol, proved = self._accounted(design, bits)
         modulus = design.modulus
         if modulus is not None:
             modulus = _convenient(modulus, self.setting.dim, values_of(bits))
         # Sums modulo something are post-processing: the guarantee is the same.
         protocol = replace(protocol, modulus=modulus)
-        return Finished(design.mechanism, modulus, design.error, protocol=protocol, guarantee=guarantee)
+        return Finished(design.mechanism, modulus, design.error, protocol=protocol, guarantee=proved)
 
     def _accounted(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
         """The design with nearly the smallest scale whose own guarantee is within ε, and that guarantee.
@@ -195,34 +202,34 @@ class Problem:
         The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
         the last word: it may be a little smaller, and then less noise is enough.
         """
-        epsilon = self.target.epsilon
-        protocol, guarantee = self._account(design)
-        while guarantee.epsilon > epsilon:
-            design = self._rescaled(design, max(guarantee.epsilon / epsilon, 1.0 + 1e-6))
-            protocol, guarantee = self._account(design)
-        if self.target.participation.sampled:
-            return design, protocol, guarantee  # dp_accounting is slow, and the search was through it already
-        if isinstance(design.mechanism.noise.law(self.target.honest), Steps) and guarantee.epsilon > _NEARLY * epsilon:
-            return design, protocol, guarantee  # the search was through the same certificate
+        epsilon = self.target.claim.epsilon
+        protocol, proved = self._account(design)
+        while proved.epsilon > epsilon:
+            design = self._rescaled(design, max(proved.epsilon / epsilon, 1.0 + 1e-6))
+            protocol, proved = self._account(design)
+        if self.target.conditions.participation.sampled:
+            return design, protocol, proved  # dp_accounting is slow, and the search was through it already
+        if proved.epsilon > _NEARLY * epsilon and self.target.found_by_trying(design.mechanism):
+            return design, protocol, proved  # the search was through the same certificate
         # ε is nearly proportional to 1/s.
-        factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)
+        factor = max(proved.epsilon / epsilon, _LEAST_FACTOR)
         for _ in range(_ADJUSTMENTS):
             closer = self._rescaled(design, factor)
             if closer.error.total > design.error.total * (1.0 - 5e-4) or (closer.modulus or 0) > values_of(bits):
                 break
             try:
-                tried_protocol, tried_guarantee = self._account(closer)
+                tried_protocol, tried_proof = self._account(closer)
             except ConditionError:
                 # Nothing is proved with so little noise; half the way may do, and what there is stays.
                 factor = math.sqrt(factor)
                 continue
-            if tried_guarantee.epsilon <= epsilon:
-                design, protocol, guarantee = closer, tried_protocol, tried_guarantee
-                factor = max(guarantee.epsilon / epsilon, _LEAST_FACTOR)
+            if tried_proof.epsilon <= epsilon:
+                design, protocol, proved = closer, tried_protocol, tried_proof
+                factor = max(proved.epsilon / epsilon, _LEAST_FACTOR)
             else:
                 # A little too close; what it missed ε by says how much.
-                factor *= tried_guarantee.epsilon / epsilon * (1.0 + 5e-4)
-        return design, protocol, guarantee
+                factor *= tried_proof.epsilon / epsilon * (1.0 + 5e-4)
+        return design, protocol, proved
 
     def _rescaled(self, design: Design, factor: float) -> Design:
         """The design with its scale times `factor`; unrotated vectors stay unclipped."""
@@ -246,15 +253,7 @@ class Problem:
 
     def proved(self, protocol: Protocol) -> Guarantee:
         """The guarantee that counts: of all rounds, with those whose noise counts."""
-        return guarantee_over_rounds(
-            protocol,
-            self.target.delta,
-            rounds=self.target.rounds,
-            participation=self.target.participation,
-            adjacency=self.target.adjacency,
-            surviving=self.setting.surviving,
-            colluding=self.colluding,
-        )
+        return guarantee(Run(protocol, self.conditions), self.target.claim.delta)
 
     def overflow_probability(self, protocol: Protocol) -> float:
         """The proved bound for the protocol's modulus, 0 without one."""

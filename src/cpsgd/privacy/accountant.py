@@ -24,7 +24,7 @@ is added to δ. Where this leaves nothing of a very small δ, the Rényi account
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,13 @@ class Rounds:
     def __post_init__(self) -> None:
         _validate.positive("mu", self.mu)
         _validate.integer("count", self.count, low=1)
+
+
+def costliest(rounds: Iterable[Rounds], count: int) -> Rounds:
+    """Returns `count` rounds, each with the largest μ, tail, variation and slack of these."""
+    listed = list(rounds)
+    worst = {name: max(getattr(each, name) for each in listed) for name in ("mu", "tail_mass", "variation", "slack")}
+    return Rounds(count=count, **worst)
 
 
 Part = tuple[Rounds, Participation]

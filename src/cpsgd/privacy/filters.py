@@ -29,7 +29,7 @@ from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.fixed_size import sampled_divergence
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
-from cpsgd.privacy.renyi import rdp_epsilon
+from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 
 TAIL_SHARE = 0.01
 """Share of δ for the tails of all rounds."""

@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms.law import Normal, RoundedNormal, Steps
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.costs import COMPOSED, SAMPLED_TAIL_SHARE, TAIL_SHARES, gaussian_epsilon
-from cpsgd.privacy.proofs import Proof, per_round_proof, published_proof, renyi_proof, smoothed_proof
-from cpsgd.privacy.single import CITATIONS, accounted, best_proof
+from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.proofs import all_proofs, best
+from cpsgd.privacy.proofs.base import check
 from cpsgd.promise import Claim, Surviving
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
 
-_PER_ROUND = "per-round guarantee + optimal composition"
+CITATIONS = {proof.name: proof.citation for proof in all_proofs()}
+"""The theorem behind every method."""
+
+COMPARISONS = frozenset(proof.name for proof in all_proofs() if proof.comparison)
+"""Methods whose ε is shown but never returned as the guarantee: what a mechanism's authors published."""
+
 # Rounds are sorted into at most this many sizes, each rounded down: fewer certificates, never less privacy.
 _MOST_SIZES = 32
 
@@ -166,6 +168,8 @@ def guarantee(
     """
     if isinstance(subject, Run):
         return _proved(subject, delta)
+    if surviving == 0:
+        raise ConditionError("No client's noise is in the sum (surviving=0): there is no privacy.")
     return _proved(Run.of(subject, adjacency=adjacency, surviving=surviving, colluding=colluding), delta)
 
 
@@ -203,87 +207,33 @@ def guarantee_over_rounds(
 
 def _proved(run: Run, delta: float) -> Guarantee:
     _validate.probability("delta", delta)
-    protocol, scheme, neighbours = accounted(run), run.participation, run.adjacency
-    colluding, count = run.colluding, run.rounds
-    memory = protocol.mechanism.memory
-    memory.check_run(count, scheme)
-    if memory.charged_rounds(scheme.counted_rounds(count)) == 1 and not scheme.sampled:
-        single = best_proof(run, delta)
-        return Guarantee(
-            Claim(single.epsilon, delta), run, single.method, single.citation, single.tail, _shown(run, single.others)
-        )
-    if run.honest < 1:
-        raise ConditionError(
-            f"A round ended with {run.surviving} clients of whom {colluding} may collude: it protects nobody; "
-            "refuse it."
-        )
-    sizes = _grouped(run)
-    law = protocol.mechanism.noise.law(run.honest)
-    exact, steps = isinstance(law, Normal), isinstance(law, Steps)
-    method = "gaussian-analytic" if exact else "smoothed-certificate" if steps else "gaussian-certificate"
-    if isinstance(law, RoundedNormal):
-        method = "rounded-gaussian"
-    found: dict[str, Result] = {}
-    if not (steps and scheme.scheme == "every"):
-        citation = f"{CITATIONS[method]}; {COMPOSED[scheme.scheme]}"
-        shares = [0.0] if exact else [SAMPLED_TAIL_SHARE] if scheme.rate < 1.0 else TAIL_SHARES
-        found[method] = _attempt(
-            lambda: (*gaussian_epsilon(protocol, delta, sizes, scheme, neighbours, colluding, shares), citation)
-        )
-    # For sampled rounds, too: given who was drawn, a client is in some of the rounds only.
-    methods: dict[str, Callable[..., Proof]] = {
-        "smoothed-certificate": smoothed_proof,
-        "renyi-certificate": renyi_proof,
-        _PER_ROUND: partial(per_round_proof, run),
-    }
-    left_out = {"smoothed-certificate", "renyi-certificate"} if exact else {"renyi-certificate", _PER_ROUND}
-    for name, prove in methods.items():
-        if (exact or steps) and name in left_out:
-            continue
-        below = min((result[0] for result in found.values() if not isinstance(result, str)), default=math.inf)
-        result = _attempt(partial(prove, protocol, delta, sizes, neighbours, colluding, below))
-        # Sampled coins have this certificate already, of each round; of all rounds at once it knows of no sampling.
-        if isinstance(result, str) or result[0] >= below:
-            found.setdefault(name, result)
-        else:
-            found[name] = result
-    proved = {name: result for name, result in found.items() if not isinstance(result, str)}
-    if not proved:
-        raise ConditionError(str(next(iter(found.values()))))
-    best = min(proved, key=lambda name: proved[name][0])
-    epsilon, tail, citation = proved[best]
-    if protocol.mechanism.published is not None:
-        name = f"{protocol.mechanism.published[0]} + optimal composition"
-        found[name] = _attempt(lambda: published_proof(protocol, delta, count, scheme, neighbours, run.honest))
-    others = tuple((name, r if isinstance(r, str) else r[0]) for name, r in found.items() if name != best)
-    return Guarantee(Claim(epsilon, delta), run, best, citation, tail, _shown(run, others))
+    seen = accounted(run)
+    check(seen)
+    proof, proved, found = best(seen, delta)
+    label = proof.label(seen)
+    others = tuple((name, r if isinstance(r, str) else r.epsilon) for name, r in found.items() if name != label)
+    if run.examples is not None:
+        # The paper's theorem would be about sums whose norm is one example's.
+        others = tuple(pair for pair in others if not pair[0].startswith("paper-theorem"))
+    return Guarantee(Claim(proved.epsilon, delta), run, label, proved.citation, proved.tail, others)
 
 
-Result = Proof | str
-"""A proof, or the reason why there is none."""
+def accounted(run: Run) -> Run:
+    """Returns the run that proofs are about: of whole clients, and of not too many different numbers of messages."""
+    protocol, conditions = run.protocol, run.conditions
+    if run.examples is not None:
+        protocol, conditions = example_protocol(protocol, run.examples), replace(conditions, examples=None)
+    return Run(protocol, replace(conditions, sizes=_grouped(conditions.sizes)))
 
 
-def _attempt(prove: Callable[[], Proof]) -> Result:
-    try:
-        return prove()
-    except ConditionError as reason:
-        return str(reason)
-
-
-def _shown(run: Run, others: tuple[tuple[str, float | str], ...]) -> tuple[tuple[str, float | str], ...]:
-    """Leaves out the paper's theorem for single examples: it would be about sums whose norm is one example's."""
-    return others if run.examples is None else tuple(pair for pair in others if not pair[0].startswith("paper-theorem"))
-
-
-def _grouped(run: Run) -> Counter[int]:
-    """Returns the number of rounds by number of clients, these rounded down where there are very many of them."""
-    sizes = Counter(dict(run.sizes))
+def _grouped(sizes: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Returns numbers of rounds by numbers of messages, these rounded down where there are very many of them."""
     if len(sizes) <= _MOST_SIZES:
         return sizes
-    low, high = min(sizes), max(sizes)
+    low, high = sizes[0][0], sizes[-1][0]
     step = (high / low) ** (1.0 / (_MOST_SIZES - 1)) * (1.0 + 1e-9)
     floors = sorted({math.floor(low * step**i) for i in range(_MOST_SIZES)})
     rounded: Counter[int] = Counter()
-    for size, count in sizes.items():
+    for size, count in sizes:
         rounded[max(floor for floor in floors if floor <= size)] += count
-    return rounded
+    return tuple(sorted(rounded.items()))

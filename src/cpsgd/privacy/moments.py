@@ -35,7 +35,7 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Array, Law, Window
-from cpsgd.privacy.certificate import central_range, check_parameters, inside
+from cpsgd.privacy.proofs.certified_gaussian import central_range, check_parameters, inside
 
 MAX_ORDER = 1e6
 # Outputs times unit distances beyond which moments are not computed at all.

@@ -34,7 +34,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array
 from cpsgd.privacy.curves import Curve, Family

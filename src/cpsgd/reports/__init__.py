@@ -1,1 +1,1 @@
-"""Pages, pictures and live displays: what was computed, so that it can be read at a glance."""
+"""Pictures, a run's progress on the terminal, and sentences about runs."""

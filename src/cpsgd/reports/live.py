@@ -1,4 +1,4 @@
-"""How a run looks while it happens: live on a terminal, lines elsewhere."""
+"""Shows the progress of a run: a live bar on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cpsgd.reports.numbers import rounded_up, size
+from cpsgd._numbers import rounded_up, size
 
 if TYPE_CHECKING:
     from cpsgd.learning import RoundMetrics
 
-# Lines of a run where there is no terminal, and the longest silence between them.
+# Lines of a run where there is no terminal, and the longest time between them in seconds.
 _LINES = 10
 _SILENCE = 30.0
 
@@ -46,16 +46,16 @@ class Display:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a line."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def start(self, name: str, rounds: int, done: int) -> None:
-        """A run begins, or goes on after some rounds."""
+        """Starts the display of a run of which `done` rounds are over."""
         self._name, self._rounds, self._spoken = name, rounds, time.monotonic()
         self._task = self._progress.add_task(name, total=rounds, completed=done, figures="")
 
     def show(self, metrics: RoundMetrics) -> None:
-        """A round is over."""
+        """Shows the metrics of the round that just ended."""
         done, now = metrics.round + 1, time.monotonic()
         if self._console.is_terminal:
             self._progress.update(self._task, completed=done, figures=_figures(metrics))
@@ -65,23 +65,19 @@ class Display:
 
 
 def _figures(metrics: RoundMetrics) -> str:
-    parts = []
-    if metrics.loss is not None:
-        parts.append(f"loss {metrics.loss:.3f}")
-    if metrics.accuracy is not None:
-        parts.append(f"accuracy {metrics.accuracy:.2%}")
-    if metrics.r_squared is not None:
-        parts.append(f"R² {metrics.r_squared:.3f}")
-    if metrics.epsilon is not None:
-        parts.append(f"ε {rounded_up(metrics.epsilon)}")
-    parts.append(f"sent {size(metrics.bytes_total)}")
-    if not metrics.released:
-        parts.append("abandoned: too few messages")
-    return "  ".join(parts)
+    parts = [
+        "" if metrics.loss is None else f"loss {metrics.loss:.3f}",
+        "" if metrics.accuracy is None else f"accuracy {metrics.accuracy:.2%}",
+        "" if metrics.r_squared is None else f"R² {metrics.r_squared:.3f}",
+        "" if metrics.epsilon is None else f"ε {rounded_up(metrics.epsilon)}",
+        f"sent {size(metrics.bytes_total)}",
+        "" if metrics.released else "abandoned: too few messages",
+    ]
+    return "  ".join(filter(None, parts))
 
 
 def device_text(name: str) -> str:
-    """Where a run is computed, and what that means for it.
+    """Returns the name of the device of a run, and what that means for its randomness.
 
     Raises:
         ParameterError: There is no such device here.
@@ -96,9 +92,9 @@ def device_text(name: str) -> str:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Within, Ctrl-C asks for an end after the current round (the yielded function tells); a second one ends at once.
+    """Yields a function that says whether Ctrl-C was pressed. A second Ctrl-C stops at once.
 
-    An exception thrown wherever the interpreter happens to be can be swallowed there, by a destructor for one.
+    An exception raised at an arbitrary place could be swallowed there, for example in a destructor.
     """
     asked = False
 
@@ -110,7 +106,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         os.write(2, b"\nFinishing this round. Press Ctrl-C again to stop at once.\n")
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread hears signals
+        yield lambda: False  # only the main thread receives signals
         return
     previous = signal.signal(signal.SIGINT, ask)
     try:

@@ -1,4 +1,4 @@
-"""Pictures of what was computed: the frontier of a plan, the findings of an audit, the spending of a budget.
+"""Draws the frontier of a plan, the findings of an audit, the spending of a budget, the values of a statistic.
 
 The suffix of a picture's file decides its format.
 """
@@ -10,20 +10,22 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cpsgd._numbers import power, rounded_down, rounded_up
 from cpsgd.reports import plotting
-from cpsgd.reports.numbers import power, rounded_down, rounded_up
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from cpsgd.audit import AuditReport
     from cpsgd.ledger import Budget, Entry
     from cpsgd.planner import FrontierPoint, Plan
     from cpsgd.statistics.rows import Statistic
 
-# Rounds whose marks are large enough to be counted.
+# With more rounds than this, marks are small.
 _FEW_ROUNDS = 40
 
 
@@ -46,49 +48,45 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     axes.plot([plan.bits], [_excess(plan)], "o", color=plotting.ACCENT, markersize=10, zorder=4)
     compared = "the Gaussian's error" if plan.prefix is None else "the model's error with independent noise"
     chosen = textwrap.wrap(f"chosen: {plan.bits:.4g} bits, {plan.protocol.mechanism.describe()}", 64)
-    axes.text(
-        0.99,
-        0.93,
-        "\n".join([*chosen, f"{_times(_excess(plan))} × {compared}"]),
-        transform=axes.transAxes,
-        ha="right",
-        va="top",
-        linespacing=1.5,
-        fontsize=10,
-        fontweight="bold",
-        color=plotting.ACCENT,
-    )
-    largest = max(excess)
-    if largest > 4.0:
-        axes.set_yscale("log")
-        axes.minorticks_off()
-        axes.set_ylim((largest * 1.4) ** -0.14, largest * 1.4)  # room for the words under the Gaussian's line
-        ticks = [mantissa * 10.0**decade for decade in range(9) for mantissa in (1, 1.5, 2, 3, 5)]
-        ticks = [tick for tick in ticks if tick <= largest * 1.4]
-        ticks = ticks if len(ticks) < 10 else [tick for tick in ticks if f"{tick:e}".startswith("1.0")]
-        axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
-    elif plan.prefix is not None:
-        axes.set_ylim(0.0, 1.6 * max(largest, 1.0))  # with room for the words above
-    else:
-        axes.set_ylim(1.0 - 0.12 * (largest - 1.0), largest + 0.15 * (largest - 1.0))
+    text = "\n".join([*chosen, f"{_times(_excess(plan))} × {compared}"])
+    style: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top", "linespacing": 1.5}
+    axes.text(0.99, 0.93, text, **style, fontsize=10, fontweight="bold", color=plotting.ACCENT)
+    _error_axis(axes, max(excess), correlated=plan.prefix is not None)
     axes.set_xticks(bits, [f"{b:.3g}" for b in bits])
     protocol = plan.protocol
     secure = "" if protocol.modulus is None else ", secure aggregation"
     rounds = "" if plan.rounds == 1 else f",\n{plan.rounds:,} rounds ({plan.participation})"
+    errors = "expected squared error ÷ Gaussian's"
+    if plan.prefix is not None:
+        errors = "squared error of the model ÷ independent noise's"
     plotting.tidy(
         axes,
         title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
         f"ε ≤ {rounded_up(plan.wished_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
         xlabel="bits per coordinate",
-        ylabel="expected squared error ÷ Gaussian's"
-        if plan.prefix is None
-        else "squared error of the model ÷ independent noise's",
+        ylabel=errors,
     )
     return plotting.save(figure, path)
 
 
+def _error_axis(axes: Axes, largest: float, *, correlated: bool) -> None:
+    """Scales the axis of errors up to `largest`, with room for text."""
+    if largest > 4.0:
+        axes.set_yscale("log")
+        axes.minorticks_off()
+        axes.set_ylim((largest * 1.4) ** -0.14, largest * 1.4)
+        ticks = [mantissa * 10.0**decade for decade in range(9) for mantissa in (1, 1.5, 2, 3, 5)]
+        ticks = [tick for tick in ticks if tick <= largest * 1.4]
+        ticks = ticks if len(ticks) < 10 else [tick for tick in ticks if f"{tick:e}".startswith("1.0")]
+        axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
+    elif correlated:
+        axes.set_ylim(0.0, 1.6 * max(largest, 1.0))
+    else:
+        axes.set_ylim(1.0 - 0.12 * (largest - 1.0), largest + 0.15 * (largest - 1.0))
+
+
 def _excess(point: Plan | FrontierPoint) -> float:
-    """The error over the Gaussian mechanism's: that of the model where noise is correlated over rounds."""
+    """Returns the error over the Gaussian mechanism's: that of the model if noise is correlated over rounds."""
     return point.ratio if point.prefix is None else 1.0 / point.prefix.gain
 
 
@@ -107,8 +105,8 @@ def draw_audit(report: AuditReport, path: Path) -> Path:
     axes.plot([0, 1], [1, 0], color=plotting.MUTED, linewidth=0.8, linestyle=":", zorder=2, label="guessing")
     alarmed, missed = np.array(report.error_rates).T
     colour = plotting.SEQUENCE[1] if report.passed else plotting.ACCENT
-    # Half of the rounds were played in either world: by Dvoretzky, Kiefer, Wolfowitz and Massart the whole curve of
-    # misses is this close to the true one with 95 % confidence.
+    # Half of the rounds are of either input: by Dvoretzky, Kiefer, Wolfowitz and Massart the whole curve of misses is
+    # this close to the true one with 95 % confidence.
     band = math.sqrt(math.log(2.0 / 0.05) / report.attacked_rounds)
     label = f"measured in {report.attacked_rounds:,} rounds, 95 % band"
     axes.fill_between(alarmed, missed - band, missed + band, color=colour, alpha=0.2, linewidth=0.0, zorder=3)
@@ -132,7 +130,7 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
     figure = plotting.new_figure(7.2, 4.2)
     axes = figure.subplots()
     days = [_days(entry.reserved_at) for entry in entries]
-    # Clocks may go back; then the rounds are counted instead.
+    # If a clock went back, rounds are counted instead.
     in_time = len(set(days)) > 1 and days == sorted(days)
     x = days if in_time else [float(i + 1) for i in range(len(entries))]
     spent = [entry.spent for entry in entries]
@@ -141,7 +139,7 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
     plotting.note(axes, limit, (0.0, budget.epsilon), (4, 4), xycoords=across, color=plotting.ACCENT)
     if entries:
         axes.step(x, spent, where="post", color=plotting.SEQUENCE[1], linewidth=2.0)
-        # A step that ends where it begins is not seen, and a single round is nothing else.
+        # A single round would be a step of no length, which is invisible.
         axes.plot(x, spent, "o", color=plotting.SEQUENCE[1], markersize=5 if len(x) <= _FEW_ROUNDS else 2)
         if len(x) == 1:
             plotting.note(axes, f"ε = {rounded_up(spent[0])}", (x[0], spent[0]), (8, 4))
@@ -165,7 +163,7 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
 
 
 def _days(text: str) -> float:
-    """A record's time in days since 1970, as matplotlib counts; 0 if whoever wrote it wrote something else."""
+    """Returns a record's time in days since 1970, as matplotlib counts; 0 if the text is not a time."""
     try:
         return datetime.fromisoformat(text).timestamp() / 86_400.0
     except ValueError:
@@ -183,7 +181,7 @@ def draw_values(result: Statistic, path: Path) -> Path:
     for i, group in enumerate(groups):
         x = place + (i - 0.5 * (len(groups) - 1)) * step
         values = reading.values[i]
-        # Estimates may lie outside of an interval that ends where no value can be.
+        # Intervals end where values do; estimates may lie outside.
         below, above = (np.maximum(0.0, gap) for gap in (values - reading.low[i], reading.high[i] - values))
         colour = plotting.SEQUENCE[i % len(plotting.SEQUENCE)]
         if result.statistic in ("histogram", "count"):

@@ -1,4 +1,4 @@
-"""One look for all figures. matplotlib is imported here only, and only when something is drawn."""
+"""The common style of all figures. matplotlib is imported here, and only when something is drawn."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ INK = "#1b1f24"
 MUTED = "#6b7280"
 GRID = "#e5e7eb"
 ACCENT = "#c2410c"
-# From dark to light blue-green: ordered, and distinct for colour-blind eyes and in grey.
+# From dark to light blue-green: ordered, and distinct for colour-blind readers and in grey.
 SEQUENCE = ("#16425b", "#1f7a8c", "#56b39a", "#d9a441")
 
 
 def check() -> None:
-    """Raises `CpsgdError` where nothing could be drawn, so that this is known before any work is done."""
+    """Raises `CpsgdError` if matplotlib is missing, before any work is done."""
     new_figure(1.0, 1.0)
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that belongs to no window and no global state.
+    """Returns an empty figure that belongs to no window and no global state.
 
     Raises:
         CpsgdError: matplotlib is not installed.
@@ -38,12 +38,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
-    """Words beside a place, `offset` points away."""
+    """Writes text beside a place, `offset` points away."""
     axes.annotate(text, place, textcoords="offset points", xytext=offset, **{"fontsize": 9, **style})
 
 
 def tidy(axes: Axes, *, title: str, xlabel: str, ylabel: str | None) -> None:
-    """The house style: left-aligned title, light grid, no box."""
+    """Applies the common style: left-aligned title, light grid, no box."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=10)
     axes.set_xlabel(xlabel, fontsize=10, color=INK)
     if ylabel is not None:
@@ -58,7 +58,7 @@ def tidy(axes: Axes, *, title: str, xlabel: str, ylabel: str | None) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes the figure, an SVG with the same bytes every time; the folder is made where it is missing."""
+    """Writes the figure and makes its folder if it is missing. An SVG has the same bytes every time."""
     from matplotlib import rc_context
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A run's curves as a picture, and what is said about it in words. Its page is `cpsgd.dashboard.run_view`."""
+"""A run's curves as a picture, and sentences about a run. Its page is `cpsgd.dashboard.run_view`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpsgd._numbers import rounded_up
 from cpsgd.reports import plotting
-from cpsgd.reports.numbers import rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ CURVES = "curves.png"
 """Name of the picture in a run's folder."""
 
 _STYLES: dict[str, dict[str, Any]] = {
-    # Broad and below the others: where all agree, all are seen.
+    # Broad and below the others, so that equal curves are all visible.
     "private": {"color": plotting.ACCENT, "linewidth": 5.0, "alpha": 0.5, "solid_capstyle": "butt", "zorder": 1},
     "4 bits": {"color": plotting.SEQUENCE[2], "linewidth": 1.4},
     "no privacy": {"color": plotting.INK, "linewidth": 1.4},
@@ -27,13 +27,8 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def check() -> None:
-    """Raises `CpsgdError` where nothing could be drawn, so that this is known before a long run."""
-    plotting.check()
-
-
 def draw(path: Path, results: Sequence[Result]) -> Path:
-    """Test accuracy, or R², and loss against rounds."""
+    """Draws test accuracy, or R², and loss against rounds."""
     last = results[0].to_dict()
     percent = last["accuracy"] is not None
     figure = plotting.new_figure(10.4, 4.2)
@@ -47,12 +42,12 @@ def draw(path: Path, results: Sequence[Result]) -> Path:
 
 
 def score_name(result: Mapping[str, Any]) -> str:
-    """What is measured beside the loss."""
+    """Returns the name of the measure beside the loss."""
     return "accuracy" if result.get("r_squared") is None else "R²"
 
 
 def score_text(result: Mapping[str, Any]) -> str:
-    """A run's accuracy, or R²; nothing where the model was no longer finite."""
+    """Returns a run's accuracy, or R², as text; "-" if the model is no longer finite."""
     if result.get("r_squared") is not None:
         return f"{result['r_squared']:.4f}"
     return f"{result['accuracy']:.2%}" if result["accuracy"] is not None else "-"
@@ -69,14 +64,14 @@ def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -
 
 
 def unit_text(summary: Mapping[str, Any]) -> str:
-    """What the guarantee is about."""
+    """Returns the unit that the guarantee protects, in words."""
     if summary["unit"] == "client":
         return "all that one client holds"
     return f"one example of a client, who sends at most {summary['settings']['examples']:,}"
 
 
 def seed_text(summary: Mapping[str, Any]) -> str:
-    """Where the noise came from, and what that means."""
+    """Returns the source of the noise, in words, and whether it protects anybody."""
     if summary["device"] != "cpu":
         start = f"seed {summary['settings']['seed']}" if summary["seeded"] else "a seed that was not kept"
         return (
@@ -89,7 +84,7 @@ def seed_text(summary: Mapping[str, Any]) -> str:
 
 
 def published_text(bound: Mapping[str, Any]) -> str:
-    """What the published accounting of its mechanism says of a run, in words."""
+    """Returns the ε of a run by the published accounting of its mechanism, in words."""
     if bound["epsilon"] is not None:
         return f"ε = {rounded_up(bound['epsilon'])} for the same protocol, by {bound['method']}"
     text = f"none for this protocol: {bound['reason']}"

@@ -1,12 +1,12 @@
 """The server's work between rounds of k-means. All of it is post-processing.
 
-**Start.** No starting centre comes from the data: they are random points of the public ball, far from each other. Such
-a start is often bad. So the first half of the rounds runs with twice as many centres as were asked for. A centre
-without points (its noisy size does not stand out of the noise) is put beside one that has many. Then the server merges
-the centres, weighted by their sizes, to the number asked for, and the other half of the rounds improves those.
+No starting centre comes from the data: they are random points of the public ball, far from each other. Such a start is
+often bad, so the first half of the rounds searches with twice as many centres. A centre without points (its noisy size
+does not stand out of the noise) is put beside one that has many. Then the server merges the centres, weighted by their
+sizes, to the number asked for, and the other half of the rounds improves those.
 
-**End.** A centre that moved no further than its noise explains stands still, and the server averages its estimates of
-several rounds. Without noise no move is explained by noise, and this is exactly Lloyd's algorithm.
+A centre that moved no further than its noise explains stands still, and the server averages its estimates of several
+rounds. Without noise this is exactly Lloyd's algorithm.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
 """k-means of clients' points: Lloyd's algorithm, each round one private mean.
 
 Every client holds one point x in a public ball. In each round the server sends its centres. A client answers with a
-vector that holds, in the block of the centre nearest to it, its point and a count of one, and zeros elsewhere. The sums
-of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm needs.
+vector that holds, in the block of the centre nearest to it, its point and a count b (both in units of the radius), and
+zeros elsewhere. The sums of the blocks are the sums and the sizes of the clusters, which is all that Lloyd's algorithm
+needs. docs/other-uses.md derives b.
 
-**Point against count.** In units of the radius, the block is (x, b) and its norm at most D = √(1 + b²). The new centre,
-sum / size, is off by (up to the size) the noise of the sum and c times the noise of the size, c the centre itself: in
-squares V(d + ‖c‖²/b²), V the variance in a coordinate. Where messages are of few bits V is proportional to D². At
-‖c‖ = 1, the worst, the error is then smallest at b = d^(-1/4), where it is (√d + 1)². Where privacy decides, V is
-proportional to the square of the largest distance of two vectors. That is 2 for every b <= 1 (`Blocks.distance`), so
-that b = 1 would be best, and b = d^(-1/4) is at most 21 % above it. We take the latter.
-
-**Rounds.** All of them are planned at once, as rounds that every client takes part in, each around centres that may
-depend on earlier releases. The server's work in between (`cpsgd.statistics.centres`) is post-processing and costs
-nothing. The distance between two clients' vectors does not depend on the centres.
+All rounds are planned at once, as rounds that every client takes part in, each around centres that may depend on
+earlier releases: the distance between two clients' vectors does not depend on the centres. The server's work in between
+(`cpsgd.statistics.centres`) is post-processing and costs nothing.
 """
 
 from __future__ import annotations
@@ -53,12 +47,7 @@ _FARTHEST_OFF = 0.5
 
 @dataclass(frozen=True)
 class Blocks:
-    """Layout of a client's vector, which holds its point and its cluster in units of the radius.
-
-    Attributes:
-        clusters: Number of blocks.
-        dim: d, coordinates of a point.
-    """
+    """Layout of a client's vector: one block per cluster, of a point's d coordinates and a count."""
 
     clusters: int
     dim: int
@@ -108,13 +97,9 @@ class Blocks:
 
 @dataclass(frozen=True, eq=False)
 class ClusterSums:
-    """The result of a round, in units of the radius, noise included.
+    """The result of a round: the sum and the number of the points nearest to each centre, and the number of clients.
 
-    Attributes:
-        sums: The sum of the points nearest to each centre.
-        sizes: Number of those points.
-        count: Number of clients.
-        guarantee: The proved (ε, δ) of all planned rounds together if no round has fewer clients.
+    In units of the radius, noise included. The guarantee is of all planned rounds if no round has fewer clients.
     """
 
     sums: Matrix
@@ -224,10 +209,6 @@ class Clusters:
             messages are half as long. None for random ones and a search (see `cpsgd.statistics.centres`).
         seed: Public seed of the random centres and of the search. The noise that protects has none.
 
-    Raises:
-        ParameterError: A parameter is out of range.
-        VectorError: The initial centres are not K rows of finite numbers.
-
     Example:
         >>> asked = Clusters(2, 2, radius=1.0, rounds=2, initial=[[0.1, 0], [-0.1, 0]]).plan(
         ...     clients=300, epsilon=16.0, delta=1e-6, bits=8
@@ -266,14 +247,9 @@ class Clusters:
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> PlannedClusters:
         """Plans all rounds, in each of which every client answers.
 
-        Args:
-            clients: Number of clients.
-            epsilon: ε of all rounds together, for replacing all rows of one client.
-            delta: δ.
-            requirements: Other arguments of `cpsgd.plan`: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
+        ε is of all rounds together, for replacing all rows of one client; `Question.plan` says the rest.
 
         Raises:
-            ParameterError: More clusters than clients, or a parameter out of range.
             InfeasibleError: The budget is so small that noise would hide the sizes of clusters.
         """
         clients = _validate.integer("clients", clients, low=2)
@@ -289,12 +265,7 @@ class Clusters:
 
 @dataclass(frozen=True, eq=False)
 class PlannedClusters:
-    """k-means with the protocol of its rounds.
-
-    Attributes:
-        question: The question.
-        plan: The protocol of every round, with the guarantee of all of them together.
-    """
+    """k-means with the plan of its rounds: the protocol of each, and the guarantee of all of them together."""
 
     question: Clusters
     plan: Plan
@@ -315,10 +286,6 @@ class PlannedClusters:
             value: The client's point or rows.
             centres: The centres that the server has announced for this round.
             round: Its number, from 0 on. Answer each round once: the guarantee counts no more.
-
-        Raises:
-            ParameterError: There is no such round.
-            VectorError: The value or the centres cannot be used.
         """
         round = _validate.integer("round", round, low=0, high=self.question.rounds - 1)
         return self.around(centres).encode(value, round)
@@ -329,12 +296,7 @@ class PlannedClusters:
 
 
 class Lloyd:
-    """The server's side of k-means, from round to round.
-
-    Attributes:
-        asked: The question with its plan.
-        round: The number of the next round, from 0 on.
-    """
+    """The server's side of k-means, from round to round; `round` is the number of the next one."""
 
     def __init__(self, asked: PlannedClusters) -> None:
         """Begins at the public centres, or at random ones."""
@@ -370,11 +332,7 @@ class Lloyd:
         )
 
     def update(self, found: ClusterSums) -> Matrix:
-        """Ends the round with `around(centres).result(mean, count)`, and returns the next centres.
-
-        Raises:
-            ParameterError: All rounds are over.
-        """
+        """Ends the round with `around(centres).result(mean, count)`, and returns the next centres."""
         self._check_open()
         question = self.asked.question
         deviations = question.blocks.deviations(self.asked.protocol, found.count)
@@ -390,11 +348,7 @@ class Lloyd:
         return self.centres
 
     def result(self) -> KMeansResult:
-        """Returns the clusters after the last round, or what is known of them if the last rounds were withheld.
-
-        Raises:
-            ParameterError: There was no round yet, or none after the search.
-        """
+        """Returns the clusters after the last round, or what is known of them if the last rounds were withheld."""
         question = self.asked.question
         if self.round <= question.search or self._guarantee is None:
             raise ParameterError(f"{self.round} of {question.rounds} rounds are over: run the others first.")
@@ -493,11 +447,7 @@ def inertia(points: ArrayLike, centres: ArrayLike) -> float:
 
 
 def _check_budget(planned: Plan, asked: Clusters, clients: int) -> None:
-    """Refuses a budget that would only cluster noise.
-
-    Raises:
-        InfeasibleError: A cluster of average size would not stand out of the noise, or its centre would be anywhere.
-    """
+    """Refuses a budget with which a cluster of average size is hidden by noise, or its centre could be anywhere."""
     of_sum, of_size = asked.blocks.deviations(planned.protocol, clients)
     average, needed = clients / asked.clusters, STANDS_OUT * of_size
     # A centre that stands still is averaged over the rounds after the search.

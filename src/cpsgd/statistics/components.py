@@ -1,25 +1,10 @@
 """Principal components of clients' points: their covariance, one private mean.
 
 Every client holds one point x in a public ball and sends, once, the products of its coordinates: the upper triangle of
-x xᵀ with the entries off the diagonal times √2, so that the vector's Euclidean norm is the matrix's Frobenius norm,
-‖x‖² <= 1 in units of the radius. The mean of these vectors is the matrix of second moments; computing its eigenvectors
-is post-processing and costs nothing.
-
-**Why not power iteration.** There a client sends x xᵀV for the current d × q matrix V, of norm at most 1 as well, in
-each of T rounds. T rounds that every client takes part in need √T times the noise deviation σ of one. What an
-eigenvector is off by depends on the noise matrix's operator norm: σ√T(√d + √q) for a round of power iteration, and
-σ√(2d) for the symmetric matrix here, whose entries off the diagonal have variance σ²/2. So from two rounds on the
-covariance is more accurate at the same ε, although it sends d(d+1)/2 numbers, and power iteration needs more than two
-rounds unless the eigenvalues are far apart. It sends fewer bits where d > 2Tq; we take accuracy.
-
-**The mean.** Components are those of the covariance M - m mᵀ, so the mean m is needed too, and the client sends its
-point in the same message, times a: norm² <= D² = 1 + a². Noise of deviation σD in each coordinate puts
-σ²D² d(d+1)/2 of squared error into M and, to first order, 2‖m‖² d σ²D²/a² into m mᵀ. The sum is smallest at
-a² = 2‖m‖/√(d+1); we take ‖m‖ = ½, half the radius. A mean that is public (`mean`) costs nothing: a = 0.
-
-**How far apart.** Two such vectors are never opposite each other, so that less noise is enough than for 2D: about half
-its variance (`MomentVector.distance`). That grows a little faster with a than D does; with noise in proportion to it
-the best weight would be another, whose error is less than 1 % smaller.
+x xᵀ with the entries off the diagonal times √2, so that the vector's Euclidean norm is the matrix's Frobenius norm.
+Behind it is the point itself times a weight a, for the covariance M - m mᵀ needs the mean m, too. The eigenvectors of
+the covariance are post-processing and cost nothing. docs/other-uses.md derives the best a, and says why this is more
+accurate than power iteration.
 """
 
 from __future__ import annotations
@@ -83,11 +68,9 @@ class PCAResult:
 
 @dataclass(frozen=True)
 class MomentVector:
-    """Layout of a client's vector, which holds its point's products and the point itself, in units of the radius.
+    """Layout of a client's vector: a point's products, and behind them the point's d coordinates times the weight a.
 
-    Attributes:
-        dim: d, coordinates of a point.
-        weight: a, the factor of the point; 0 where the mean is public and points are not sent.
+    a is 0 where the mean is public and points are not sent.
     """
 
     dim: int
@@ -110,20 +93,10 @@ class MomentVector:
 
     @property
     def distance(self) -> float:
-        """The largest distance between two clients' vectors, float32 included: (2 + a²)/√2 where a² <= 2, d > 1.
+        """The largest distance between two clients' vectors: (2 + a²)/√2 where a² <= 2 and d > 1.
 
-        With p = ‖x‖², q = ‖x'‖² and c = xᵀx' the squared distance is
-
-            ‖x xᵀ - x' x'ᵀ‖² + a²‖x - x'‖² = p² + q² - 2c² + a²(p + q - 2c),   |c| <= √(pq).
-
-        At fixed c it grows with p and q, which also leave more room for c: p = q = 1. There it is 2 + 2a² - 2c² - 2a²c,
-        largest at c = -a²/2, where it is (2 + a²)²/2; for a² > 2 that is out of reach, and c = -1 gives 4a².
-
-        On a line (d = 1) there is no c between: with u = |x| >= v = |x'| it is at most (u + v)²((u - v)² + a²),
-        opposite signs being the farther, which grows with u. At u = 1 the derivative by v is
-        2(1 + v)(a² - 2v(1 - v)): the largest value is at its smaller root, if it has one, or at v = 1.
-
-        In float32 points are off by 2^-24 of themselves, and vectors by three roundings: together 2^-21, at most.
+        The proof, with the cases a² > 2 and d = 1, is in docs/accounting.md, section 10. In float32 points are off by
+        2^-24 of themselves, and vectors by three roundings: together 2^-21, at most.
         """
         a = self.weight
         if self.dim == 1:
@@ -161,10 +134,6 @@ class Components(Question[PCAResult]):
             surface. Choose it without looking at the data.
         mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
 
-    Raises:
-        ParameterError: More components than coordinates, or a parameter out of range.
-        VectorError: The mean is not a finite number for each coordinate.
-
     Example:
         >>> asked = Components(2, 1, radius=1.0).plan(clients=400, epsilon=8.0, delta=1e-6, bits=8)
         >>> points = 0.1 + np.random.default_rng(0).normal(size=(400, 2)) * [0.4, 0.1]
@@ -190,12 +159,7 @@ class Components(Question[PCAResult]):
         return self.layout.write(self.ball.point(value)).reshape(-1)
 
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[PCAResult]:
-        """Plans the round; see `Question.plan`.
-
-        Raises:
-            ParameterError: A parameter is out of range.
-            InfeasibleError: The budget is so small that noise would hide every variance.
-        """
+        """Plans the round, unless the budget is so small that noise would hide every variance; see `Question.plan`."""
         planned = super().plan(clients, epsilon, delta, **requirements)
         _check_budget(planned.plan, self.ball.dim)
         return planned
@@ -342,12 +306,7 @@ def _deviation(protocol: Protocol, count: int) -> float:
 
 
 def _check_budget(planned: Plan, dim: int) -> None:
-    """Refuses a budget that would only find components of noise.
-
-    Raises:
-        InfeasibleError: The noise matrix's norm, about σ√(2d), is above the largest variance that points in the ball
-            can have.
-    """
+    """Refuses a budget whose noise matrix, of norm about σ√(2d), hides the largest possible variance of points."""
     clients = planned.protocol.clients
     norm = _deviation(planned.protocol, clients) * math.sqrt(2.0 * dim)
     if norm < 1.0:

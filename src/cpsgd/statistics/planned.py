@@ -87,15 +87,7 @@ class Question(ABC, Generic[Answer]):
     def answer(
         self, planned: Planned[Answer], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
     ) -> Answer:
-        """Returns the answer behind a private mean.
-
-        Args:
-            planned: The question with its plan.
-            mean: The mean of the clients' vectors.
-            count: Number of clients.
-            guarantee: The guarantee of this release.
-            confidence: Of the intervals, if the answer has intervals.
-        """
+        """Returns the answer behind the private mean of `count` vectors, released with this guarantee."""
 
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Answer]:
         """Plans a round in which every client answers.
@@ -109,7 +101,6 @@ class Question(ABC, Generic[Answer]):
                 mechanism's error. That is planned at once; a search through all mechanisms may take a minute.
 
         Raises:
-            ParameterError: A parameter is out of range.
             InfeasibleError: No protocol keeps (ε, δ).
         """
         clients = _validate.integer("clients", clients, low=2)

@@ -85,12 +85,7 @@ class Ball:
 
     @classmethod
     def of(cls, columns: int | Sequence[str], radius: float, origin: ArrayLike | None = None) -> Ball:
-        """Returns the ball with columns of these names; a number n stands for "0" to "n - 1", as an array's columns.
-
-        Raises:
-            ParameterError: There is no column, two have one name, or the radius is not positive.
-            VectorError: The origin is not a finite number for each.
-        """
+        """Returns the ball with columns of these names; a number n stands for "0" to "n - 1", as an array's columns."""
         if isinstance(columns, int) and not isinstance(columns, bool):
             columns = tuple(map(str, range(_validate.integer("columns", columns, low=1))))
         return cls(_names(columns), radius, origin)
@@ -106,10 +101,6 @@ class Ball:
         Args:
             value: The point, a list or an array of numbers in the order of the columns, or a mapping of columns to
                 numbers; or the client's rows: an array with one per row, or any table with these columns.
-
-        Raises:
-            VectorError: The value is not of finite numbers, has another number of them, or there is no row.
-            ColumnError: A column is missing, or not of finite numbers.
         """
         if isinstance(value, list | tuple | np.ndarray):
             return combined([self._of_array(value)], "mean", None)[None]
@@ -149,10 +140,6 @@ def people_in_ball(
         user: The column that says whose a row is.
         radius: See `in_unit_ball`.
         origin: See `in_unit_ball`.
-
-    Raises:
-        TableError: The table cannot be used.
-        VectorError: The array cannot be used.
     """
     if columns is None:
         if user is not None or not isinstance(table, np.ndarray | list | tuple):
@@ -181,15 +168,7 @@ def private_mean(
     message: Callable[[Vectors], Vectors],
     advance: Callable[[int], object] | None = None,
 ) -> Matrix:
-    """Returns the mean of all clients' messages through one round of the protocol, noise included.
-
-    Args:
-        protocol: The round's parameters.
-        round: Its number.
-        points: One row per client.
-        message: Turns some clients' points into their vectors, one row per client.
-        advance: Called with the number of clients that were just heard.
-    """
+    """Returns the mean, noise included, of the messages that `message` makes of the clients' points."""
     simulator = simulated(protocol, round)
     rows = max(1, _BLOCK // protocol.dim)
     for start in range(0, len(points), rows):

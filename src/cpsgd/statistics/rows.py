@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd._numbers import rounded_up
 from cpsgd.errors import ParameterError, TableError, VectorError
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy import Guarantee
+from cpsgd.promise import Claim
 from cpsgd.statistics.planned import Matrix, Planned, Question, Vectors
 from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, open_table, text_of
 
@@ -167,12 +167,7 @@ def combined(points: Iterable[Matrix], combine: Combine, most: int | None) -> Ve
 
 
 def own_rows(value: object) -> DataTable:
-    """Returns the table of a client's rows, or of its one row as a mapping of columns to values.
-
-    Raises:
-        TableError: It is not a table.
-        VectorError: There is no row.
-    """
+    """Returns the table of a client's rows, or of its one row as a mapping of columns to values."""
     if isinstance(value, Mapping):
         value = {name: entry if _is_column(entry) else [entry] for name, entry in value.items()}
     table = open_table(value)
@@ -245,6 +240,11 @@ class Statistic:
     bounds: dict[str, tuple[float, float]]
 
     @property
+    def claim(self) -> Claim:
+        """The proved (ε, δ)."""
+        return Claim(self.epsilon, self.delta)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the values."""
         return self.reading.names
@@ -299,7 +299,7 @@ class Statistic:
         more = ", …" if self.reading.values.size > _SHOWN else ""
         return (
             f"<{self.statistic} of {self.users:,} {self.unit}s: {', '.join(shown)}{more}; "
-            f"ε = {rounded_up(self.epsilon)}, δ = {self.delta:g}, {self.adjacency}>"
+            f"{self.claim}, {self.adjacency}>"
         )
 
 
@@ -320,12 +320,13 @@ class RowQuestion(Question[Statistic]):
     """
 
     statistic: str
-    columns: tuple[str, ...]
-    bounds: dict[str, tuple[float, float]]
     combine: Combine = "mean"
     rows: int | None = None
 
-    def __init__(self, group_by: Groups | None) -> None:
+    def __init__(self, group_by: Groups | None, bounds: Bounds | None, columns: Sequence[str] = ()) -> None:
+        """Checks the groups and the bounds, whose columns the question is about, or others without bounds."""
+        self.bounds = {} if bounds is None else check_bounds(bounds)
+        self.columns = tuple(self.bounds) or tuple(columns)
         self.group_by: str | None = None
         self.groups: tuple[str, ...] | None = None
         if group_by is not None:
@@ -383,12 +384,7 @@ class RowQuestion(Question[Statistic]):
         return codes(self.group_by, chunk[self.group_by], self.groups)
 
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Statistic]:
-        """Plans a round; see `Question.plan`.
-
-        Raises:
-            ParameterError: There are more groups than clients, or a parameter is out of range.
-            InfeasibleError: No protocol keeps (ε, δ).
-        """
+        """Plans a round, with at most one group per client; see `Question.plan`."""
         clients = _validate.integer("clients", clients, low=2)
         if self.blocks > clients:
             raise ParameterError(

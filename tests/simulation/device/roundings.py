@@ -11,7 +11,10 @@ from scipy.stats import binom, chisquare
 
 from cpsgd.codec import rotate
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
+from cpsgd.simulation import device_plain as plain
+from cpsgd.simulation.device_plain import Encoding
+from cpsgd.simulation.products import Products
 
 HALF = 1 << 15
 
@@ -89,6 +92,26 @@ def signs_of(dim: int, device: torch.device) -> torch.Tensor:
 
 def keys_of(device: torch.device, key: int = KEY) -> torch.Tensor:
     return torch.tensor([key]).view(torch.uint8).to(device)
+
+
+def sums_of(points: torch.Tensor, rounding: Rounding, first: int) -> torch.Tensor:
+    """The sums that the plain kernels round points of the grid to."""
+    sums = zeros(points.shape[1], points.device)
+    plain.round_and_sum(points, sums, **options_of(rounding, points.device, first))
+    return sums
+
+
+def sums_by(kernels: Any, vectors: Any, bound: float, unit: float, rounding: Rounding, first: int = 0) -> torch.Tensor:
+    """The sums of rows, or of products, by some kernels."""
+    if isinstance(vectors, Products):
+        device, dim, add = vectors.factors.device, vectors.layout.dim, kernels.add_products
+    else:
+        device, dim, add = vectors.device, vectors.shape[1], kernels.add_rows
+        # A view whose rows do not follow each other, which the kernels overwrite.
+        vectors = torch.cat([vectors, vectors[:, :5]], dim=1)[:, :dim]
+    sums = zeros(dim, device)
+    add(vectors, sums, Encoding(signs_of(dim, device), bound, unit, keys_of(device), rounding), first)
+    return sums
 
 
 def options_of(rounding: Rounding, device: torch.device, first: int = 0) -> dict[str, Any]:

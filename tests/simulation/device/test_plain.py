@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom, chisquare
 
 from cpsgd.codec import rotate
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.simulation import device_plain as plain
 
 from .roundings import COIN, HALF, exact_coins, goodness_of_fit, keys_of, rounding_to

@@ -15,8 +15,8 @@ from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
 from cpsgd.simulation import device as rounds
 from cpsgd.simulation import device_plain as plain
-from cpsgd.simulation.cpu import FloatMean, RoundSimulator
-from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+from cpsgd.simulation.cpu import RoundSimulator, float_mean
+from cpsgd.simulation.device import DeviceRound, device_float_mean
 from cpsgd.simulation.device_kernels import current
 
 from ..exact_law import (  # noqa: TID252 - tests are no package
@@ -77,9 +77,9 @@ def test_gaussian_rounds_and_float_means(device: torch.device) -> None:
     of = Protocol.gaussian(clients=50, dim=5_000, clip_norm=1.0, sigma=0.7)
     x = torch.randn(50, 5_000, generator=torch.Generator().manual_seed(2)).to(device)
     x[3, 7] = float("inf")  # counts as zero
-    plain_mean = DeviceFloatMean(5_000, 1.0, device)
+    plain_mean = device_float_mean(5_000, 1.0, device)
     plain_mean.add(x.clone())
-    reference = FloatMean(5_000, 1.0)
+    reference = float_mean(5_000, 1.0)
     finite = x.clone()
     finite[3] = 0.0
     reference.add(finite.cpu().numpy())
@@ -129,7 +129,7 @@ def test_rows_may_lie_anyhow_in_memory(rotated: bool, device: torch.device) -> N
         means.append(round_.mean())
     for mean in means[1:]:
         assert torch.equal(mean, means[0])
-    floats = DeviceFloatMean(64, 1.0, device)
+    floats = device_float_mean(64, 1.0, device)
     floats.add(torch.full((64,), float("nan"), device=device).expand(2, 64))  # broken rows are overwritten, too
     assert bool((floats.mean() == 0.0).all())
 
@@ -198,7 +198,7 @@ def test_bad_input_is_refused(device: torch.device) -> None:
     with pytest.raises(ParameterError, match="no more messages"):
         round_.add(torch.zeros(2, 4, device=device))
     with pytest.raises(EmptyError):
-        DeviceFloatMean(4, 1.0, device).mean()
+        device_float_mean(4, 1.0, device).mean()
 
 
 def test_more_coordinates_than_kernels_can_number_are_refused() -> None:

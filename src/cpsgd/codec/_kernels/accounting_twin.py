@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 
 def exponential(x: Array) -> Array:
-    """exp within a few roundings, x clipped to ±700: 2^k times a Taylor polynomial."""
+    """Returns exp within a few roundings, x clipped to ±700: 2^k times a Taylor polynomial."""
     x = np.clip(x, -700.0, 700.0)
     k = np.rint(x * 1.4426950408889634)
     # log 2 in two parts, the first so short that k times it is exact.
@@ -27,7 +27,7 @@ def exponential(x: Array) -> Array:
 
 
 def logarithm(x: Array) -> Array:
-    """The natural logarithm of normal numbers within a few roundings: of a number near 1, and of a power of two."""
+    """Returns the natural logarithm of normal numbers within a few roundings: of a number near 1 and a power of two."""
     m, exponent = np.frexp(x)
     m, k = 2.0 * m, exponent - 1.0
     high = m > 1.4142135623730951
@@ -41,7 +41,7 @@ def logarithm(x: Array) -> Array:
 
 
 def powers(y: Array) -> tuple[Array, Array, Array]:
-    """Averages of exp(y ξ), ξ exp(y ξ) and ξ² exp(y ξ) over ξ from -1 to 1."""
+    """Returns averages of exp(y ξ), ξ exp(y ξ) and ξ² exp(y ξ) over ξ from -1 to 1."""
     z = y * y
     even = 1.0 + z * (1 / 6 + z * (1 / 120 + z * (1 / 5040 + z * (1 / 362880 + z / 39916800))))
     odd = y * (1 / 3 + z * (1 / 30 + z * (1 / 840 + z * (1 / 45360 + z * (1 / 3991680 + z / 518918400)))))
@@ -61,7 +61,7 @@ def powers(y: Array) -> tuple[Array, Array, Array]:
 
 
 def cell_masses(x: Array, e: Array, w: float, bent: float, mass: Array) -> float:
-    """The measure ẽ(x) exp(-x²/(2w) - x/2) dx of the cells of curves, a row each, moved to the cells' ends.
+    """Returns the measure ẽ(x) exp(-x²/(2w) - x/2) dx of the cells of curves, a row each, moved to the cells' ends.
 
     `cpsgd.privacy.smoothed` says why, and what `bent` is. Returns the largest |y|, the tilt of a cell.
     """
@@ -79,7 +79,7 @@ def cell_masses(x: Array, e: Array, w: float, bent: float, mass: Array) -> float
 
 
 def tilted_sums(mass: Array, x: Array, step: float, sums: Array) -> None:
-    """Sums of mass · exp(k · step · x) over the points of each curve, a row each, for k from -K to K."""
+    """Returns sums of mass · exp(k · step · x) over the points of each curve, a row each, for k from -K to K."""
     half = sums.shape[1] // 2
     factor = exponential(np.ascontiguousarray(step * x.T))
     for sign in (1, -1):
@@ -135,7 +135,7 @@ def log_averages(
 
 
 def log_sums(a: Array, b: Array, sums: Array, shares: Array) -> None:
-    """The logarithm of exp a + exp b, and the share of exp b."""
+    """Returns the logarithm of exp a + exp b, and the share of exp b."""
     apart = b - a
     less = exponential(-np.abs(apart))
     sums[:] = np.where(apart > 0.0, b, a) + logarithm(1.0 + less)
@@ -152,7 +152,7 @@ def largest_excess(
     c0: Array,
     c1: Array,
 ) -> float:
-    """The largest start - value + bend y + rise c - bend c², c from c0 to c1, over what is wanted.
+    """Returns the largest start - value + bend y + rise c - bend c², c from c0 to c1, over what is wanted.
 
     It is concave in c, hence largest where its slope is zero, or at the end that is nearest to that. What is not a
     number is not lost.

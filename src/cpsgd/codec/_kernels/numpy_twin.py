@@ -35,17 +35,17 @@ _UNIFORMS = 28
 
 
 def simd_level() -> str:
-    """The name of this set of kernels."""
+    """Returns the name of this set of kernels."""
     return "numpy"
 
 
 def supported_levels() -> list[str]:
-    """NumPy alone."""
+    """Returns NumPy alone."""
     return ["numpy"]
 
 
 def norm_squared(x: Floats) -> float:
-    """Sum of squares in float64, in the kernels' order: 32 interleaved partial sums, then a tree."""
+    """Returns the sum of squares in float64, in the kernels' order: 32 interleaved partial sums, then a tree."""
     with np.errstate(over="ignore"):  # infinity says it
         squares = x.astype(np.float64) ** 2
     rows = np.concatenate([squares, np.zeros(-squares.size % _PARTIAL_SUMS)]).reshape(-1, _PARTIAL_SUMS)
@@ -58,22 +58,22 @@ def norm_squared(x: Floats) -> float:
 
 
 def grid_points(y: NDArray[np.float32], limit: float) -> NDArray[np.float32]:
-    """The grid point that rounding starts from: clipped to ±limit, then to the nearest integer."""
+    """Returns the grid point that rounding starts from: clipped to ±limit, then to the nearest integer."""
     return np.rint(np.clip(y, np.float32(-limit), np.float32(limit)))
 
 
 def grid_norm_squared(y: NDArray[np.float32], limit: float) -> float:
-    """The squared norm of the grid point nearest to y."""
+    """Returns the squared norm of the grid point nearest to y."""
     return norm_squared(grid_points(y, limit))
 
 
 def scale(x: Floats, factor: float, out: NDArray[np.float32]) -> None:
-    """x · factor, in the precision of x."""
+    """Writes x · factor, in the precision of x."""
     out[:] = x * x.dtype.type(factor)
 
 
 def hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The unnormalised Walsh–Hadamard transform, stages from distance 1 upwards."""
+    """Returns the unnormalised Walsh–Hadamard transform, stages from distance 1 upwards."""
     result = x.copy()
     distance = 1
     while distance < result.size:
@@ -102,14 +102,14 @@ def permute(
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of MurmurHash3: every bit of the input moves every bit of the output."""
+    """Returns the finalizer of MurmurHash3: every bit of the input moves every bit of the output."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         x = (x ^ (x >> np.uint64(33))) * np.uint64(factor)
     return x ^ (x >> np.uint64(33))
 
 
 def _sign_values(signs: NDArray[np.uint8], first: int, count: int) -> NDArray[np.float32]:
-    """`count` signs ±1 from bit `first` on; a 1 means minus."""
+    """Returns `count` signs ±1 from bit `first` on; a 1 means minus."""
     bits = np.unpackbits(signs, bitorder="little")[first : first + count]
     return np.where(bits, np.float32(-1), np.float32(1))
 
@@ -120,13 +120,13 @@ def _split(dim: int) -> tuple[int, int, np.float32]:
 
 
 def sign_bytes(n: int) -> int:
-    """Bytes of the signs of a rotation of n coordinates."""
+    """Returns the bytes of the signs of a rotation of n coordinates."""
     size = max(16, 1 << (n.bit_length() - 1))
     return (size if n & (n - 1) == 0 else 2 * size) // 8
 
 
 def rotate_forward(x: Floats, factor: float, signs: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-    """The rotation of codec/rotate.py."""
+    """Returns the rotation of codec/rotate.py."""
     size, rest, normalise = _split(x.size)
     scale(x, factor, out)
     out[:size] = hadamard(out[:size] * normalise * _sign_values(signs, 0, size))
@@ -136,13 +136,13 @@ def rotate_forward(x: Floats, factor: float, signs: NDArray[np.uint8], out: NDAr
 
 
 def rotate_to_grid(x: Floats, factor: float, signs: NDArray[np.uint8], limit: float, out: NDArray[np.float32]) -> float:
-    """The rotation, and the squared norm of the grid point nearest to its result."""
+    """Returns the rotation, and the squared norm of the grid point nearest to its result."""
     rotate_forward(x, factor, signs, out)
     return grid_norm_squared(out, limit)
 
 
 def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None:
-    """The inverse rotation, in place."""
+    """Returns the inverse rotation, in place."""
     size, rest, normalise = _split(data.size)
     if rest:
         data[:size] = hadamard(data[:size]) * normalise * _sign_values(signs, max(16, size), size)
@@ -178,7 +178,7 @@ class Rounder(_Values):
         self._high, self._low, self._base = high, low, np.uint32(base)
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Rounded and noisy integers of grid points."""
+        """Writes rounded and noisy integers of grid points."""
         words = keystream[: 4 * grid.size].view("<u4").astype(np.int64)
         shifted = grid_points(grid, float(self._limit)).astype(np.int64) + self._limit
         values[:] = (shifted + ((words & 0xFFFF) >> (16 - self._bits))) >> self._bits
@@ -196,7 +196,7 @@ class Flipper(_Values):
         self._limit, self._coins = limit, coins
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Heads among the coins of each grid point: planes of 16 bits per coin, compared with 2^15 + g."""
+        """Writes heads among the coins of each grid point: planes of 16 bits per coin, compared with 2^15 + g."""
         below = grid_points(grid, float(self._limit)).astype(np.int32) + 2**15
         planes = keystream[: 2 * self._coins * grid.size].view("<u2").reshape(self._coins, grid.size)
         values[:] = 0
@@ -218,7 +218,7 @@ class GaussianRounder(_Values):
         self._high, self._low = high, low
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Noisy and rounded integers of grid points: 128-bit numbers come first, then planes of bytes."""
+        """Writes noisy and rounded integers of grid points: 128-bit numbers come first, then planes of bytes."""
         draws, planes = keystream[: 16 * grid.size], keystream[16 * grid.size : (16 + _UNIFORMS) * grid.size]
         noise = _inverted(self._high, self._low, draws).astype(np.int64) - self._high.size // 2
         noise *= 256
@@ -229,7 +229,7 @@ class GaussianRounder(_Values):
 
 
 def _inverted(high: NDArray[np.uint64], low: NDArray[np.uint64], keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """The number of thresholds that each 128-bit number reaches."""
+    """Returns the number of thresholds that each 128-bit number reaches."""
     lows, highs = keystream.copy().view("<u8").reshape(-1, 2).T
     reached = np.searchsorted(high, highs, side="left")
     # Thresholds whose high half is the number's own: only the low halves tell.
@@ -240,7 +240,7 @@ def _inverted(high: NDArray[np.uint64], low: NDArray[np.uint64], keystream: NDAr
 
 
 def _coins(trials: int, keystream: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
-    """Binomial(m, 1/2): ones among the high halves of the words, then among planes of 32 coins."""
+    """Returns Binomial(m, 1/2): ones among the high halves of the words, then among planes of 32 coins."""
     left = max(0, trials - 16)
     planes = keystream[: 4 * count * (1 - -left // 32)].view("<u4").reshape(-1, count)
     first = (planes[0] >> np.uint32(16)) & np.uint32((1 << min(trials, 16)) - 1)
@@ -255,7 +255,7 @@ def _coins(trials: int, keystream: NDArray[np.uint8], count: int) -> NDArray[np.
 def pack(
     values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
 ) -> None:
-    """Groups of digits to words, words to bits, bits to bytes."""
+    """Turns groups of digits to words, words to bits, bits to bytes."""
     full = values.size // digits * digits
     streams = []
     for part, width in ((values[:full].reshape(-1, digits), bits), (values[full:].reshape(1, -1), last_bits)):
@@ -269,7 +269,7 @@ def pack(
 def unpack(
     payload: NDArray[np.uint8], radix: int, digits: int, bits: int, last_bits: int, values: NDArray[np.uint32]
 ) -> None:
-    """Bytes to bits, bits to words, words to digits."""
+    """Turns bytes to bits, bits to words, words to digits."""
     stream = np.unpackbits(payload, bitorder="little").astype(np.uint64)
     full = values.size // digits
     parts = []
@@ -289,7 +289,7 @@ def unpack(
 def find_out_of_range(
     payload: NDArray[np.uint8], radix: int, digits: int, bits: int, last_bits: int, limit: int, n: int
 ) -> int:
-    """Position of the first value that is not below `limit`, or n."""
+    """Returns the position of the first value that is not below `limit`, or n."""
     values = np.empty(n, dtype=np.uint32)
     unpack(payload, radix, digits, bits, last_bits, values)
     outside = values >= limit
@@ -320,14 +320,14 @@ def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums
 
 
 def centre(sums: Sums, middle: float, factor: float, out: NDArray[np.float32]) -> None:
-    """(sums - middle) · factor, in float64."""
+    """Writes (sums - middle) · factor, in float64."""
     out[:] = (sums.astype(np.float64) - middle) * factor
 
 
 def centre_and_rotate(
     sums: Sums, middle: float, factor: float, signs: NDArray[np.uint8], out: NDArray[np.float32]
 ) -> None:
-    """(sums - middle) · factor, rotated back."""
+    """Writes (sums - middle) · factor, rotated back."""
     centre(sums, middle, factor, out)
     rotate_backward(out, signs)
 
@@ -349,16 +349,16 @@ class MessageBuffer:
         self._array = np.empty(size, dtype=np.uint8)
 
     def array(self) -> NDArray[np.uint8]:
-        """Its bytes, to be written."""
+        """Returns its bytes, to be written."""
         return self._array
 
     def finished(self) -> bytes:
-        """The message. From here on nobody may write to `array`."""
+        """Returns the message. From here on nobody may write to `array`."""
         return self._array.tobytes()
 
 
 def crc32c(data: NDArray[np.uint8], prior: int = 0) -> int:
-    """CRC-32C of bytes that follow those with the checksum `prior`."""
+    """Returns the CRC-32C of bytes that follow those with the checksum `prior`."""
     table, state = _crc_table(), prior ^ 0xFFFFFFFF
     for byte in data.tobytes():
         state = (state >> 8) ^ table[(state ^ byte) & 0xFF]

@@ -19,6 +19,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from cpsgd._durable import write_file
 from cpsgd.engines.nvflare import shareables
 from cpsgd.errors import ParameterError, WireError
 from cpsgd.federation.carrying import Gathering, Pace, Reply, carry
@@ -181,7 +182,7 @@ class CpsgdController(ModelController):
             model.params = unflatten(moved, model.params)
             self.save_model(model)
         reports = json.dumps([vars(report) for report in self.reports])
-        (Path(self.get_run_dir()) / REPORTS_FILE).write_text(reports)
+        write_file(Path(self.get_run_dir()) / REPORTS_FILE, reports.encode())
         self.event(AppEventType.ROUND_DONE)
 
     def _nodes(self, wanted: int, needed: int) -> list[str]:

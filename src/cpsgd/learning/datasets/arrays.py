@@ -1,4 +1,4 @@
-"""Data sets from arrays of one's own: shapes are kept, numbers become float32 and whole numbers int64."""
+"""Data sets from arrays: shapes are kept, floats become float32 and integers int64."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cpsgd.errors import DataError, ParameterError
 from cpsgd.learning.datasets.partitions import Partition, by_client, held_back, one_each
 from cpsgd.learning.datasets.populations import Batch, check_indices, fingerprint
 
-# Numbers looked at in one go when they are checked.
+# Numbers checked at a time.
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """Arrays of examples, dealt out to clients by a partition. Made by `from_arrays`, which explains the fields."""
+    """Arrays of examples, assigned to clients by a partition. Made by `from_arrays`, which explains the fields."""
 
     name: str
     source: str
@@ -43,26 +43,26 @@ class ArrayDataset:
 
     @property
     def fingerprint(self) -> str:
-        """Tells these examples, and how they are dealt out, from others."""
+        """Hash of the examples and their partition."""
         examples = self.features, self.labels, self.test_features, self.test_labels
         return fingerprint(*examples, self.partition.order, self.partition.starts, self.classes)
 
     def batch(self, clients: ArrayLike) -> Batch:
-        """The examples of these clients. Clients without examples have a count of 0."""
+        """Returns the examples of these clients; one without examples has a count of 0."""
         rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
         return Batch(as_features(self.features[rows]), self.labels[rows], counts)
 
     def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many examples these clients have."""
+        """Returns the numbers of examples of these clients."""
         return self.partition.counts(clients)
 
     def part(self, client: int, start: int, stop: int) -> Batch:
-        """Some of a client's examples, by their places."""
+        """Returns examples `start` to `stop` of a client."""
         rows = self.partition.part(client, start, stop)
         return Batch(as_features(self.features[rows]), self.labels[rows], np.array([len(rows)]))
 
     def test_set(self) -> Batch:
-        """The examples held back."""
+        """Returns the test examples."""
         counts = np.ones(len(self.test_labels), dtype=np.int64)
         return Batch(as_features(self.test_features), self.test_labels, counts)
 
@@ -79,26 +79,26 @@ def from_arrays(
     classes: int | None = None,
     name: str = "arrays",
 ) -> ArrayDataset:
-    """A data set from arrays. With a test set of their own they are not copied (and may be memory maps).
+    """Returns a data set of arrays. If test arrays are given, nothing is copied; arrays may be memory maps.
 
-    Shapes are kept: images go to the model as [examples, channels, height, width]. Numbers are taken as float32, whole
-    numbers as int64, which embedding layers want; give pixels as floats.
+    Shapes are kept: images go to the model as [examples, channels, height, width]. Floats become float32, and integers
+    int64, which embedding layers need; give pixels as floats.
 
     Args:
         features: The examples along the first axis.
         labels: Their classes 0, 1, ..., or floats for regression.
-        clients: Whose example each is, by any ids; every example is a client by default.
-        partition: Which client holds which examples, instead of `clients`: `iid` or `dirichlet`.
-        test_features: Examples for measuring, which no client may hold.
+        clients: The client id of each example, of any type; every example is a client by default.
+        partition: The clients' examples, instead of `clients`: `iid` or `dirichlet`.
+        test_features: Test examples, which no client may have.
         test_labels: Their labels.
-        test_share: Where there are none: this share of the clients is set aside and takes no part. Loss and accuracy
-            are shown without noise, so no guarantee covers these clients.
+        test_share: Without test examples: this share of the clients is used for testing and takes no part. Loss and
+            accuracy are shown without noise, so no guarantee covers these clients.
         classes: Number of classes; by default one more than the largest label.
         name: Short name, for reports.
 
     Raises:
         DataError: The arrays do not fit together, or hold NaN or infinity.
-        ParameterError: The partition is none, or of other examples.
+        ParameterError: The partition is not one, or is of other examples.
 
     >>> x, y = np.eye(6, 4), np.array([0, 1, 2, 0, 1, 2])
     >>> data = from_arrays(x, y, clients=["ann", "bob", "ann", "cem", "bob", "dan"])
@@ -109,14 +109,14 @@ def from_arrays(
     check_examples("features", train, train_labels)
     if clients is not None:
         if partition is not None:
-            raise ParameterError("Give clients or a partition: both say whose an example is.")
+            raise ParameterError("Give clients or a partition, not both.")
         partition = by_client(clients)
     if partition is None:
         partition = one_each(len(train))
     elif not isinstance(partition, Partition):
         raise ParameterError(
             f"Expected partition to be a Partition, got {type(partition).__name__}: make one with iid, dirichlet or "
-            "by_client, or give whose each example is as clients."
+            "by_client, or give the examples' client ids as clients."
         )
     elif partition.examples != len(train):
         raise ParameterError(f"The partition is of {partition.examples} examples, there are {len(train)}.")
@@ -141,12 +141,12 @@ def from_arrays(
 
 
 def as_features(examples: NDArray[Any]) -> NDArray[Any]:
-    """Features as models take them: whole numbers as int64, other numbers as float32."""
+    """Converts features for models: integers to int64, other numbers to float32."""
     return np.ascontiguousarray(examples, dtype=np.int64 if examples.dtype.kind in "iu" else np.float32)
 
 
 def check_targets(name: str, labels: ArrayLike) -> NDArray[Any]:
-    """Labels as losses take them: classes as int64, numbers to predict as float32. Raises where they are neither."""
+    """Converts labels for losses: classes to int64, floats to float32; raises `DataError` for anything else."""
     array = np.asarray(labels)
     if array.ndim == 0 or array.size == 0 or array.dtype.kind not in "biuf":
         raise DataError(
@@ -162,7 +162,7 @@ def check_targets(name: str, labels: ArrayLike) -> NDArray[Any]:
 
 
 def check_examples(name: str, examples: NDArray[Any], labels: NDArray[Any]) -> None:
-    """Raises `DataError` where features are no finite numbers, or there are not as many as labels."""
+    """Raises `DataError` if features are not finite numbers, or not as many as labels."""
     if examples.ndim < 2 or examples.dtype.kind not in "biuf":
         raise DataError(
             f"Expected {name} to be numbers with one row per example, got {examples.dtype} of shape {examples.shape}."
@@ -175,12 +175,7 @@ def check_examples(name: str, examples: NDArray[Any], labels: NDArray[Any]) -> N
 
 
 def check_classes(classes: int | None, *labels: NDArray[Any]) -> int | None:
-    """Number of classes, None for regression.
-
-    Raises:
-        DataError: A label is beyond them, or some labels are classes and others are not.
-        ParameterError: Regression has no classes.
-    """
+    """Returns the number of classes, None for regression; raises an error if the labels contradict it."""
     kinds = {array.dtype.kind for array in labels}
     if len(kinds) > 1:
         raise DataError("Expected labels of one kind: integers are classes, floats are for regression.")

@@ -1,4 +1,4 @@
-"""Data sets whose examples are made, or kept, on a PyTorch device."""
+"""Data sets on a PyTorch device: examples are moved there, or made there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpsgd.simulation.device_kernels import compiles, current
 
 
 class DeviceBatch(NamedTuple):
-    """A `Batch` on a device; `counts`, which decide how clients are grouped, stay on the CPU."""
+    """A `Batch` on a device; `counts` stay on the CPU."""
 
     features: torch.Tensor
     labels: torch.Tensor
@@ -33,7 +33,7 @@ class DeviceData:
         self.test = self._transferred(dataset.test_set())
 
     def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
-        """The examples of these clients."""
+        """Returns the examples of these clients."""
         return self._transferred(self._dataset.batch(clients))
 
     def _transferred(self, batch: Batch) -> DeviceBatch:
@@ -42,9 +42,9 @@ class DeviceData:
 
 
 class DeviceInfinite(DeviceData):
-    """An infinite data set whose samples are made on the device, bit for bit those of `InfiniteDataset`.
+    """An infinite data set whose samples are made on the device, equal to those of `InfiniteDataset` bit for bit.
 
-    The images behind it and the displacement fields are on the device; a round brings only its clients' numbers.
+    Its images and displacement fields are on the device; a round transfers only its clients' numbers.
     """
 
     def __init__(self, dataset: InfiniteDataset, device: torch.device) -> None:
@@ -65,11 +65,11 @@ class DeviceInfinite(DeviceData):
         self._compiled = dataset.tangents is None and compiles(device)
 
     def batch(self, clients: NDArray[np.int64]) -> DeviceBatch:
-        """The samples of these clients, shades divided by 255."""
+        """Returns the samples of these clients, with shades divided by 255."""
         return self.made(carried(clients, self._device))
 
     def made(self, clients: torch.Tensor) -> DeviceBatch:
-        """As `batch`, for clients whose numbers are on the device."""
+        """Does the same as `batch` for clients whose numbers are on the device."""
         numbers = clients + self._first
         counts = np.ones(len(clients), dtype=np.int64)
         if self._compiled:
@@ -83,12 +83,12 @@ class DeviceInfinite(DeviceData):
         k1 = ((numbers * 131071) & 0xFFFFFFFF) % 1521
         k2 = (k1 + 1 + 2 * numbers) % FIELD_COUNT
         down, right = self._moves[k1 % len(self._moves)].unbind(1)
-        # By a tensor: a GPU divides by a number by multiplying with its rounded inverse, which is not the same.
+        # The divisor is a tensor: a GPU would multiply by the rounded inverse of a plain number.
         features = self._moved(self._deformed(base, k1, k2), down, right).flatten(1) / self._white
         return DeviceBatch(features, self._train_labels[base], counts)
 
     def _deformed(self, base: torch.Tensor, k1: torch.Tensor, k2: torch.Tensor) -> torch.Tensor:
-        """The deformed images before they are moved, whole numbers as float32."""
+        """Returns the deformed images before they are moved, as float32."""
         shades = self._images[base].to(torch.float32)
         if self._tangents is None:
             around = torch.nn.functional.pad(shades, (1, 1, 1, 1))
@@ -100,7 +100,7 @@ class DeviceInfinite(DeviceData):
         return value.clamp_(0.0, 255.0).trunc_()
 
     def _moved(self, images: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Images moved by at most a pixel; what comes in from outside is zero."""
+        """Moves images by at most one pixel; new pixels are zero."""
         around = torch.nn.functional.pad(images, (1, 1, 1, 1))
         width = self._side + 2
         inside = torch.arange(self._side, device=images.device)
@@ -111,6 +111,6 @@ class DeviceInfinite(DeviceData):
 
 
 def on_device(dataset: Dataset, device: torch.device) -> DeviceData:
-    """The data set on a device, made there where that is possible."""
+    """Returns the data set on a device; samples of infinite data sets are made there."""
     kind = DeviceInfinite if isinstance(dataset, InfiniteDataset) else DeviceData
     return kind(dataset, device)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Where data files are on this machine, and downloads that survive interruptions and are never half done.
+"""The folder of data files, and downloads that survive interruptions.
 
-Bytes arrive in `NAME.part`. An interrupted download goes on where it stopped, if the server can do that (HTTP ranges).
-Only a file whose size and SHA-256 are right gets its name, by an atomic rename.
+A download is written to `NAME.part`. If it is interrupted, it continues there, if the server supports HTTP ranges. The
+file gets its name by an atomic rename, when its size and SHA-256 are right.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _TIMEOUT_SECONDS = 30.0
 
 
 class _TransferError(Exception):
-    """This server does not give the file now."""
+    """The server did not send the file."""
 
 
 def data_folder(folder: Path | str | None = None) -> Path:
-    """The folder of data files: the one given, else `CPSGD_DATA_DIR`, else `cpsgd` in the user's cache."""
+    """Returns the folder of data files: the one given, else `CPSGD_DATA_DIR`, else `cpsgd` in the user's cache."""
     if folder is None:
         folder = os.environ.get(VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "cpsgd")
     return Path(folder).expanduser()
 
 
 def find_file(folder: Path, subfolder: str, name: str) -> Path | None:
-    """The file in the data folder's subfolder or in the data folder itself, if it is there."""
+    """Returns the file in the data folder's subfolder or in the data folder itself; None if it is not there."""
     return next((path for path in (folder / subfolder / name, folder / name) if path.is_file()), None)
 
 
 def fetch(
     urls: Sequence[str], target: Path, *, size: int, sha256: str, progress: Callable[[int], None] = lambda done: None
 ) -> None:
-    """Downloads one file; goes on with what an earlier attempt has left.
+    """Downloads one file; continues an earlier attempt.
 
     Args:
-        urls: Where the file is; tried in order.
-        target: Where it goes. A file of this name is replaced, once the new one is complete and right.
+        urls: Addresses of the file; tried in order.
+        target: Path of the file. An old file is replaced when the new one is complete and right.
         size: Its bytes.
         sha256: Its SHA-256 in hexadecimal.
-        progress: Called with the number of bytes there are.
+        progress: Called with the number of bytes that have arrived.
 
     Raises:
         DataError: None of the addresses gave the right file.
@@ -57,7 +57,7 @@ def fetch(
     part = target.with_name(target.name + ".part")
     failures = []
     for url in urls:
-        # Whether all that is there came from this address.
+        # Whether all bytes came from this address.
         pure = _length(part) == 0
         while True:
             before = _length(part)
@@ -65,7 +65,7 @@ def fetch(
                 _transfer(url, part, size, progress)
             except _TransferError as error:
                 failures.append(f"{url}: {error}")
-                # A connection that broke down may be tried again, as long as that brings something.
+                # A broken connection is tried again as long as bytes arrive.
                 if _length(part) > before:
                     continue
                 break
@@ -84,14 +84,14 @@ def fetch(
 
 
 def _transfer(url: str, part: Path, size: int, progress: Callable[[int], None]) -> None:
-    """Brings `part` to its full size, or raises `_TransferError` and leaves what it has."""
+    """Downloads the rest of `part`; raises `_TransferError` and keeps the bytes that arrived."""
     have = _length(part)
     if have > size:
         part.unlink()
         have = 0
     if have == size:
         return
-    # Compressed on the way, the bytes would not be the file's.
+    # No compression in transit.
     headers = {"User-Agent": "cpsgd", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -101,7 +101,7 @@ def _transfer(url: str, part: Path, size: int, progress: Callable[[int], None]) 
             raise _TransferError(f"it has {total:,} bytes instead of {size:,}")
         if begin not in (0, have):
             raise _TransferError(f"it sent bytes from {begin:,} on instead of from {have:,}")
-        # A server that cannot begin in the middle sends everything.
+        # A server without ranges sends everything.
         with part.open("ab" if begin else "wb") as file:
             for block in _blocks(response):
                 if file.tell() + len(block) > size:
@@ -130,7 +130,7 @@ def _open(request: Request) -> HTTPResponse:
 
 
 def _position(response: HTTPResponse) -> tuple[int, int | None]:
-    """Where in the file the answer begins, and the size of the whole file if it is told."""
+    """Returns the position in the file where the answer begins, and the size of the whole file if it is known."""
     if response.status == 206:
         # bytes BEGIN-END/TOTAL
         span, _, total = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")

@@ -29,10 +29,10 @@ def from_frame(
         frame: A frame of pandas or polars, a pyarrow table, a mapping of names to columns, or the path of a Parquet or
             Feather file, or of a folder of them.
         label: The column to predict: classes 0, 1, ..., or floats for regression.
-        clients: The column that says whose a row is; every row is a client by default.
+        clients: The column of client ids; every row is a client by default.
         features: The columns to predict from; by default all others.
-        test: A table with the same columns for measuring, of which no row may be a client's.
-        test_share: Where there is none: this share of the clients is set aside, see `from_arrays`.
+        test: A table of test examples with the same columns; no client may have its rows.
+        test_share: Without `test`: the share of the clients that is used for testing, see `from_arrays`.
         classes: Number of classes; by default one more than the largest label.
         name: Short name, for reports.
 

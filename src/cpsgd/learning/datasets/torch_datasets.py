@@ -19,7 +19,7 @@ from cpsgd.learning.datasets.populations import Batch, check_indices, fingerprin
 
 @dataclass(frozen=True, eq=False)
 class ExampleDataset:
-    """Examples that are asked for when they are needed. Made by `from_torch`."""
+    """Examples that are loaded when they are needed. Made by `from_torch`."""
 
     name: str
     source: str
@@ -41,21 +41,21 @@ class ExampleDataset:
         return math.prod(self.shape)
 
     def batch(self, clients: ArrayLike) -> Batch:
-        """The examples of these clients. Clients without examples have a count of 0."""
+        """Returns the examples of these clients; one without examples has a count of 0."""
         rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
         return Batch(self.train.features(rows, self.shape), self.train.labels[rows], counts)
 
     def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many examples these clients have."""
+        """Returns the numbers of examples of these clients."""
         return self.partition.counts(clients)
 
     def part(self, client: int, start: int, stop: int) -> Batch:
-        """Some of a client's examples, by their places."""
+        """Returns examples `start` to `stop` of a client."""
         rows = self.partition.part(client, start, stop)
         return Batch(self.train.features(rows, self.shape), self.train.labels[rows], np.array([len(rows)]))
 
     def test_set(self) -> Batch:
-        """The examples held back, which stay in memory."""
+        """Returns the test examples, which stay in memory."""
         return self._test_set
 
     @cached_property
@@ -65,19 +65,19 @@ class ExampleDataset:
 
 
 class Examples:
-    """Some examples of a data set, with their labels."""
+    """A subset of a data set's examples, with their labels."""
 
     def __init__(self, dataset: Any, rows: NDArray[np.int64], labels: NDArray[Any]) -> None:
-        """Examples `rows` of `dataset`; `labels` are theirs."""
+        """Takes examples `rows` of `dataset`, with their labels."""
         self._dataset = dataset
         self._rows = rows
         self.labels = labels
 
     def features(self, chosen: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[Any]:
-        """The features of some of them, by place."""
+        """Returns the features of the `chosen` ones, by position."""
         found = [_example(self._dataset, int(row))[0] for row in self._rows[chosen]]
         if any(features.shape != shape for features in found):
-            raise DataError(f"An example no longer has the shape {shape} that it had when it was first looked at.")
+            raise DataError(f"An example no longer has the shape {shape} that it had at first.")
         return np.stack(found) if found else np.empty((0, *shape), dtype=np.float32)
 
 
@@ -90,16 +90,16 @@ def from_torch(
     classes: int | None = None,
     name: str = "examples",
 ) -> ExampleDataset:
-    """A data set from a `torch.utils.data.Dataset` of pairs (features, label).
+    """Returns a data set of a `torch.utils.data.Dataset` of pairs (features, label).
 
-    Every example is looked at once, to check it and to learn its label; afterwards it is asked for when it is needed.
-    An example must be the same whenever it is asked for: do without random augmentation, or runs cannot be repeated.
+    Every example is loaded once, to check it and to read its label, and later when it is needed. An example must be the
+    same every time: with random augmentation runs cannot be repeated.
 
     Args:
         dataset: Anything with `len(dataset)` and `dataset[i]`.
-        clients: Whose example each is, by any ids; every example is a client by default.
-        test: Another one for measuring, of which no example may be a client's.
-        test_share: Where there is none: this share of the clients is set aside, see `from_arrays`.
+        clients: The client id of each example, of any type; every example is a client by default.
+        test: Another one for testing; no client may have its examples.
+        test_share: Without `test`: the share of the clients that is used for testing, see `from_arrays`.
         classes: Number of classes; by default one more than the largest label.
         name: Short name, for reports.
 
@@ -109,7 +109,7 @@ def from_torch(
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ParameterError("Expected a data set with a length and examples by number, not an iterable one.")
-    shape, labels, digest = _looked_at(dataset, "labels")
+    shape, labels, digest = _inspected(dataset, "labels")
     partition = one_each(len(labels)) if clients is None else by_client(clients)
     if partition.examples != len(labels):
         raise ParameterError(f"There are {partition.examples} client ids for {len(labels)} examples.")
@@ -119,7 +119,7 @@ def from_torch(
         train, held = Examples(dataset, kept, labels[kept]), Examples(dataset, aside, labels[aside])
         test_digest = ""
     else:
-        test_shape, test_labels, test_digest = _looked_at(test, "test labels")
+        test_shape, test_labels, test_digest = _inspected(test, "test labels")
         if (test_shape, test_labels.shape[1:]) != (shape, labels.shape[1:]):
             raise DataError(f"Expected examples of one shape, got {shape} and for testing {test_shape}.")
         classes = check_classes(classes, labels, test_labels)
@@ -131,8 +131,8 @@ def from_torch(
     )
 
 
-def _looked_at(dataset: Any, name: str) -> tuple[tuple[int, ...], NDArray[Any], str]:
-    """The examples' shape, their labels, and a digest of all."""
+def _inspected(dataset: Any, name: str) -> tuple[tuple[int, ...], NDArray[Any], str]:
+    """Returns the examples' shape, their labels, and a digest of all."""
     digest, labels = hashlib.sha256(), []
     shape: tuple[int, ...] | None = None
     for number in range(len(dataset)):

@@ -15,12 +15,26 @@ comparison: knowing the mechanism, as `cpsgd.privacy.accountant` does, is far be
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
 from cpsgd import _validate
+from cpsgd._lazy import Late
 from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.law import Law, Steps
+from cpsgd.neighbours import Participation
+from cpsgd.privacy.accountant import LARGEST_EPSILON
+from cpsgd.privacy.gaussian import gdp_epsilon
+from cpsgd.privacy.proofs import base, best
+from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.run import Run
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 CITATION = "Kairouz, Oh, Viswanath (2017), The Composition Theorem for Differential Privacy, Theorem 3.3"
 
@@ -43,13 +57,13 @@ def randomized_response_delta(*, epsilon: float, rounds: int, target_epsilon: fl
     if last < 0:
         return 0.0
     lost = np.arange(min(last, rounds) + 1, dtype=np.float64)
-    log_ways = gammaln(rounds + 1.0) - gammaln(lost + 1.0) - gammaln(rounds - lost + 1.0)
+    log_ways = special.gammaln(rounds + 1.0) - special.gammaln(lost + 1.0) - special.gammaln(rounds - lost + 1.0)
     gap = (rounds - 2.0 * lost) * epsilon - target_epsilon
     lost, log_ways, gap = lost[gap > 0], log_ways[gap > 0], gap[gap > 0]
     if not gap.size:
         return 0.0
     log_terms = log_ways + (rounds - lost) * epsilon + np.log(-np.expm1(-gap))
-    log_delta = float(logsumexp(log_terms)) - rounds * (epsilon + math.log1p(math.exp(-epsilon)))
+    log_delta = float(special.logsumexp(log_terms)) - rounds * (epsilon + math.log1p(math.exp(-epsilon)))
     # The logarithms are differences of numbers of size R (1 + ε) log R, each known to a few units in the last place.
     slack = 1e-12 + 1e-15 * rounds * (1.0 + epsilon) * math.log(rounds + 2.0) * 8.0
     return min(1.0, math.exp(min(0.0, log_delta + slack)))
@@ -87,3 +101,62 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
         else:
             low = middle
     return high
+
+
+# ---------------------------------------------------------------------- the proof
+
+# The sum is over rounds; with more of them other proofs are far ahead anyway.
+_MOST_COMPOSED = 20_000
+# No certificate is below a Gaussian of equal variance by more than this.
+_NEARLY = 0.999
+# The slowest of the quick proofs.
+_QUICK = 2
+
+
+@dataclass(frozen=True)
+class PerRound(Proof):
+    """Each round's (ε, δ) alone, by whichever proof is best for one round, composed optimally."""
+
+    name: str = "per-round guarantee + optimal composition"
+    citation: str = CITATION
+    effort: int = 5
+
+    def supports(self, run: Run) -> bool:
+        """Returns whether there are several rounds; sums without separate noise have better proofs."""
+        return not base.alone(run) and not isinstance(base.law_of(run), Steps)
+
+    def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
+        """Returns the composed ε; by the quickest proof, where not even Gaussian noise would come below."""
+        rounds = run.rounds
+        check_composable(run)
+        each = 0.5 * delta / rounds
+
+        def composed(epsilon: float) -> float:
+            return optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
+
+        law, most_effort = base.law_of(run), math.inf
+        if isinstance(law, Law):
+            least = gdp_epsilon(base.sensitivity(run) / math.sqrt(law.variance), each) * _NEARLY
+            most_effort = _QUICK if composed(least) >= below else math.inf
+        conditions = replace(run.conditions, sizes=((run.surviving, 1),), participation=Participation.every())
+        single = replace(run, conditions=conditions)
+        try:
+            _, found, _ = best(single, each, most_effort)
+        except ConditionError:
+            if math.isinf(most_effort):
+                raise
+            _, found, _ = best(single, each)
+        if (epsilon := composed(found.epsilon)) > LARGEST_EPSILON:
+            raise ConditionError(f"Nothing useful is proved about {rounds} such rounds; run fewer or add noise.")
+        return Proved(epsilon, rounds * found.tail, f"{found.citation}; {CITATION}")
+
+
+def check_composable(run: Run) -> None:
+    """Raises `ConditionError` where rounds are sampled, or too many to be composed one by one."""
+    if run.participation.sampled:
+        raise ConditionError("composes rounds without sampling only")
+    if run.rounds > _MOST_COMPOSED:
+        raise ConditionError(f"is computed for up to {_MOST_COMPOSED:,} rounds")
+
+
+PROOFS = (PerRound(),)

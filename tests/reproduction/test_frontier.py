@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cpsgd.privacy.proofs.published_accounting import PROOFS
 from cpsgd.registry import MECHANISMS
-from cpsgd.reports import rivals
-from cpsgd.reports.rivals import OURS, PUBLISHED, RivalPoint, Scene
+from reproduction import frontier
+from reproduction.frontier import OURS, PUBLISHED, RivalPoint, Scene
 
 SMALL = Scene(clients=200, dim=500, epsilon=2.0, delta=1e-5)
 
@@ -19,7 +20,7 @@ def example_points() -> list[RivalPoint]:
     """Every mechanism, by both accountings, in two scenes."""
     return [
         RivalPoint(**vars(scene), secure=secure, mechanism=name, accounting=accounting, bits=bits, ratio=1.0 + 2 / bits)
-        for scene in (SMALL, rivals.SCENES[0])
+        for scene in (SMALL, frontier.SCENES[0])
         for secure in (False, True)
         for name in MECHANISMS
         for accounting in (OURS, PUBLISHED)
@@ -29,10 +30,10 @@ def example_points() -> list[RivalPoint]:
 
 @pytest.mark.thorough
 def test_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals, "_BITS", {False: (1.0, math.log2(3), 4.0, 8.0), True: (4.0, 10.0, 12.0, 16.0)})
+    monkeypatch.setattr(frontier, "_BITS", {False: (1.0, math.log2(3), 4.0, 8.0), True: (4.0, 10.0, 12.0, 16.0)})
     said: list[tuple[int, int, str]] = []
     names = ("binomial", "gaussian", "skellam", "discrete-gaussian")
-    points = rivals.compute([SMALL], names, lambda *words: said.append(words))
+    points = frontier.compute([SMALL], names, lambda *words: said.append(words))
     # A Gaussian has nothing to plan, and no published accounting.
     assert [(done, of) for done, of, _ in said] == [(i, 14) for i in range(1, 15)]
     curves: dict[tuple[bool, str, str], list[RivalPoint]] = {}
@@ -57,12 +58,12 @@ def test_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_files(tmp_path: Path) -> None:
     points = example_points()
-    svg, png, table = rivals.write(tmp_path / "new", points)
+    svg, png, table = frontier.write(tmp_path / "new", points)
     assert png.read_bytes().startswith(b"\x89PNG")
     picture = svg.read_text(encoding="utf-8")
     # A background of its own, so that it can be read on a dark page.
     assert "fill: #ffffff" in picture
-    assert rivals.draw(points, tmp_path / "again.svg").read_bytes() == svg.read_bytes()
+    assert frontier.draw(points, tmp_path / "again.svg").read_bytes() == svg.read_bytes()
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(points)
@@ -81,6 +82,6 @@ def test_files(tmp_path: Path) -> None:
 
 def test_every_mechanism_has_a_colour_of_its_own() -> None:
     planned = {name for name, kind in MECHANISMS.items() if kind.planned}
-    assert rivals._STYLES.keys() == planned
-    assert len(set(rivals._STYLES.values())) == len(planned)
-    assert {name for name in planned if MECHANISMS[name].published} == rivals._PUBLISHED_NAMES.keys()
+    assert frontier._STYLES.keys() == planned
+    assert len(set(frontier._STYLES.values())) == len(planned)
+    assert {proof.mechanism for proof in PROOFS} == frontier._PUBLISHED_NAMES.keys()

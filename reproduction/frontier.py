@@ -1,6 +1,8 @@
-"""All mechanisms in one picture: the error that bits per coordinate buy, by our accounting and as others published it.
+"""Draws the error of every mechanism against bits per coordinate, by our accounting and as its authors published it.
 
-Errors are in units of the exact Gaussian mechanism's at the same (ε, δ), which has real numbers for messages.
+Errors are divided by that of the exact Gaussian mechanism at the same (ε, δ), whose messages are real numbers.
+
+    python -m reproduction.frontier --out DIR
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
 
+from cpsgd._numbers import power, rounded_up
+from cpsgd.cli import options, output
+from cpsgd.cli.frame import launch, new_app
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.mechanisms.law import Array
 from cpsgd.planner import plan
 from cpsgd.planner.problem import Problem
-from cpsgd.planner.published import PublishedProblem, published_error
 from cpsgd.planner.requirements import Requirements
 from cpsgd.registry import MECHANISMS
 from cpsgd.reports import plotting
-from cpsgd.reports.numbers import power, rounded_up
+from reproduction.published_designs import PublishedProblem, published_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,9 +38,9 @@ if TYPE_CHECKING:
 OURS, PUBLISHED = "ours", "published"
 
 NAME = "frontier"
-"""The files are called this."""
+"""Name of the files, without suffix."""
 
-# Bits that are asked for; a plan may need fewer, and then the next fewer are asked for.
+# Bits allowed to a plan. It may need fewer; the next plan is then allowed fewer than those.
 _BITS = {
     False: (0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, math.log2(3), 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0),
     True: (
@@ -46,12 +53,12 @@ _BITS = {
     ),
 }
 _PUBLISHED_BITS = (1.0, math.log2(3), *(0.5 * half for half in range(4, 13)), *(float(bits) for bits in range(7, 29)))
-# Where the picture ends. Its axis has log(ratio - 0.9), which spreads what lies near 1.
+# Ends of the vertical axis, which shows log(ratio - 0.9): that spreads ratios near 1.
 _LOWEST, _HIGHEST, _ORIGIN = 0.985, 12.0, 0.9
-# With secure aggregation no sum fits fewer bits than these.
+# Ends of the horizontal axis. With secure aggregation no sum fits fewer bits.
 _LEAST_BITS, _MOST_BITS = {False: 0.018, True: 3.6}, 36.0
 
-# Colours of Okabe and Ito, which colour-blind eyes tell apart, and a mark of its own for each.
+# Colours of Okabe and Ito, which colour-blind readers can tell apart, and a marker for each mechanism.
 _STYLES = {
     "coins": ("#d55e00", "o"),
     "sampled-coins": ("#e69f00", "D"),
@@ -81,7 +88,7 @@ _PUBLISHED_NAMES = {
 
 @dataclass(frozen=True)
 class Scene:
-    """Whose mean is estimated, and how privately: one round, replace-one neighbours."""
+    """The size of a problem and its (ε, δ), for one round and replace-one neighbours."""
 
     clients: int
     dim: int
@@ -98,12 +105,12 @@ SCENES = (
 
 @dataclass(frozen=True)
 class RivalPoint(Scene):
-    """A point of the picture.
+    """One point of the picture.
 
     Attributes:
         secure: Whether sums are taken by secure aggregation; bits are then those of the modulus.
         mechanism: Name of the mechanism.
-        accounting: "ours", or "published": its authors' design and accounting.
+        accounting: "ours", or "published" for its authors' design and accounting.
         bits: Bits per coordinate.
         ratio: Expected squared error over that of the exact Gaussian mechanism.
     """
@@ -115,29 +122,24 @@ class RivalPoint(Scene):
     ratio: float
 
 
-def check() -> None:
-    """Raises `CpsgdError` where nothing could be drawn, so that this is known before a long computation."""
-    plotting.new_figure(1.0, 1.0)
-
-
 def compute(
     scenes: Iterable[Scene] = SCENES,
     mechanisms: Sequence[str] = tuple(MECHANISMS),
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
 ) -> list[RivalPoint]:
-    """All points, curve by curve; some minutes for everything.
+    """Returns the points of all curves; everything takes a quarter of an hour.
 
     Args:
-        scenes: What is estimated.
-        mechanisms: Names of those to compare.
-        progress: Called with the number of curves done, of all, and what the last one was.
+        scenes: Problems to solve.
+        mechanisms: Names of the mechanisms to compare.
+        progress: Called with the number of curves done, the number of curves, and the name of the last one.
     """
     curves = [
         (scene, secure, name, accounting)
         for scene in scenes
         for secure in (False, True)
         for name in mechanisms
-        for accounting in (OURS, *([PUBLISHED] if MECHANISMS[name].published else []))
+        for accounting in (OURS, *([PUBLISHED] if name in _PUBLISHED_NAMES else []))
     ]
     found: list[RivalPoint] = []
     for done, (scene, secure, name, accounting) in enumerate(curves, start=1):
@@ -152,7 +154,7 @@ def compute(
 
 
 def _ours(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
-    """From many bits to few, until the error leaves the picture. Every point is a plan with its own guarantee."""
+    """Returns (bits, ratio) of plans, each with its own guarantee, down to the fewest bits that the picture shows."""
     found: dict[float, float] = {}
     needed = math.inf
     fewest = math.log2(MECHANISMS[name].fewest_values)
@@ -173,7 +175,7 @@ def _ours(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
 
 
 def _published(scene: Scene, secure: bool, name: str) -> list[tuple[float, float]]:
-    """From many bits to few; where more bits bring nothing, the fewest of them."""
+    """Returns (bits, ratio) of the authors' designs, the fewest bits where more bring nothing."""
     gaussian = Problem.of(Requirements(**vars(scene))).gaussian_squared_error
     found: dict[float, float] = {}
     for bits in reversed(_PUBLISHED_BITS):
@@ -200,7 +202,7 @@ def write(folder: Path, points: Sequence[RivalPoint]) -> list[Path]:
 
 
 def draw(points: Sequence[RivalPoint], path: Path) -> Path:
-    """A column of panels per scene: without secure aggregation above, with it below."""
+    """Draws a column of panels per scene: without secure aggregation above, with it below."""
     scenes = list(dict.fromkeys(Scene(p.clients, p.dim, p.epsilon, p.delta) for p in points))
     figure = plotting.new_figure(2.0 + 3.3 * len(scenes), 8.6)
     figure.set_layout_engine(None)
@@ -233,7 +235,7 @@ def draw(points: Sequence[RivalPoint], path: Path) -> Path:
 
 
 def _legends(figure: Figure, axes: Axes) -> None:
-    """What is ours to the left, what others published to the right."""
+    """Adds the legend of our curves to the left, that of published ones to the right."""
     groups = (
         ("solid: designed and proved by this package", OURS, _OUR_NAMES, 0.08),
         ("dashed: as designed and accounted by the authors", PUBLISHED, _PUBLISHED_NAMES, 0.62),
@@ -298,7 +300,7 @@ def _stretch(ratio: Array) -> Array:
 def _line(name: str, accounting: str) -> dict[str, Any]:
     color, marker = _STYLES.get(name, _OTHER)
     if accounting == PUBLISHED:
-        # Two that all but coincide: one is drawn broader, and the other's dashes lie on it.
+        # Two curves almost coincide: one is drawn broader, and the other's dashes lie on it.
         broad = name == "discrete-gaussian"
         return {
             "color": color,
@@ -316,3 +318,32 @@ def _line(name: str, accounting: str) -> dict[str, Any]:
         "markeredgewidth": 0.6,
         "zorder": 4,
     }
+
+
+app = new_app("frontier.py")
+
+
+@app.default
+def main(
+    *,
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="Folder for the files.")] = Path("figures"),
+    json: options.Json = False,
+) -> None:
+    """Draws the error of every mechanism against bits, ours and as published: SVG, PNG and CSV.
+
+    At three settings, with and without secure aggregation. Takes a quarter of an hour or so.
+    """
+    plotting.check()  # before minutes are spent
+    console = Console(stderr=True, highlight=False)
+
+    def show(done: int, of: int, what: str) -> None:
+        console.print(f"{done:>3}/{of}  {what}", markup=False, soft_wrap=True)
+
+    points = compute(progress=show)
+    files = write(out, points)
+    written = output.facts([("written", escape(str(file))) for file in files])
+    output.answer(json, {"files": files, "points": [asdict(point) for point in points]}, written)
+
+
+if __name__ == "__main__":
+    launch(app)

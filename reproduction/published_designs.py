@@ -1,11 +1,11 @@
-"""What other protocols reach by their authors' own design and accounting; plans are compared with it.
+"""Computes the errors of other protocols by their authors' own design and accounting, to compare plans with.
 
 * **Discrete Gaussian and Skellam**: vectors are rotated, rounded to a lattice and sent modulo M, with or without secure
-  aggregation. The lattice is as fine as M allows: the sum's deviation, 4 times over, fits into M/2 either way. What
-  wraps around nevertheless is not counted here as an error.
-* **Poisson binomial**: m coins per coordinate, θ by the accounting, and the range where clipping and noise are least.
-  Sums do not wrap around: M >= n m + 1.
-* **cpSGD**, by its Theorem 1: k levels, m coins for noise and the range, at least the paper's. M >= n (k + m - 1) + 1.
+  aggregation. The lattice is as fine as M allows: 4 standard deviations of the sum fit into M/2. Errors by wrapping
+  around are not counted here.
+* **Poisson binomial**: m coins per coordinate, θ by the accounting, and the range with the least error by clipping and
+  noise. Sums do not wrap around: M >= n m + 1.
+* **cpSGD**, by its Theorem 1: k levels, m coins for noise, a range of at least the paper's. M >= n (k + m - 1) + 1.
 
 All for replace-one neighbours, one round and vectors of norm 1.
 """
@@ -16,24 +16,27 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from scipy.optimize import brentq, minimize_scalar
 
-from cpsgd.codec.rounding import MAX_LEVELS
+from cpsgd.codec.clip import MAX_LEVELS
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import Binomial, Coins, published
+from cpsgd.mechanisms import Binomial, Coins
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, gaussian_clipping, gaussian_rounding
 from cpsgd.mechanisms.discrete_gaussian import integer_variance
 from cpsgd.neighbours import Adjacency
+from cpsgd.paper import theorem
 from cpsgd.planner.search import values_of
+from cpsgd.privacy import renyi_bounds
 from cpsgd.protocol import Protocol
 from cpsgd.registry import by_name
 
-# How many standard deviations of the sum the modulus holds either way: the discrete Gaussian's authors' choice.
+# Standard deviations of the sum that fit into half the modulus, as the discrete Gaussian's authors choose it.
 _DEVIATIONS = 4.0
-# Far more levels than coordinates ever reach, with one at zero: the authors clip no coordinates.
+# More levels than coordinates ever reach, one of them at zero: the authors clip no coordinates.
 _LEVELS = 2**24 - 1
-# More than these change nothing.
+# More coins change nothing.
 _MOST_COINS = 31
 _ADJACENCY = Adjacency.REPLACE_ONE
 _TOLERANCE = 1e-4
@@ -41,7 +44,7 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class PublishedProblem:
-    """What is asked for: n, d, ε, δ, bits per coordinate, and whether sums are taken by secure aggregation."""
+    """The requirements: n, d, ε, δ, bits per coordinate, and whether sums are taken by secure aggregation."""
 
     clients: int
     dim: int
@@ -52,7 +55,7 @@ class PublishedProblem:
 
 
 def published_error(name: str, problem: PublishedProblem) -> float | None:
-    """The expected squared error of the mean that the authors of a mechanism reach; None where they reach none.
+    """Returns the expected squared error of the mean by the authors' design; None if it cannot meet the problem.
 
     Raises:
         ParameterError: Nothing is published about the mechanism of this name, or there is none.
@@ -63,51 +66,39 @@ def published_error(name: str, problem: PublishedProblem) -> float | None:
         >>> [f"{(published_error(name, problem) or 0.0) / gaussian:.2f}" for name in ("discrete-gaussian", "skellam")]
         ['1.13', '1.13']
     """
-    if by_name(name).published is None:
+    by_name(name)
+    if name not in _DESIGNS:
         raise ParameterError(f"Nothing is published about {name}; expected one of {list(_DESIGNS)}.")
     return _DESIGNS[name](problem)
 
 
 def _discrete_gaussian(problem: PublishedProblem) -> float | None:
-    def epsilon(norm: float, size: float) -> float:
-        return published.discrete_gaussian_epsilon(
-            norm=norm,
-            sigma_squared=size,
-            clients=problem.clients,
-            dim=problem.dim,
-            delta=problem.delta,
-            adjacency=_ADJACENCY,
-        )
+    def epsilon(norm: float, size: float, **known: Any) -> float:
+        return renyi_bounds.discrete_gaussian_epsilon(norm=norm, sigma_squared=size, **known)
 
     return _modular(problem, epsilon, integer_variance, 0.25)
 
 
 def _skellam(problem: PublishedProblem) -> float | None:
-    def epsilon(norm: float, size: float) -> float:
-        return published.skellam_epsilon(
-            norm=norm,
-            variance=size,
-            clients=problem.clients,
-            dim=problem.dim,
-            delta=problem.delta,
-            adjacency=_ADJACENCY,
-        )
+    def epsilon(norm: float, size: float, **known: Any) -> float:
+        return renyi_bounds.skellam_epsilon(norm=norm, variance=size, **known)
 
     return _modular(problem, epsilon, lambda size: size, 1e-6)
 
 
 def _modular(
     problem: PublishedProblem,
-    epsilon: Callable[[float, float], float],
+    epsilon: Callable[..., float],
     variance: Callable[[float], float],
     least_size: float,
 ) -> float | None:
-    """The error with the finest lattice whose sums fit the modulus, and the least noise that keeps ε."""
+    """Returns the error with the finest lattice whose sums fit the modulus and the least noise that keeps ε."""
     n, d = problem.clients, problem.dim
+    known = {"clients": n, "dim": d, "delta": problem.delta, "adjacency": _ADJACENCY}
 
     def size(step: float) -> float:
         def missed(log_size: float) -> float:
-            return epsilon(1.0 / step, math.exp(log_size)) - problem.epsilon
+            return epsilon(1.0 / step, math.exp(log_size), **known) - problem.epsilon
 
         low = math.log(least_size)
         return math.exp(brentq(missed, low, 80.0, xtol=_TOLERANCE)) if missed(low) > 0.0 else least_size
@@ -135,13 +126,13 @@ def _poisson_binomial(problem: PublishedProblem) -> float | None:
 
 @lru_cache(maxsize=256)
 def _poisson_binomial_error(coins: int, clients: int, dim: int, epsilon: float, delta: float) -> float | None:
-    """The error with so many coins, which is the same for all bits that hold them."""
+    """Returns the error with `coins` coins per coordinate."""
 
     def missed(log_theta: float) -> float:
-        found = published.poisson_binomial_epsilon(
+        reached = renyi_bounds.poisson_binomial_epsilon(
             coins=coins, theta=math.exp(log_theta), clients=clients, dim=dim, delta=delta, adjacency=_ADJACENCY
         )
-        return min(found, 1e3) - epsilon
+        return min(reached, 1e3) - epsilon
 
     least, most = math.log(2.0**-16), math.log(Coins.most_theta)
     if missed(least) > 0.0:
@@ -174,7 +165,7 @@ def _cpsgd(problem: PublishedProblem) -> float | None:
 
 
 def _cpsgd_error(problem: PublishedProblem, levels: int, trials: int) -> float:
-    """The error with the smallest range that keeps ε by the paper's theorem.
+    """Returns the error with the smallest range that keeps ε by the paper's theorem.
 
     Raises:
         ConditionError: The theorem does not apply, or no range keeps ε.
@@ -188,7 +179,7 @@ def _cpsgd_error(problem: PublishedProblem, levels: int, trials: int) -> float:
 
     def missed(log_factor: float) -> float:
         protocol = Protocol(clients=n, dim=d, clip_norm=1.0, mechanism=mechanism(log_factor))
-        epsilon = protocol.mechanism.published_epsilon(protocol, problem.delta, _ADJACENCY, n)
+        epsilon = theorem.theorem_epsilon(protocol, problem.delta, adjacency=_ADJACENCY, noise_clients=n)
         return epsilon - problem.epsilon
 
     factor, widest = 0.0, 7.0

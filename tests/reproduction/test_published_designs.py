@@ -1,4 +1,4 @@
-"""What others reach by their own designs."""
+"""The errors of other protocols by their authors' designs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from cpsgd.errors import ParameterError
 from cpsgd.planner.problem import Problem
-from cpsgd.planner.published import PublishedProblem, published_error
 from cpsgd.planner.requirements import Requirements
+from reproduction.published_designs import PublishedProblem, published_error
 
 MANY = PublishedProblem(clients=10_000, dim=65_536, epsilon=2.0, delta=1e-9, bits=18.0, secure=True)
 FEW = PublishedProblem(clients=100, dim=10_000, epsilon=2.0, delta=1e-6, bits=14.0, secure=True)

@@ -25,14 +25,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
-from scipy.special import ndtri
 
 from cpsgd import _validate
+from cpsgd._lazy import Late
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Array, Law, Window
-from cpsgd.privacy.gaussian import gdp_epsilon
+from cpsgd.privacy.accountant import Rounds
+from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
+from cpsgd.privacy.proofs import base
+from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.promise import Claim
+from cpsgd.run import Run
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 SMALLEST_MASS = 1e-250
 """The smallest tail probability of one coordinate that is computed; below, floating point would underflow."""
@@ -45,6 +56,14 @@ _TAIL_SHARES = tuple(0.5**i for i in range(1, 21))
 # How much deeper than the allowed tail mass the window goes, in nats. Leaving the rest out of the (lower bounds
 # on the) tail sums costs at most about e^-_DEPTH relative.
 _DEPTH = 25.0
+
+
+class Shape(TypedDict):
+    """Coordinates of a round, the distance S of neighbours in lattice units, and k."""
+
+    dim: int
+    sensitivity: float
+    levels: int
 
 
 @dataclass(frozen=True)
@@ -199,7 +218,7 @@ def _quotients(law: Window) -> Array:
     # Lower bound on min(F, 1 - F). Each is summed from its own end, so the smaller of the two is accurate.
     side = np.minimum(law.below, law.above)[:-1] * (1.0 - 2.0 * law.error)
     # Upper bound on |q|, hence a lower bound on φ(q), which falls with |q|.
-    quantile = -ndtri(np.minimum(side, 0.5)) * (1.0 + _NDTRI_RELATIVE) + _NDTRI_ABSOLUTE
+    quantile = -special.ndtri(np.minimum(side, 0.5)) * (1.0 + _NDTRI_RELATIVE) + _NDTRI_ABSOLUTE
     inverse_density = math.sqrt(2.0 * math.pi) * np.exp(0.5 * quantile * quantile)
     # 1e-12 covers the roundings of these lines (the exponent is under 700). At the window's last point F may be 1.
     largest = np.maximum(inverse_density[:-1], inverse_density[1:]) * (1.0 + 2.0 * law.error + 1e-12)
@@ -236,3 +255,95 @@ def _remedy(law: Law, dim: int, steps: int, tail: float) -> str:
         middle = (short + enough) // 2
         short, enough = (short, middle) if fits(middle) else (middle, enough)
     return f"{law.part_name}={enough} would do, or a larger tail."
+
+
+# ---------------------------------------------------------------------- the proof
+
+# 1 + _EXCESS/(deviation of the noise) is how far the certificate is from a Gaussian of equal variance.
+_EXCESS = 4.0
+
+
+@dataclass(frozen=True)
+class Certified(Proof):
+    """The Gaussian certificate of integer noise; the quickest there is."""
+
+    name: str = "gaussian-certificate"
+    citation: str = (
+        "Gaussian certificate (docs/accounting.md, section 4), on Dong, Roth and Su, "
+        '"Gaussian Differential Privacy", JRSS B 2022, and Balle and Wang, ICML 2018, Theorem 8'
+    )
+    effort: int = 2
+
+    def supports(self, run: Run) -> bool:
+        """Returns whether the noise is log-concave on the integers."""
+        return isinstance(base.law_of(run), Law)
+
+    def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
+        """Returns ε of one round, or of rounds as equivalent Gaussians."""
+        if not base.alone(run):
+            shares = [base.SAMPLED_TAIL_SHARE] if run.participation.rate < 1.0 else base.TAIL_SHARES
+            found = base.composed(run, delta, self, shares)
+            return Proved(*found, f"{self.citation}; {base.COMPOSED[run.participation.scheme]}")
+
+        def prove(left: float) -> tuple[float, float]:
+            epsilon, certificate = certified_epsilon(law_of(run), **shape(run), delta=left)
+            return epsilon, certificate.tail_mass
+
+        return Proved(*base.with_sampler(run, delta, prove), self.citation)
+
+    def cost(self, run: Run, tail: float) -> Rounds:
+        """Returns the equivalent Gaussian of one round."""
+        counted = base.counted_tail(run.participation)
+        found = gaussian_certificate(law_of(run), **shape(run), tail=min(0.5, tail / counted))
+        variation = run.honest * run.protocol.dim * run.protocol.mechanism.noise.variation
+        return Rounds(found.mu, 1, counted * found.tail_mass * (1.0 + 1e-15), variation)
+
+    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+        """Returns the scale with μ₁ S within what the Gaussian trade-off allows, over a few shares of δ for tails."""
+        law, mechanism, rounds, sampled = law_of(run), run.protocol.mechanism, base.counted(run), _sampled(run)
+        deviation, best = math.sqrt(law.variance), 0.0
+        for share in [base.SAMPLED_TAIL_SHARE] if sampled else _shares(law.variance):
+            if sampled:
+                mu = base.sampled_mu(run, claim)
+            else:
+                mu = gdp_mu(claim.epsilon, claim.delta * (1.0 - share)) / math.sqrt(rounds)
+            # μ₁ depends on S only through the unit steps between neighbours, and on those only a little: bounding S by
+            # what a Gaussian of the same variance allows is safe and close.
+            most = mu * deviation * 1.0001
+            tail = claim.delta * share / rounds / base.counted_tail(run.participation)
+            certificate = gaussian_certificate(
+                law, dim=run.protocol.dim, sensitivity=most, levels=mechanism.levels, tail=min(0.5, tail)
+            )
+            best = max(best, min(most, mu / certificate.unit_mu))
+        return base.scale_for(run, best * (1.0 - 1e-12))
+
+    def rough_scale(self, run: Run, claim: Claim) -> float:
+        """Returns the scale that a Gaussian of slightly smaller variance would need."""
+        deviation = math.sqrt(run.honest * run.protocol.mechanism.noise.variance)
+        return base.ideal_scale(run, claim) * (1.0 + _EXCESS / deviation)
+
+
+def law_of(run: Run) -> Law:
+    """Returns the law of a run whose noise is log-concave on the integers."""
+    law = base.law_of(run)
+    assert isinstance(law, Law)
+    return law
+
+
+def shape(run: Run) -> Shape:
+    """Returns what the certificate asks of a run beside its law."""
+    protocol = run.protocol
+    return {"dim": protocol.dim, "sensitivity": base.sensitivity(run), "levels": protocol.mechanism.levels}
+
+
+def _sampled(run: Run) -> bool:
+    return run.participation.rate < 1.0
+
+
+def _shares(variance: float) -> list[float]:
+    """Returns shares of δ for the tails around the best, which is about the certificate's excess over a Gaussian."""
+    centre = min(0.2, 5.0 / math.sqrt(variance))
+    return [0.3 * centre, centre] if variance < 250_000 else [centre]
+
+
+PROOFS = (Certified(),)

@@ -1,7 +1,8 @@
-"""What the authors of other mechanisms prove about them: Rényi bounds, converted to (ε, δ).
+"""Rényi bounds that the authors of other mechanisms prove about them, converted to (ε, δ).
 
-For comparison beside our own accounting; no guarantee of this package rests on it. The conversion is that of Canonne,
-Kamath and Steinke (2020, Proposition 12), which the first two papers' code uses, too, at the best of many whole orders.
+They stand beside our own accounting for comparison; no guarantee of this package rests on them. The conversion is that
+of Canonne, Kamath and Steinke (2020, Proposition 12), as in the code of the first two papers, at the best of many
+whole orders.
 
 * **Discrete Gaussian**: Kairouz, Liu, Steinke 2021, Theorem 1 and Proposition 14.
 * **Skellam**: Agarwal, Kairouz, Liu 2021, the bound for vectors, which holds for whole orders.
@@ -16,31 +17,13 @@ such bound; so the ε of these two is that of the authors' own protocol with the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Array
-
-if TYPE_CHECKING:
-    from cpsgd.neighbours import Adjacency
-
-DISCRETE_GAUSSIAN = (
-    "distributed-discrete-gaussian",
-    'Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure '
-    'Aggregation", ICML 2021, Theorem 1',
-)
-SKELLAM = (
-    "skellam-mechanism",
-    'Agarwal, Kairouz and Liu, "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS 2021',
-)
-POISSON_BINOMIAL = (
-    "poisson-binomial",
-    'Chen, Ozgur and Kairouz, "The Poisson Binomial Mechanism for Unbiased Federated Learning with Secure '
-    'Aggregation", ICML 2022',
-)
+from cpsgd.neighbours import Adjacency
 
 ORDERS = np.array([*range(2, 129), *(int(128 * 1.1**i) for i in range(1, 95))], dtype=np.float64)
 """The orders α that are tried."""
@@ -55,13 +38,13 @@ _NATS = 300.0
 
 
 def best_epsilon(divergences: Array, delta: float) -> float:
-    """The smallest ε at δ of Rényi divergences at all `ORDERS`: D_α + log((α-1)/α) - (log δ + log α)/(α-1)."""
+    """Returns the smallest ε at δ of Rényi divergences at all `ORDERS`: D_α + log((α-1)/α) - (log δ + log α)/(α-1)."""
     conversion = np.log1p(-1.0 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1.0)
     return max(0.0, float(np.min(divergences + conversion)))
 
 
 def rounded_norm(norm: float, dim: int) -> float:
-    """The largest norm of a vector of this norm after conditional rounding, in units of the lattice."""
+    """Returns the largest norm of a vector of this norm after conditional rounding, in units of the lattice."""
     slack = math.sqrt(2.0 * math.log(1.0 / BETA))
     conditional = norm * norm + 0.25 * dim + slack * (norm + 0.5 * math.sqrt(dim))
     return min(norm + math.sqrt(dim), math.sqrt(conditional))
@@ -70,7 +53,7 @@ def rounded_norm(norm: float, dim: int) -> float:
 def discrete_gaussian_epsilon(
     *, norm: float, sigma_squared: float, clients: int, dim: int, delta: float, adjacency: Adjacency
 ) -> float:
-    """ε of the distributed discrete Gaussian for vectors of this norm, in units of the lattice.
+    """Returns ε of the distributed discrete Gaussian for vectors of this norm, in units of the lattice.
 
     Raises:
         ConditionError: σ² is under 1/4, where the theorem says nothing.
@@ -82,7 +65,7 @@ def discrete_gaussian_epsilon(
 
 
 def discrete_gaussian_rdp(l1: float, l2: float, sigma_squared: float, clients: int, dim: int) -> Array:
-    """Bounds on D_α at all `ORDERS` for neighbours this far apart in the norms of orders 1 and 2.
+    """Returns bounds on D_α at all `ORDERS` for neighbours this far apart in the norms of orders 1 and 2.
 
     τ is what a sum of discrete Gaussians is off by from one of n times the variance.
     """
@@ -98,13 +81,13 @@ def discrete_gaussian_rdp(l1: float, l2: float, sigma_squared: float, clients: i
 def skellam_epsilon(
     *, norm: float, variance: float, clients: int, dim: int, delta: float, adjacency: Adjacency
 ) -> float:
-    """ε of the Skellam mechanism for vectors of this norm, in units of the lattice."""
+    """Returns ε of the Skellam mechanism for vectors of this norm, in units of the lattice."""
     l1, l2 = _sensitivities(norm, dim, adjacency)
     return best_epsilon(skellam_rdp(l1, l2, clients * variance), delta)
 
 
 def skellam_rdp(l1: float, l2: float, variance: float) -> Array:
-    """Bounds on D_α at all `ORDERS`, for noise of this variance in all."""
+    """Returns bounds on D_α at all `ORDERS`, for noise of this variance in all."""
     excess = ((2.0 * ORDERS - 1.0) * l2 * l2 + 6.0 * l1) / (4.0 * variance * variance)
     return 0.5 * ORDERS * l2 * l2 / variance + np.minimum(excess, 1.5 * l1 / variance)
 
@@ -118,12 +101,12 @@ def _sensitivities(norm: float, dim: int, adjacency: Adjacency) -> tuple[float, 
 def poisson_binomial_epsilon(
     *, coins: int, theta: float, clients: int, dim: int, delta: float, adjacency: Adjacency
 ) -> float:
-    """ε of the Poisson binomial mechanism: each coordinate may move from one end of its range to the other."""
+    """Returns ε of the Poisson binomial mechanism: each coordinate may move from one end of its range to the other."""
     return best_epsilon(dim * poisson_binomial_rdp(coins, theta, clients, adjacency), delta)
 
 
 def poisson_binomial_rdp(coins: int, theta: float, clients: int, adjacency: Adjacency) -> Array:
-    """The largest D_α in one coordinate at all `ORDERS`.
+    """Returns the largest D_α in one coordinate at all `ORDERS`.
 
     e^((α-1) D_α) is convex in every coin's odds, so that all are at an end, ½ ± θ. Of those mixtures the one is taken
     where the coins of all others are at the same end: the worst wherever the tests compare all of them, for few coins;
@@ -140,7 +123,7 @@ def poisson_binomial_rdp(coins: int, theta: float, clients: int, adjacency: Adja
 
 
 def _one_more(coins: int, odds: float, others: int, their_odds: float) -> Array:
-    """The law of a client's coins and all others' together, but for the far tails."""
+    """Returns the law of a client's coins and all others' together, but for the far tails."""
     from scipy.stats import binom  # late: who only encodes does without SciPy
 
     own = binom.pmf(np.arange(coins + 1), coins, odds)

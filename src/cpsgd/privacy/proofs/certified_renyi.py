@@ -17,10 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_down
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law
-from cpsgd.privacy.certificate import check_delta
 from cpsgd.privacy.moments import MAX_ORDER, Meter, Moments, TooLongError
+from cpsgd.privacy.proofs import base
+from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs.certified_gaussian import check_delta, law_of
+from cpsgd.promise import Claim
+from cpsgd.run import Run
 
 RENYI_TAIL_SHARES = (1e-3, 3e-3, 0.01, 0.03, 0.06, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
 """Shares of δ that pay for the box. The first moves ε by about a thousandth over α - 1, so no smaller one is needed."""
@@ -207,3 +212,109 @@ def renyi_floor(slope: float, delta: float) -> float:
 
     best = minimize_scalar(at, bounds=(-12.0, math.log(MAX_ORDER)), method="bounded", options={"xatol": 1e-4})
     return float(best.fun)
+
+
+# ---------------------------------------------------------------------- the proof
+
+# Rounds with more different numbers of clients are not computed.
+_MOST_SIZES = 4
+# Shares of δ for the tails in plans. The larger ones are for few clients.
+_PLANNED_TAIL_SHARES = (1e-3, 0.03, 0.1, 0.3)
+
+
+@dataclass(frozen=True)
+class Renyi(Proof):
+    """The Rényi certificates of all rounds, added up."""
+
+    name: str = "renyi-certificate"
+    citation: str = (
+        "Rényi certificate (docs/accounting.md, section 5), converted by Canonne, Kamath and Steinke, "
+        '"The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12'
+    )
+    effort: int = 4
+
+    def supports(self, run: Run) -> bool:
+        """Returns whether the noise is log-concave on the integers."""
+        return isinstance(base.law_of(run), Law)
+
+    def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
+        """Returns the ε at the best order; not computed where it could not come below."""
+        if base.alone(run):
+            run = base.of_size(run, run.surviving)
+        if len(run.sizes) > _MOST_SIZES:
+            raise ConditionError(f"is computed for rounds of up to {_MOST_SIZES} different numbers of clients")
+        protocol, sensitivity = run.protocol, base.sensitivity(run)
+        laws = [(law_of(base.of_size(run, size)), count) for size, count in run.sizes]
+        slope = sum(count * sensitivity**2 / (2.0 * law.variance) for law, count in laws)
+        if (floor := renyi_floor(slope, delta)) >= below:
+            raise ConditionError(f"could not come below {rounded_down(floor)}, so not computed")
+
+        def prove(left: float) -> tuple[float, float]:
+            found = summed_renyi_certificate(
+                laws, dim=protocol.dim, sensitivity=sensitivity, levels=protocol.mechanism.levels, delta=left
+            )
+            return found.epsilon, found.tail_mass
+
+        summed = "" if base.alone(run) else "; Rényi divergences of rounds add up (Mironov 2017, Proposition 1)"
+        return Proved(*base.with_sampler(run, delta, prove), self.citation + summed)
+
+    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+        """Returns the smallest scale that certificates of all rounds allow, over a few shares of δ for the tails."""
+        law, rounds = law_of(run), base.counted(run)
+        guess = base.distance(run) / known if known > 0.0 else math.inf
+        if run.participation.sampled:
+            raise ConditionError("Certificates of rounds added up know of no sampling.")
+        if renyi_floor(rounds * guess * guess / (2.0 * law.variance), claim.delta) >= claim.epsilon:
+            raise ConditionError("The scale is as small as can be.")
+        # A Gaussian of the same variance allows more than any certificate.
+        most = max(2.0 * guess, math.sqrt(law.variance) * base.gaussian_mu(run, claim) * 1.0001)
+        # A plan has seconds, and this certificate is only worth them where there is little noise.
+        meter = Meter(MAX_WORK / 2)
+        best, boxes, levels = 0.0, set(), run.protocol.mechanism.levels
+        for share in _PLANNED_TAIL_SHARES:
+            tail = share * claim.delta / rounds
+            try:
+                moments = Moments(law, dim=run.protocol.dim, sensitivity=most, levels=levels, tail=tail, meter=meter)
+            except ConditionError:
+                continue
+            if moments.box in boxes:
+                continue
+            boxes.add(moments.box)
+            found = _largest_sensitivity(moments, rounds, claim)
+            if found < best:
+                break
+            best = found
+        if best == 0.0:
+            raise ConditionError(f"No Rényi certificate exists for {law}.")
+        return base.scale_for(run, min(best, most))
+
+
+def _largest_sensitivity(moments: Moments, rounds: int, claim: Claim) -> float:
+    """Returns the S for which R κ(α) S² + conversion(α, δ) = ε, at the best order α."""
+    delta = (claim.delta - rounds * moments.tail_mass) * (1.0 - 1e-12)
+
+    def allowed(log_order: float) -> float:
+        order = 1.0 + math.exp(log_order)
+        if order > moments.largest_order:
+            return 0.0
+        room = (claim.epsilon - rdp_epsilon(0.0, order, delta)) * (1.0 - 1e-12)
+        try:
+            return math.sqrt(room / (rounds * moments.kappa(order))) if room > 0.0 else 0.0
+        except ConditionError:
+            return 0.0
+
+    # For a Gaussian ε ≈ √(2 L) μ and the best order is about 1 + 2L/ε, L = log(1/δ).
+    centre, step = math.log(2.0 * math.log(1.0 / delta) / claim.epsilon), 0.4
+    # With little noise and a small ε that may be an order at which nothing is bounded any more.
+    centre = min(centre, math.log(moments.largest_order - 1.0) - 1e-9)
+    best = allowed(centre)
+    while step > 0.15:
+        left, right = allowed(centre - step), allowed(centre + step)
+        if max(left, right) > best:
+            centre, best = (centre - step, left) if left > right else (centre + step, right)
+        else:
+            step *= 0.5
+    return best
+
+
+PROOFS = (Renyi(),)

@@ -16,23 +16,20 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec import clip
-from cpsgd.codec.formats import Format, Integers
-from cpsgd.codec.rounding import Grid
+from cpsgd.codec.clip import Grid
+from cpsgd.codec.pack import Format, Integers
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, expected_clipping
 from cpsgd.mechanisms.memory import INDEPENDENT, NoiseMemory
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate, rounding_cumulant
 from cpsgd.neighbours import Adjacency
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 RANGES = (1e-20, 1e20)
 """Outside this interval float32 arithmetic could overflow or vanish on the way through the codec."""
@@ -184,9 +181,6 @@ class Mechanism(ABC):
     title: ClassVar[str]
     """A few words on what it does to a coordinate."""
 
-    published: ClassVar[tuple[str, str] | None] = None
-    """Name and citation of its authors' own accounting, shown beside ours; None where there is none."""
-
     sampler_remedy: ClassVar[str] = "add noise"
     """The advice where the resolution of the sampler (`Noise.variation`) costs too much of δ."""
 
@@ -222,7 +216,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def kernel(self) -> Any:
-        """Returns the kernel for one client's coordinates: a `cpsgd.codec.formats.Kernel`, or a `FloatKernel`."""
+        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.Kernel`, or a `FloatKernel`."""
 
     @property
     @abstractmethod
@@ -391,14 +385,6 @@ class Mechanism(ABC):
         return self.extent.sensitivity(
             self.grid, dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
         )
-
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """Returns ε by its authors' own accounting (see `published`), for comparison.
-
-        Raises:
-            ConditionError: A condition of their theorem fails.
-        """
-        raise ConditionError(f"There is no published accounting for {self.name}.")
 
     # ------------------------------------------------------------------ planning
 

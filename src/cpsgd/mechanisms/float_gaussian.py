@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.formats import Floats
+from cpsgd.codec.pack import Floats
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms.base import RANGES, ErrorBound, Extent, Mechanism, Search
+from cpsgd.mechanisms.interface import RANGES, ErrorBound, Extent, Mechanism, Search
 from cpsgd.mechanisms.law import Normal
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.paper import bounds
@@ -89,7 +89,7 @@ class Gaussian(Mechanism):
         return GaussianNoise(self.sigma)
 
     def kernel(self) -> Gaussian:
-        """The mechanism itself adds the noise."""
+        """Returns the mechanism itself, which adds the noise."""
         return self
 
     def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
@@ -103,50 +103,50 @@ class Gaussian(Mechanism):
             out[part] = vector[part] + self.sigma * radius * np.cos(second * (2.0**-52 * math.pi))
 
     def format(self, clip_norm: float, modulus: int | None) -> Floats:
-        """float32, within what an honest client can send."""
+        """Returns float32, within what an honest client can send."""
         return Floats(clip_norm + _REACH * self.sigma, "D + 40 σ")
 
     def without_noise(self) -> NoReturn:
-        """Floats without noise are no mechanism."""
+        """Raises `ParameterError`: floats without noise are no mechanism."""
         raise ParameterError("Floats without noise are no mechanism; use NoPrivacy.")
 
     def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
-        """The paper's Theorem 2."""
+        """Returns the bound of the paper's Theorem 2."""
         return ErrorBound(*bounds.gaussian_error(clients=clients, dim=dim, sigma=self.sigma))
 
     # ------------------------------------------------------------------ planning
 
     @classmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """None: it is what others are compared with."""
+        """Raises `InfeasibleError`: this is the baseline that others are compared with."""
         raise InfeasibleError(_NOT_PLANNED)
 
     def with_scale(self, scale: float) -> Self:
-        """The same with σ times as large."""
+        """Returns the same with `scale` times the σ."""
         return replace(self, sigma=self.sigma * scale)
 
     def quieter(self, factor: float) -> None:
-        """There is nothing that must fit."""
+        """Returns None: there is nothing that must fit."""
         return
 
     # ------------------------------------------------------------------ as data
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """As much noise in the sum as a vector is long."""
+        """Returns as much noise in the sum as a vector is long."""
         return {"sigma": clip_norm / math.sqrt(clients)}
 
     def describe(self) -> str:
-        """σ."""
+        """Returns σ."""
         return f"σ = {self.sigma:g} per client"
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
-        """The fields of protocol files since 0.1.0, which name no mechanism."""
+        """Returns the fields of protocol files since 0.1.0, which name no mechanism."""
         return {"coordinate_range": clip_norm, "levels": 0, "trials": 0, "p": 0.5, "sigma": self.sigma}
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
-        """The mechanism that `to_fields` wrote."""
+        """Returns the mechanism that `to_fields` wrote."""
         unused = {"coordinate_range": clip_norm, "levels": 0, "trials": 0, "p": 0.5}
         if any(fields.get(name, value) != value for name, value in unused.items()):
             raise ParameterError(

@@ -1,0 +1,350 @@
+"""The smoothed certificate of a round, or of many: a product of all their coordinates.
+
+Rounds of the same protocol are more coordinates, whatever the later ones are asked after the earlier were seen: in the
+proof coordinates are swapped for Gaussians from the last to the first, and each may depend on those before it.
+
+A client that adds several independent steps per coordinate (the m coins of a client) is accounted for as if their sums
+were released one by one: adding them up is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from cpsgd import _validate
+from cpsgd._numbers import rounded_down
+from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.law import Law, Steps
+from cpsgd.privacy import curves
+from cpsgd.privacy.accountant import Rounds
+from cpsgd.privacy.curves import Family
+from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
+from cpsgd.privacy.proofs import base
+from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs.certified_gaussian import SMALLEST_MASS, GaussianCertificate
+from cpsgd.privacy.smoothed import Growth, fisher, growth
+from cpsgd.promise import Claim
+from cpsgd.run import Run
+
+SHARES = (0.003, 0.1, 0.5)
+"""Shares of δ for the tails, in the order in which they are tried: the first that will do is as good as any."""
+
+# Coordinates at their largest distance that neighbours must be able to differ in.
+_FEWEST = 3.0
+# How often the budget is doubled where there is too little to smooth over: what is given away is more, and still valid.
+_LARGER_BUDGETS = 4
+
+
+def smoothed_certificate(
+    law: Law | Steps, *, dim: int, sensitivity: float, reach: float, tail: float, rounds: int = 1
+) -> GaussianCertificate:
+    """The smoothed certificate of `rounds` rounds together: all of them are μ-GDP up to `tail_mass`.
+
+    All its numbers are upper bounds, also in floating point.
+
+    Args:
+        law: Of the noise in one coordinate of a sum, or of the sum itself.
+        dim: d.
+        sensitivity: S, the largest Euclidean distance of neighbours in one round, in units of the law.
+        reach: The largest distance in one coordinate.
+        tail: Probability, over all coordinates and rounds together, that may be left out.
+        rounds: How many rounds neighbours differ in.
+
+    Raises:
+        ConditionError: The law's support ends too early, or a single coordinate gives away too much.
+
+    Example:
+        >>> from cpsgd.mechanisms.binomial import BinomialLaw
+        >>> law = BinomialLaw(10_000, 0.5)
+        >>> found = smoothed_certificate(law, dim=65_536, sensitivity=19.8177, reach=1.0, tail=1e-11)
+        >>> f"{found.unit_mu * 50:.2f}"  # 50 is the standard deviation
+        '1.00'
+    """
+    _validate.integer("dim", dim, low=1)
+    _validate.positive("sensitivity", sensitivity)
+    _validate.probability("tail", tail)
+    copies = law.copies if isinstance(law, Steps) else 1
+    coordinates = dim * copies
+    # Up to the next power of two one and the same growth serves every number of rounds.
+    most = 1 << (_validate.integer("rounds", rounds, low=1) - 1).bit_length()
+    each = tail / (2.0 * coordinates * most)
+    if each < SMALLEST_MASS:
+        raise ConditionError(f"No smoothed certificate is computed for a tail of {each:.2g} per coordinate.")
+    budget = sensitivity * sensitivity * copies
+    if isinstance(law, Law) and coordinates * rounds < _FEWEST:
+        raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
+    found = _first_growth(law, min(reach, sensitivity), each, budget * most)
+    mu = math.sqrt(found.reached(budget * rounds)) * (1.0 + 1e-15)
+    mass = coordinates * rounds * (_families(law, min(reach, sensitivity), each)[0].tail + each) * (1.0 + 2.0**-50)
+    return GaussianCertificate(mu=mu, unit_mu=mu / sensitivity * (1.0 + 2.0**-52), tail_mass=mass)
+
+
+def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1) -> float:
+    """The largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
+
+    Raises:
+        ConditionError: There is no certificate.
+    """
+    each = tail / (2.0 * dim * rounds)
+    if each < SMALLEST_MASS:
+        raise ConditionError(f"No smoothed certificate is computed for a tail of {each:.2g} per coordinate.")
+    # A Gaussian of the same variance allows about that much; a smaller reach would be proved for less than is used.
+    most = min(reach, 1.01 * mu * math.sqrt(law.variance / rounds))
+    if dim * rounds < _FEWEST or mu * mu * law.variance < _FEWEST * most * most:
+        raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
+    found = growth(_families(law, most, each), around=mu * mu, tail=each)
+    allowed = math.sqrt(found.affordable(mu * mu) / rounds)
+    return allowed if reach <= most else min(allowed, most)
+
+
+def smoothed_epsilon(
+    law: Law | Steps, *, dim: int, sensitivity: float, reach: float, delta: float, rounds: int = 1
+) -> tuple[float, GaussianCertificate]:
+    """The smallest ε that the smoothed certificate proves for this δ, tails included, and the certificate.
+
+    Raises:
+        ConditionError: There is no certificate at any share of δ for the tails.
+    """
+    reason: ConditionError | None = None
+    for share in SHARES:
+        try:
+            found = smoothed_certificate(
+                law, dim=dim, sensitivity=sensitivity, reach=reach, tail=share * delta, rounds=rounds
+            )
+        except ConditionError as error:
+            reason = error
+            continue
+        return gdp_epsilon(found.mu, (delta - found.tail_mass) * (1.0 - 2.0**-52)), found
+    assert reason is not None
+    raise reason
+
+
+@lru_cache(maxsize=32)
+def _families(law: Law | Steps, reach: float, tail: float) -> list[Family]:
+    make = curves.of_steps if isinstance(law, Steps) else curves.of_law
+    return make(law, reach=reach, tail=tail)  # type: ignore[arg-type]  # each takes its own kind
+
+
+def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
+    """The growth up to this budget, or to a few times as much where that is too little to smooth over."""
+    _families(law, reach, tail)  # if there are none, no budget helps
+    for _ in range(_LARGER_BUDGETS):
+        try:
+            return _growth(law, reach, tail, budget)
+        except ConditionError:
+            budget *= 2.0
+    return _growth(law, reach, tail, budget)
+
+
+@lru_cache(maxsize=64)
+def _growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
+    families = _families(law, reach, tail)
+    return growth(families, around=budget * max(fisher(family) for family in families), tail=tail)
+
+
+# ---------------------------------------------------------------------- the proof
+
+# The certificate is worth its time where it may be better by more than this; nearer to the Gaussian of equal variance
+# than this, nothing is worth it.
+_GAIN, _CLOSE = 1.002, 0.998
+# How far sums without separate noise are from a Gaussian of equal variance.
+_STEPS_EXCESS = 1.0015
+# Certificates of sums without separate noise are tried until μ is this close to what is allowed.
+_CLOSE_ENOUGH, _STEPS_TRIES, _SAME_ODDS = 0.9998, 8, 2
+# How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
+_LONGEST_STEP, _STEEPEST = 1.3, 6.0
+
+
+@dataclass(frozen=True)
+class Smoothed(Proof):
+    """The smoothed certificate of all coordinates, and of all rounds, together."""
+
+    name: str = "smoothed-certificate"
+    citation: str = (
+        "smoothed Gaussian certificate of all coordinates together (docs/accounting.md, section 6), on Dong, Roth and "
+        'Su, "Gaussian Differential Privacy", JRSS B 2022, and Balle and Wang, ICML 2018, Theorem 8'
+    )
+    effort: int = 3
+    quick: ClassVar[bool] = False
+
+    def supports(self, run: Run) -> bool:
+        """Returns whether sums are integers: with log-concave noise, or by steps that are their own noise."""
+        return isinstance(base.law_of(run), Law | Steps)
+
+    def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
+        """Returns ε of all rounds' coordinates as one product, each as if it had the fewest clients."""
+        if _steps(run) and not base.alone(run) and run.participation.scheme != "every":
+            return self._sampled_epsilon(run, delta)
+        return self._joint_epsilon(run, delta, below)
+
+    def _sampled_epsilon(self, run: Run, delta: float) -> Proved:
+        """Returns the better of each round sampled, and of all rounds at once, which knows of no sampling."""
+        shares = [base.SAMPLED_TAIL_SHARE] if run.participation.rate < 1.0 else base.TAIL_SHARES
+        citation = f"{self.citation}; {base.COMPOSED[run.participation.scheme]}"
+        try:
+            found = Proved(*base.composed(run, delta, self, shares), citation)
+        except ConditionError as reason:
+            try:
+                return self._joint_epsilon(run, delta, math.inf)
+            except ConditionError:
+                raise reason from None
+        try:
+            together = self._joint_epsilon(run, delta, found.epsilon)
+        except ConditionError:
+            return found
+        return min(found, together, key=lambda each: each.epsilon)
+
+    def _joint_epsilon(self, run: Run, delta: float, below: float) -> Proved:
+        law, rounds, sensitivity = _law(run), base.counted(run), base.sensitivity(run)
+        if isinstance(law, Law):
+            floor = gdp_epsilon(sensitivity * math.sqrt(rounds) / math.sqrt(law.variance), delta) * _GAIN
+            if floor >= below:
+                raise ConditionError(f"could not come below {rounded_down(floor)}, so not computed")
+
+        def prove(left: float) -> tuple[float, float]:
+            reach = run.protocol.reach(run.adjacency)
+            epsilon, certificate = smoothed_epsilon(
+                law, dim=run.protocol.dim, sensitivity=sensitivity, reach=reach, delta=left, rounds=rounds
+            )
+            return epsilon, certificate.tail_mass
+
+        several = "" if base.alone(run) else "; rounds are more coordinates of one product"
+        return Proved(*base.with_sampler(run, delta, prove), self.citation + several)
+
+    def cost(self, run: Run, tail: float) -> Rounds:
+        """Returns the equivalent Gaussian of one round."""
+        # What is proved are hockey-stick divergences of pairs, up to the tail: all that sampling needs.
+        counted = base.counted_tail(run.participation)
+        found = _certificate(run, min(0.5, tail / counted))
+        return Rounds(found.mu, 1, counted * found.tail_mass * (1.0 + 1e-15), _variation(run))
+
+    def joint_cost(self, run: Run, tail: float) -> Rounds:
+        """Returns rounds that are √w-GDP together as if each of them were √(w/count)-GDP."""
+        # Up to the next power of two the certificate is made for, so that the same serves every count.
+        count = run.rounds
+        most = 1 << (count - 1).bit_length()
+        found = _certificate(run, min(0.5, tail * most), count)
+        return Rounds(
+            mu=found.mu / math.sqrt(count) * (1.0 + 1e-15),
+            count=count,
+            tail_mass=found.tail_mass / count * (1.0 + 1e-15),
+            variation=_variation(run),
+        )
+
+    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+        """Returns the smallest scale, within a little, that the certificate of all rounds together proves."""
+        law = _law(run)
+        if isinstance(law, Steps):
+            return _steps_scale(run, claim, max(wanted, self.rough_scale(run, claim)), wanted)
+        if run.participation.sampled:
+            raise ConditionError("The certificate of all rounds together knows of no sampling.")
+        if known <= base.ideal_scale(run, claim) / _CLOSE:
+            raise ConditionError("The scale is as small as can be.")
+        reason: ConditionError | None = None
+        for share in SHARES:
+            mu = gdp_mu(claim.epsilon, claim.delta * (1.0 - 1.01 * share))
+            try:
+                allowed = smoothed_sensitivity(
+                    law,
+                    dim=run.protocol.dim,
+                    reach=run.protocol.reach(run.adjacency),
+                    mu=mu,
+                    tail=share * claim.delta,
+                    rounds=base.counted(run),
+                )
+            except ConditionError as error:
+                reason = error
+                continue
+            return base.scale_for(run, allowed)
+        assert reason is not None
+        raise reason
+
+    def rough_scale(self, run: Run, claim: Claim) -> float:
+        """Returns the scale that a Gaussian of slightly smaller variance would need."""
+        return base.ideal_scale(run, claim) * _STEPS_EXCESS
+
+
+def _law(run: Run) -> Law | Steps:
+    law = base.law_of(run)
+    assert isinstance(law, Law | Steps)
+    return law
+
+
+def _steps(run: Run) -> bool:
+    return isinstance(base.law_of(run), Steps)
+
+
+def _variation(run: Run) -> float:
+    return run.honest * run.protocol.dim * run.protocol.mechanism.noise.variation
+
+
+def _certificate(run: Run, tail: float, rounds: int = 1) -> GaussianCertificate:
+    protocol = run.protocol
+    return smoothed_certificate(
+        _law(run),
+        dim=protocol.dim,
+        sensitivity=base.sensitivity(run),
+        reach=protocol.reach(run.adjacency),
+        tail=tail,
+        rounds=rounds,
+    )
+
+
+def _steps_scale(run: Run, claim: Claim, scale: float, wanted: float) -> float:
+    """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
+    sampled = run.participation.rate < 1.0
+    rounds, tail = (1, 0.0) if sampled else (base.counted(run), SHARES[0] * claim.delta)
+    if sampled:
+        tail = base.SAMPLED_TAIL_SHARE * claim.delta / base.counted(run) / base.counted_tail(run.participation)
+        mu = base.sampled_mu(run, claim)
+    else:
+        mu = gdp_mu(claim.epsilon, claim.delta * (1.0 - 1.01 * SHARES[0]))
+    enough, at_enough = math.inf, 0.0
+    # Scales that are too small, and the μ there.
+    below, at_below = 0.0, math.inf
+    reason: ConditionError | None = None
+    seen: Counter[Law | Steps] = Counter()
+    last: tuple[float, float] | None = None
+    for _ in range(_STEPS_TRIES):
+        here = base.scaled(run, scale)
+        tried, law = here.protocol.mechanism.scale, _law(here)
+        # Odds are multiples of 2^-16: where none are left between what is enough and what is not, this is it.
+        seen[law] += 1
+        if seen[law] > _SAME_ODDS and enough < math.inf:
+            break
+        try:
+            found = _certificate(here, tail, rounds).mu
+        except ConditionError as error:
+            found, reason = math.inf, error
+        if found <= mu and tried <= enough:
+            enough, at_enough = tried, found
+            # A scale that is wanted anyway need not be the smallest.
+            if found >= _CLOSE_ENOUGH * mu or wanted >= tried * (1.0 - 1e-9):
+                break
+        elif found > mu and tried >= below:
+            below, at_below = tried, found
+        # μ is nearly proportional to 1/s, but falls faster where odds come near to certain: as from the last one.
+        power = 1.0
+        if last is not None and found < math.inf and last[1] != found and last[0] != tried:
+            power = math.log(last[1] / found) / math.log(tried / last[0])
+            power = min(max(power, 1.0), _STEEPEST)
+        last = (tried, found) if found < math.inf else None
+        step = min((found / mu) ** (1.0 / power), _LONGEST_STEP)
+        following = max(tried, 1e-300) * step * (1.0 + 1e-4)
+        if below and enough < math.inf and not below < following < enough:
+            share = math.log(mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
+            following = enough * (below / enough) ** share * (1.0 + 1e-4)
+        if following == scale or following >= enough * (1.0 + 1e-9):
+            break
+        scale = following
+    if enough == math.inf:
+        name = run.protocol.mechanism.name
+        raise reason or ConditionError(f"No scale of {name} was found that keeps the target.")
+    return enough
+
+
+PROOFS = (Smoothed(),)
