@@ -266,7 +266,7 @@ class ClientSession:
 
     @property
     def _seeds(self) -> SeedFile | None:
-        return None if self._memory is None else self._memory.lineages
+        return None if self._memory is None else self._memory.seeds
 
     def _noise(self, protocol: Protocol) -> NoiseState:
         """Returns the client's state of noise in this run."""
