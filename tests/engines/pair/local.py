@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd import Protocol, plan
 from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader
-from cpsgd.engines.pair.store import Store
-from cpsgd.engines.pair.task import Admission, Secrets, Task, create_task
+from cpsgd.engines.pair.store import ReportStore
+from cpsgd.engines.pair.task import Admission, PairTask, Secrets, create_task
 from cpsgd.secagg.pair.extension import least_prime
 from cpsgd.secagg.pair.upload import Upload, make_upload
 
@@ -34,7 +34,7 @@ class Pair:
     """A task with both its servers."""
 
     def __init__(self, folder: Path, admission: Admission = "open", rounds: int = 2) -> None:
-        self.task: Task
+        self.task: PairTask
         self.secrets: dict[str, Secrets]
         self.task, self.secrets = create_task(
             protocol(), leader="http://127.0.0.1:1", helper="http://127.0.0.1:2", rounds=rounds, admission=admission
@@ -52,7 +52,7 @@ class Pair:
     def books(self, role: str) -> Books:
         import hashlib
 
-        store = Store(str(self.folder / f"{role}.db"), task=self.task.id, role=role, dim=DIM)
+        store = ReportStore(str(self.folder / f"{role}.db"), task=self.task.id, role=role, dim=DIM)
         keys = frozenset(each.public_key().public_bytes_raw() for each in self.identities)
         side = 0 if role == "leader" else 1
         tokens = frozenset(hashlib.sha256(each[side]).digest() for each in self.tokens)

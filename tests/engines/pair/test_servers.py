@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,8 @@ import pytest
 from cpsgd import Protocol
 from cpsgd.engines.pair import servers
 from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, RefusedReportError, combine, ledger_charge
-from cpsgd.engines.pair.store import Store, Verdict
-from cpsgd.engines.pair.task import Task, create_task
+from cpsgd.engines.pair.store import ReportStore, Verdict
+from cpsgd.engines.pair.task import PairTask, create_task
 from cpsgd.errors import EmptyError, MessageError, ParameterError, StageError, StoreError, ThresholdError
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg.pair.upload import Upload
@@ -55,6 +56,7 @@ def test_the_mean_is_that_of_the_vectors(tmp_path: Path) -> None:
     values = [one.encode_integers(np.full(DIM, 0.1), 0) for _ in range(CLIENTS)]
     pair.send(*(pair.upload(i, integers) for i, integers in enumerate(values)))
     sums, count = result(pair)
+    assert one.modulus is not None
     total = np.sum(values, axis=0, dtype=np.uint64) % one.modulus
     assert np.array_equal(one.decode_sum(sums, count, 0), one.decode_sum(total, CLIENTS, 0))
 
@@ -334,13 +336,14 @@ def test_uploads_that_are_none_are_refused(tmp_path: Path, wrong: Callable[[byte
 
 def test_a_task_is_its_file(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
-    (tmp_path / "task.json").write_text(__import__("json").dumps(pair.task.to_dict()))
-    again = Task.read(tmp_path / "task.json")
+    (tmp_path / "task.json").write_text(json.dumps(pair.task.to_dict()))
+    again = PairTask.read(tmp_path / "task.json")
     assert again == pair.task
     assert again.id == pair.task.id
-    for wrong in ({}, {**pair.task.to_dict(), "version": 2}, {**pair.task.to_dict(), "more": 1}, []):
+    wrongs: list[object] = [{}, {**pair.task.to_dict(), "version": 2}, {**pair.task.to_dict(), "more": 1}, []]
+    for wrong in wrongs:
         with pytest.raises(ParameterError):
-            Task.from_dict(wrong)
+            PairTask.from_dict(wrong)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +369,7 @@ def test_servers_refuse_the_wrong_secrets_and_stores(tmp_path: Path) -> None:
         Books(replace(pair.task, admission="roster"), "leader", pair.secrets["leader"], store)
     for task, role in ((bytes(16), "leader"), (pair.task.id, "helper")):
         with pytest.raises(StoreError, match="own"):
-            Store(str(tmp_path / "leader.db"), task=task, role=role, dim=DIM)
+            ReportStore(str(tmp_path / "leader.db"), task=task, role=role, dim=DIM)
     with pytest.raises(EmptyError):
         combine(pair.task, 0, *[servers._ANSWER.pack(0, bytes(32)) + bytes(pair.task.shape(0).packed_bytes(DIM))] * 2)
     assert isinstance(Helper(pair.helper.books), Helper)

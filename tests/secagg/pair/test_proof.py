@@ -15,27 +15,27 @@ from cpsgd.codec import pack
 from cpsgd.errors import MessageError, ParameterError, VectorError
 from cpsgd.secagg.pair import proof
 from cpsgd.secagg.pair.extension import Elements, Extension, modular_sum
-from cpsgd.secagg.pair.proof import Basis, Report, make_report
-from cpsgd.secagg.pair.shape import Shape
+from cpsgd.secagg.pair.proof import Basis, ReportParts, make_report
+from cpsgd.secagg.pair.shape import RoundShape
 from cpsgd.secagg.pair.streams import Stream, digest, evaluation_point, joint_randomness
 
 KEY = bytes(range(32))
 SHAPES = [
-    Shape.choose(prime=337, dim=1000, task=b"coins"),
-    Shape.choose(prime=3779, dim=63, task=b"one column"),
-    Shape.choose(prime=3779, dim=64, task=b"and one coordinate"),
-    Shape.choose(prime=78041, dim=500, task=b"five", levels=5),
-    Shape.choose(prime=2**31 - 1, dim=90, task=b"sixteen", levels=16),
-    Shape(Extension(11, 2), 7, 2, 4, b"toy"),
+    RoundShape.choose(prime=337, dim=1000, task=b"coins"),
+    RoundShape.choose(prime=3779, dim=63, task=b"one column"),
+    RoundShape.choose(prime=3779, dim=64, task=b"and one coordinate"),
+    RoundShape.choose(prime=78041, dim=500, task=b"five", levels=5),
+    RoundShape.choose(prime=2**31 - 1, dim=90, task=b"sixteen", levels=16),
+    RoundShape(Extension(11, 2), 7, 2, 4, b"toy"),
 ]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.task.decode())
 
 
-def integers(shape: Shape, seed: int) -> Elements:
+def integers(shape: RoundShape, seed: int) -> Elements:
     return np.random.default_rng(seed).integers(0, shape.levels, shape.dim).astype(np.uint32)
 
 
-def verdict(shape: Shape, report: Report, key: bytes = KEY) -> bool:
+def verdict(shape: RoundShape, report: ReportParts, key: bytes = KEY) -> bool:
     """What the servers decide together."""
     basis = Basis.of(shape, report.id, key)
     leader = proof.open_leader(shape, report.id, report.leader)
@@ -45,7 +45,7 @@ def verdict(shape: Shape, report: Report, key: bytes = KEY) -> bool:
 
 
 @shapes
-def test_honest_reports_pass_and_shares_add_up(shape: Shape) -> None:
+def test_honest_reports_pass_and_shares_add_up(shape: RoundShape) -> None:
     for seed in range(3):
         values = integers(shape, seed)
         report = make_report(shape, values)
@@ -72,7 +72,7 @@ def test_a_client_refuses_to_send_what_is_out_of_range() -> None:
 def test_the_sizes_that_are_promised() -> None:
     """Uploads of 57, 80 and 110 kB for 10³, 10⁴ and 10⁵ clients, one coin, d = 51,370; 15 kB between servers."""
     for prime, most in ((337, 57_000), (3779, 80_000), (78041, 110_000)):
-        shape = Shape.choose(prime=prime, dim=51_370, task=b"sizes")
+        shape = RoundShape.choose(prime=prime, dim=51_370, task=b"sizes")
         sealed = 2 * 48 + 200
         assert shape.leader_bytes + 32 + sealed <= most
         assert shape.evaluation_bytes <= 15_000
@@ -81,14 +81,16 @@ def test_the_sizes_that_are_promised() -> None:
 @pytest.mark.parametrize(("levels", "prime"), [(2, 3), (3, 3), (8, 7), (256, 257)])
 def test_a_prime_without_points_for_the_proof_is_refused(levels: int, prime: int) -> None:
     with pytest.raises(ParameterError, match="points"):
-        Shape.choose(prime=prime, dim=10, task=b"x", levels=levels)
-    assert Shape.choose(prime=max(5, 331 if levels == 256 else 11), dim=10, task=b"x", levels=levels).nodes >= 2
+        RoundShape.choose(prime=prime, dim=10, task=b"x", levels=levels)
+    assert RoundShape.choose(prime=max(5, 331 if levels == 256 else 11), dim=10, task=b"x", levels=levels).nodes >= 2
 
 
 # ------------------------------------------------------------------ forged reports
 
 
-def forged(shape: Shape, values: Elements, *, seeds: bytes | None = None, report: bytes | None = None) -> Report:
+def forged(
+    shape: RoundShape, values: Elements, *, seeds: bytes | None = None, report: bytes | None = None
+) -> ReportParts:
     """What a client sends that follows the rules with values that are out of range."""
     name = os.urandom(16) if report is None else report
     seeds = os.urandom(64) if seeds is None else seeds
@@ -99,11 +101,11 @@ def forged(shape: Shape, values: Elements, *, seeds: bytes | None = None, report
     r = joint_randomness(shape, name, digest("leader", shape, name, blind, share), helper.part)
     quotient = proof.quotient_values(shape, values, shape.field.add(masks, helper.masks), r)
     sent = pack.forward(shape.field.subtract(quotient, helper.quotient).reshape(-1), shape.field.prime)
-    return Report(name, seeds[:32] + share + sent, seeds[32:])
+    return ReportParts(name, seeds[:32] + share + sent, seeds[32:])
 
 
 @pytest.mark.parametrize("shape", SHAPES[:-1], ids=lambda shape: shape.task.decode())
-def test_one_value_out_of_range_is_refused(shape: Shape) -> None:
+def test_one_value_out_of_range_is_refused(shape: RoundShape) -> None:
     for position, value in itertools.product((0, shape.dim // 2, shape.dim - 1), (shape.levels, shape.field.prime - 1)):
         values = integers(shape, position)
         values[position] = value
@@ -112,7 +114,7 @@ def test_one_value_out_of_range_is_refused(shape: Shape) -> None:
 
 
 @shapes
-def test_a_changed_byte_is_refused(shape: Shape) -> None:
+def test_a_changed_byte_is_refused(shape: RoundShape) -> None:
     if shape.task == b"toy":
         return  # one change in hundreds passes there, as it may
     report = make_report(shape, integers(shape, 1))
@@ -177,16 +179,16 @@ def test_every_share_has_one_encoding() -> None:
 
 # ------------------------------------------------------------------ soundness, measured in a field of 49 elements
 
-TOY = Shape(Extension(7, 2), 2, 2, 3, b"toy soundness")
+TOY = RoundShape(Extension(7, 2), 2, 2, 3, b"toy soundness")
 """One column of two coordinates, |E| = 49: 42 points t can be asked for."""
 
 
-def every_point(shape: Shape) -> list[Elements]:
+def every_point(shape: RoundShape) -> list[Elements]:
     p, degree = shape.field.prime, shape.field.degree
     return [shape.field.element(*c) for c in itertools.product(range(p), repeat=degree) if any(c[1:])]
 
 
-def accepted_points(shape: Shape, report: Report) -> int:
+def accepted_points(shape: RoundShape, report: ReportParts) -> int:
     """Number of points t, of all that may be drawn, at which a report passes."""
     leader = proof.open_leader(shape, report.id, report.leader)
     helper = proof.open_helper(shape, report.id, report.helper)
@@ -197,7 +199,7 @@ def accepted_points(shape: Shape, report: Report) -> int:
     return found
 
 
-def best_forgery(shape: Shape, roots: list[Elements]) -> Report:
+def best_forgery(shape: RoundShape, roots: list[Elements]) -> ReportParts:
     """Chooses q so that P - Z q, whose value at the wrong coordinate is given, vanishes at these points of E."""
     field, p = shape.field, shape.field.prime
     values = np.array([2, 1], dtype=np.uint32)  # the coordinate at the point 1 is out of range
@@ -226,7 +228,7 @@ def best_forgery(shape: Shape, roots: list[Elements]) -> Report:
         excess = field.multiply(factor, vanishing_at_roots(shape.nodes + j))
         quotient.append(field.subtract(honest[j : j + 1], field.multiply(excess, field.element(vanishing))))
     sent = pack.forward(field.subtract(np.concatenate(quotient), helper.quotient).reshape(-1), p)
-    return Report(name, seeds[:32] + share + sent, seeds[32:])
+    return ReportParts(name, seeds[:32] + share + sent, seeds[32:])
 
 
 def test_the_best_forger_passes_at_the_points_it_chose_and_nowhere_else() -> None:
@@ -317,6 +319,6 @@ def test_two_points_would_tell_the_integers() -> None:
     assert fitting == [(1, 0)]
 
 
-def seeded_report(values: Elements, number: int) -> Report:
+def seeded_report(values: Elements, number: int) -> ReportParts:
     seeds = np.random.default_rng(number).bytes(64)
     return forged(TOY, values, seeds=seeds, report=number.to_bytes(16, "little"))

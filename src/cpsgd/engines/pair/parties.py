@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd.engines.pair.servers import combine
-from cpsgd.engines.pair.task import Secrets, Task
+from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import ParameterError, RoundRefusedError, TransportError
 from cpsgd.secagg.pair.upload import make_upload
 
@@ -30,7 +30,7 @@ class Sender:
 
     def __init__(
         self,
-        task: Task | Path,
+        task: PairTask | Path,
         *,
         identity: Ed25519PrivateKey | None = None,
         tokens: tuple[bytes, bytes] | None = None,
@@ -44,7 +44,7 @@ class Sender:
             tokens: The client's tokens, where it has those.
             verify: File of the certificates that the leader's must be signed by; True for the system's.
         """
-        self.task = task if isinstance(task, Task) else Task.read(task)
+        self.task = task if isinstance(task, PairTask) else PairTask.read(task)
         if (self.task.admission == "roster") != (identity is not None) or (self.task.admission == "tokens") != (
             tokens is not None
         ):
@@ -105,7 +105,7 @@ class Sender:
 class Collector:
     """Ends rounds and gets their means."""
 
-    def __init__(self, task: Task, secrets: Secrets, *, verify: str | bool = True) -> None:
+    def __init__(self, task: PairTask, secrets: Secrets, *, verify: str | bool = True) -> None:
         self.task = task
         headers = {"Authorization": f"Bearer {secrets.collector.hex()}"}
         self._servers = [

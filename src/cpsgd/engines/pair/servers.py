@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpsgd.codec import pack
-from cpsgd.engines.pair.store import Decided, RoundState, Store, Verdict
-from cpsgd.engines.pair.task import Secrets, Task
+from cpsgd.engines.pair.store import Decided, ReportStore, RoundState, Verdict
+from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import (
     CpsgdError,
     EmptyError,
@@ -32,7 +32,7 @@ from cpsgd.ledger import Ledger, RoundEvent
 from cpsgd.secagg.pair.extension import Elements, modular_sum
 from cpsgd.secagg.pair.proof import Basis, LeaderShare, evaluation_message, open_helper, open_leader, verify
 from cpsgd.secagg.pair.sealing import Role, unseal
-from cpsgd.secagg.pair.shape import Shape
+from cpsgd.secagg.pair.shape import RoundShape
 from cpsgd.secagg.pair.upload import TOKEN_BYTES, Upload, check_signature, upload_bytes
 
 MOST_IN_REQUEST = 1024
@@ -79,10 +79,10 @@ class Books:
 
     def __init__(
         self,
-        task: Task,
+        task: PairTask,
         role: Role,
         secrets: Secrets,
-        store: Store,
+        store: ReportStore,
         *,
         admitted: Admitted | None = None,
         charge: Callable[[int, int], None] | None = None,
@@ -105,7 +105,7 @@ class Books:
         """Whether parts begin with a token."""
         return self.task.admission == "tokens"
 
-    def basis(self, shape: Shape, report: bytes) -> Basis:
+    def basis(self, shape: RoundShape, report: bytes) -> Basis:
         """The one point at which a report is ever evaluated."""
         return Basis.of(shape, report, self.secrets.verification)
 
@@ -311,7 +311,7 @@ class Helper:
         return bytes(verdicts)
 
     def _decide(
-        self, shape: Shape, upload: Upload, evaluation: bytes, senders: set[bytes]
+        self, shape: RoundShape, upload: Upload, evaluation: bytes, senders: set[bytes]
     ) -> tuple[bytes | None, Elements | None, Verdict]:
         books = self.books
         try:
@@ -356,7 +356,7 @@ class Helper:
         return round, found
 
 
-def combine(task: Task, round: int, leader: bytes, helper: bytes) -> tuple[Elements, int]:
+def combine(task: PairTask, round: int, leader: bytes, helper: bytes) -> tuple[Elements, int]:
     """Returns the sum of all clients' integers modulo p, and their number, from both servers' answers.
 
     Raises:
@@ -379,7 +379,7 @@ def combine(task: Task, round: int, leader: bytes, helper: bytes) -> tuple[Eleme
     return modular_sum(found[0][2], found[1][2], shape.field.prime), int(found[0][0])
 
 
-def ledger_charge(task: Task, ledger: Ledger, population: str, role: Role) -> Callable[[int, int], None]:
+def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -> Callable[[int, int], None]:
     """Returns what charges a round to a ledger, once, before its sum is revealed."""
     conditions = task.conditions
     run = f"pair-{role}-{task.id.hex()}"

@@ -1,4 +1,4 @@
-"""`Store`: what a server keeps on disk, in SQLite or PostgreSQL: sums, counts, ids; and reports on their way.
+"""`ReportStore`: what a server keeps on disk, in SQLite or PostgreSQL: sums, counts, ids; and reports on their way.
 
 A report's id is burnt when it is first evaluated, whatever comes of it: it is never evaluated again, and whoever sends
 the same bytes again hears the same verdict. Verdicts and sums change in one transaction, so that after a crash each
@@ -78,7 +78,7 @@ class Connection(Protocol):
         ...
 
 
-class Store:
+class ReportStore:
     """A server's database; belongs to one task and one role for ever. Safe to use from several threads."""
 
     def __init__(self, url: str, *, task: bytes, role: str, dim: int) -> None:

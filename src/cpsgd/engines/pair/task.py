@@ -1,4 +1,4 @@
-"""`Task`: all that is public of a collection by two servers, as one file; and the secrets of each party."""
+"""`PairTask`: all that is public of a collection by two servers, as one file; and the secrets of each party."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cpsgd.promise import Conditions
 from cpsgd.protocol import Protocol
 from cpsgd.secagg.pair.extension import is_prime
 from cpsgd.secagg.pair.proof import prepared
-from cpsgd.secagg.pair.shape import Shape
+from cpsgd.secagg.pair.shape import RoundShape
 
 Admission = Literal["open", "roster", "tokens"]
 VERSION = 1
@@ -28,7 +28,7 @@ MOST_ROUNDS = 2**20
 
 
 @dataclass(frozen=True)
-class Server:
+class Endpoint:
     """A server's address and its public key for sealed parts."""
 
     url: str
@@ -36,7 +36,7 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class PairTask:
     """A protocol, the rounds that are collected with it, and the two servers.
 
     Attributes:
@@ -52,8 +52,8 @@ class Task:
 
     protocol: Protocol
     rounds: int
-    leader: Server
-    helper: Server
+    leader: Endpoint
+    helper: Endpoint
     verification: bytes
     admission: Admission = "roster"
 
@@ -87,14 +87,14 @@ class Task:
         """16 bytes that stand for everything above."""
         return hashlib.sha256(b"cpsgd pair task" + canonical(self.to_dict()).encode()).digest()[:16]
 
-    def shape(self, round: int) -> Shape:
+    def shape(self, round: int) -> RoundShape:
         """Returns the public numbers of a round."""
         _validate.integer("round", round, low=0, high=self.rounds - 1)
         modulus = self.protocol.modulus
         assert modulus is not None  # checked above
         task = self.id + round.to_bytes(4, "little")
         levels = self.protocol.mechanism.values
-        return prepared(Shape.choose(prime=modulus, dim=self.protocol.dim, task=task, levels=levels))
+        return prepared(RoundShape.choose(prime=modulus, dim=self.protocol.dim, task=task, levels=levels))
 
     # ------------------------------------------------------------------ as a file
 
@@ -103,7 +103,7 @@ class Task:
         return {"version": VERSION, **to_dict(self)}
 
     @classmethod
-    def from_dict(cls, data: object) -> Task:
+    def from_dict(cls, data: object) -> PairTask:
         """Reads what `to_dict` gave.
 
         Raises:
@@ -115,7 +115,7 @@ class Task:
         return build(cls, {name: value for name, value in data.items() if name != "version"})
 
     @classmethod
-    def read(cls, path: Path) -> Task:
+    def read(cls, path: Path) -> PairTask:
         """Reads a task's file."""
         return cls.from_dict(parse(path.read_bytes(), str(path)))
 
@@ -157,7 +157,7 @@ class Secrets:
 
 def create_task(
     protocol: Protocol, *, leader: str, helper: str, rounds: int = 1, admission: Admission = "roster"
-) -> tuple[Task, dict[str, Secrets]]:
+) -> tuple[PairTask, dict[str, Secrets]]:
     """Returns a new task, and the secrets of "leader", "helper" and "collector".
 
     Args:
@@ -172,11 +172,11 @@ def create_task(
     public = {
         role: X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for role, key in keys.items()
     }
-    task = Task(
+    task = PairTask(
         protocol=protocol,
         rounds=rounds,
-        leader=Server(leader, public["leader"]),
-        helper=Server(helper, public["helper"]),
+        leader=Endpoint(leader, public["leader"]),
+        helper=Endpoint(helper, public["helper"]),
         verification=hashlib.sha256(verification).digest(),
         admission=admission,
     )

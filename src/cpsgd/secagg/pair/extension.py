@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 from cpsgd.errors import ParameterError
 
 Elements = NDArray[np.uint32]

@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec import pack
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 from cpsgd.errors import MessageError, ValueRangeError, VectorError
 from cpsgd.secagg.pair.extension import Elements, modular_product, modular_sum
-from cpsgd.secagg.pair.shape import CHUNK, Shape
+from cpsgd.secagg.pair.shape import CHUNK, RoundShape
 from cpsgd.secagg.pair.streams import ID_BYTES, SEED_BYTES, Stream, digest, evaluation_point, joint_randomness
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class ReportParts:
     """One client's message, before its parts are sealed for the servers.
 
     Attributes:
@@ -65,14 +65,14 @@ class HelperShare:
 # ------------------------------------------------------------------ the client
 
 
-def make_report(shape: Shape, values: NDArray[np.uint32], *, report: bytes | None = None) -> Report:
+def make_report(shape: RoundShape, values: NDArray[np.uint32], *, report: bytes | None = None) -> ReportParts:
     """Returns the message of a client for its integers; send it once, and the same bytes again if nothing is heard.
 
     Raises:
         VectorError: There are not d integers, or one is not below L.
 
     Example:
-        >>> shape = Shape.choose(prime=337, dim=1000, task=b"example")
+        >>> shape = RoundShape.choose(prime=337, dim=1000, task=b"example")
         >>> report = make_report(shape, np.ones(1000, dtype=np.uint32))
         >>> len(report.leader), len(report.helper)
         (1620, 32)
@@ -92,10 +92,10 @@ def make_report(shape: Shape, values: NDArray[np.uint32], *, report: bytes | Non
     masks = shape.field.add(leader_masks, helper.masks)
     quotient = quotient_values(shape, values, masks, r)
     sent = pack.forward(shape.field.subtract(quotient, helper.quotient).reshape(-1), shape.field.prime)
-    return Report(name, leader_seed + share + sent, helper_seed)
+    return ReportParts(name, leader_seed + share + sent, helper_seed)
 
 
-def quotient_values(shape: Shape, values: Elements, masks: Elements, r: Elements) -> Elements:
+def quotient_values(shape: RoundShape, values: Elements, masks: Elements, r: Elements) -> Elements:
     """Returns q at the points N, ..., N+Q-1, one element in a row.
 
     With A_c the polynomial through a column and zero at the point 0, and M the one that is 1 there and 0 at the others,
@@ -126,7 +126,7 @@ def quotient_values(shape: Shape, values: Elements, masks: Elements, r: Elements
 # ------------------------------------------------------------------ the servers
 
 
-def open_leader(shape: Shape, report: bytes, message: bytes) -> LeaderShare:
+def open_leader(shape: RoundShape, report: bytes, message: bytes) -> LeaderShare:
     """Reads the leader's part.
 
     Raises:
@@ -147,7 +147,7 @@ def open_leader(shape: Shape, report: bytes, message: bytes) -> LeaderShare:
     )
 
 
-def open_helper(shape: Shape, report: bytes, seed: bytes) -> HelperShare:
+def open_helper(shape: RoundShape, report: bytes, seed: bytes) -> HelperShare:
     """Derives the helper's shares from its seed.
 
     Raises:
@@ -161,7 +161,7 @@ def open_helper(shape: Shape, report: bytes, seed: bytes) -> HelperShare:
     return HelperShare(digest("helper", shape, report, seed), values, masks, quotient)
 
 
-def evaluate(shape: Shape, share: LeaderShare | HelperShare, basis: Basis) -> Elements:
+def evaluate(shape: RoundShape, share: LeaderShare | HelperShare, basis: Basis) -> Elements:
     """Returns a server's shares of W_1(t), ..., W_C(t) and, in the last row, of q(t)."""
     field = shape.field
     columns = modular_product(shape.in_columns(share.values), basis.coordinates, field.prime)
@@ -170,12 +170,12 @@ def evaluate(shape: Shape, share: LeaderShare | HelperShare, basis: Basis) -> El
     return np.concatenate([columns, quotient])
 
 
-def evaluation_message(shape: Shape, share: LeaderShare, basis: Basis) -> bytes:
+def evaluation_message(shape: RoundShape, share: LeaderShare, basis: Basis) -> bytes:
     """Returns what the leader sends to the helper: the hash of its share, and its evaluations."""
     return share.part + pack.forward(evaluate(shape, share, basis).reshape(-1), shape.field.prime)
 
 
-def verify(shape: Shape, report: bytes, share: HelperShare, basis: Basis, message: bytes) -> bool:
+def verify(shape: RoundShape, report: bytes, share: HelperShare, basis: Basis, message: bytes) -> bool:
     """Returns whether the report's integers are in range, as the helper decides it from the leader's message.
 
     Raises:
@@ -210,7 +210,7 @@ class Basis:
     vanishing: Elements
 
     @classmethod
-    def at(cls, shape: Shape, t: Elements) -> Basis:
+    def at(cls, shape: RoundShape, t: Elements) -> Basis:
         """Evaluates the fixed polynomials at t."""
         powers = shape.field.powers_of(t, max(shape.nodes, shape.quotients))
         nodes = shape.field.combine(shape.node_polynomials, powers[: shape.nodes])
@@ -219,13 +219,13 @@ class Basis:
         return cls(nodes[:1], np.ascontiguousarray(nodes[1:]), quotients, vanishing)
 
     @classmethod
-    def of(cls, shape: Shape, report: bytes, verification_key: bytes) -> Basis:
+    def of(cls, shape: RoundShape, report: bytes, verification_key: bytes) -> Basis:
         """The one point at which this report is ever evaluated."""
         return cls.at(shape, evaluation_point(shape, report, verification_key))
 
 
 @lru_cache(maxsize=8)
-def prepared(shape: Shape) -> Shape:
+def prepared(shape: RoundShape) -> RoundShape:
     """Computes a shape's matrices once, before the first report; returns the shape."""
     _ = shape.to_points, shape.vanishing_inverses, shape.node_polynomials, shape.quotient_polynomials
     _ = (
@@ -237,7 +237,7 @@ def prepared(shape: Shape) -> Shape:
     return shape
 
 
-def _leader_stream(shape: Shape, report: bytes, seed: bytes) -> tuple[bytes, Elements]:
+def _leader_stream(shape: RoundShape, report: bytes, seed: bytes) -> tuple[bytes, Elements]:
     """The blind and the leader's shares of the masks."""
     stream = Stream(shape, "leader seed", report, seed)
     return stream.bytes(32), stream.elements(shape.columns)

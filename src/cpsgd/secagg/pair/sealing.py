@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from cpsgd.errors import MessageError
-from cpsgd.secagg.pair.shape import Shape
+from cpsgd.secagg.pair.shape import RoundShape
 from cpsgd.secagg.pair.streams import digest
 
 Role = Literal["leader", "helper"]
@@ -25,12 +25,12 @@ OVERHEAD = 48
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 
 
-def seal(public: bytes, part: bytes, shape: Shape, report: bytes, role: Role) -> bytes:
+def seal(public: bytes, part: bytes, shape: RoundShape, report: bytes, role: Role) -> bytes:
     """Returns a part that only the server with this public key can open."""
     return _SUITE.encrypt(part, X25519PublicKey.from_public_bytes(public), info=digest(role + " part", shape, report))
 
 
-def unseal(private: X25519PrivateKey, sealed: bytes, shape: Shape, report: bytes, role: Role) -> bytes:
+def unseal(private: X25519PrivateKey, sealed: bytes, shape: RoundShape, report: bytes, role: Role) -> bytes:
     """Returns the part that was sealed for this server, round and report.
 
     Raises:

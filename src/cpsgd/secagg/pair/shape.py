@@ -1,4 +1,4 @@
-"""`Shape`: the public numbers of a round of two servers, and the fixed matrices that follow from them.
+"""`RoundShape`: the public numbers of a round of two servers, and the fixed matrices that follow from them.
 
 | docs/pair.md | here | meaning |
 |---|---|---|
@@ -33,7 +33,7 @@ CHUNK = 512
 
 
 @dataclass(frozen=True)
-class Shape:
+class RoundShape:
     """What all reports of a round have in common.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shape:
         task: Names the task, its round and both servers; all of it is bound into every proof.
 
     Example:
-        >>> shape = Shape.choose(prime=3779, dim=51_370, task=b"example")
+        >>> shape = RoundShape.choose(prime=3779, dim=51_370, task=b"example")
         >>> shape.field.degree, shape.columns, shape.leader_bytes, shape.evaluation_bytes
         (11, 816, 78143, 13513)
     """
@@ -68,7 +68,7 @@ class Shape:
             raise ParameterError("Expected task to be bytes that name the task.")
 
     @classmethod
-    def choose(cls, *, prime: int, dim: int, task: bytes, levels: int = 2) -> Shape:
+    def choose(cls, *, prime: int, dim: int, task: bytes, levels: int = 2) -> RoundShape:
         """Returns the shape with the number of nodes that sends the least, all servers together.
 
         A report has d + Q K elements; the leader sends C K to the helper.

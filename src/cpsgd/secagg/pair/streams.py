@@ -13,15 +13,15 @@ import struct
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from cpsgd.codec.kernels import kernels
+from cpsgd.codec.rounding import kernels
 from cpsgd.secagg.pair.extension import Elements
-from cpsgd.secagg.pair.shape import Shape
+from cpsgd.secagg.pair.shape import RoundShape
 
 SEED_BYTES = 32
 ID_BYTES = 16
 
 
-def digest(purpose: str, shape: Shape, report: bytes, *parts: bytes | memoryview) -> bytes:
+def digest(purpose: str, shape: RoundShape, report: bytes, *parts: bytes | memoryview) -> bytes:
     """Returns the SHA-256 of a purpose, the context, the report's id and further parts, none of them ambiguous."""
     found = hashlib.sha256()
     for part in (b"cpsgd pair " + purpose.encode(), shape.context, report, *parts):
@@ -33,7 +33,7 @@ def digest(purpose: str, shape: Shape, report: bytes, *parts: bytes | memoryview
 class Stream:
     """A stream of elements, read in order."""
 
-    def __init__(self, shape: Shape, purpose: str, report: bytes, *parts: bytes) -> None:
+    def __init__(self, shape: RoundShape, purpose: str, report: bytes, *parts: bytes) -> None:
         key = digest(purpose, shape, report, *parts)
         self._shape = shape
         self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
@@ -60,12 +60,12 @@ class Stream:
         return self.numbers(count * degree).reshape(count, degree)
 
 
-def joint_randomness(shape: Shape, report: bytes, leader_part: bytes, helper_part: bytes) -> Elements:
+def joint_randomness(shape: RoundShape, report: bytes, leader_part: bytes, helper_part: bytes) -> Elements:
     """Returns r_1, ..., r_C, which no client knows before it has fixed both shares."""
     return Stream(shape, "joint", report, leader_part, helper_part).elements(shape.columns)
 
 
-def evaluation_point(shape: Shape, report: bytes, verification_key: bytes) -> Elements:
+def evaluation_point(shape: RoundShape, report: bytes, verification_key: bytes) -> Elements:
     """Returns t, which no client ever knows.
 
     It is drawn again while it is in F_p, where a column's mask would not hide the column.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cpsgd.errors import MessageError, SignatureError
 from cpsgd.secagg.pair.proof import make_report, open_leader
 from cpsgd.secagg.pair.sealing import OVERHEAD, seal
-from cpsgd.secagg.pair.shape import Shape
+from cpsgd.secagg.pair.shape import RoundShape
 from cpsgd.secagg.pair.streams import ID_BYTES, SEED_BYTES, digest
 
 _MAGIC = b"cpsgd pair 1\0\0\0\0"
@@ -72,14 +72,14 @@ class Upload:
         return cls(report, number, sender, signature, data[_HEAD.size : end], data[end:])
 
 
-def upload_bytes(shape: Shape, *, tokens: bool = False) -> int:
+def upload_bytes(shape: RoundShape, *, tokens: bool = False) -> int:
     """Returns the exact length of every upload of a round."""
     extra = TOKEN_BYTES if tokens else 0
     return _HEAD.size + 2 * (OVERHEAD + extra) + SEED_BYTES + shape.leader_bytes
 
 
 def make_upload(
-    shape: Shape,
+    shape: RoundShape,
     round: int,
     values: NDArray[np.uint32],
     *,
@@ -113,7 +113,7 @@ def make_upload(
     return replace(found, sender=public, signature=identity.sign(_signed(shape, found, part)))
 
 
-def check_signature(shape: Shape, upload: Upload, part: bytes) -> None:
+def check_signature(shape: RoundShape, upload: Upload, part: bytes) -> None:
     """Checks the sender's signature; `part` is the hash of the leader's share.
 
     Raises:
@@ -125,5 +125,5 @@ def check_signature(shape: Shape, upload: Upload, part: bytes) -> None:
         raise SignatureError("The report's signature is wrong.") from None
 
 
-def _signed(shape: Shape, upload: Upload, part: bytes) -> bytes:
+def _signed(shape: RoundShape, upload: Upload, part: bytes) -> bytes:
     return digest("signature", shape, upload.id, upload.helper, part)
