@@ -37,7 +37,7 @@ console = Console(width=110)
 
 
 def numpy_hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """In-place Walsh–Hadamard transform as one writes it in NumPy."""
+    """Applies the Walsh–Hadamard transform in place, in plain NumPy."""
     distance = 1
     while distance < x.size:
         pairs = x.reshape(-1, 2, distance)
@@ -68,7 +68,7 @@ def numpy_clip(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def numpy_gaussian(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Local differential privacy as it is usually done (Flower's mod, for one): clip, add np.random.normal."""
+    """Clips and adds np.random.normal: local differential privacy as in Flower's mod."""
     return numpy_clip(x) + np.random.normal(0.0, 0.1, x.size).astype(np.float32)  # noqa: NPY002
 
 
@@ -94,7 +94,7 @@ def best_times(
 
 
 def measure(dim: int, seconds: float, with_numpy: bool) -> dict[str, float]:
-    """Nanoseconds per coordinate of every stage at this dimension."""
+    """Returns the nanoseconds per coordinate of every stage at this dimension."""
     random = np.random.default_rng(0)
     x = random.standard_normal(dim).astype(np.float32)
     out = np.empty_like(x)
@@ -186,7 +186,7 @@ def process_speedup(dim: int, seconds: float) -> float:
 
 
 def encode_memory(dim: int) -> float:
-    """Peak memory of a thread's first encode beside its output, as a multiple of the input's bytes."""
+    """Returns the peak memory of a thread's first encode beside its output, over the input's bytes."""
     protocol = Protocol.rotated_binomial(clients=64, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS)
     x = np.zeros(dim, np.float32)
     protocol.encode(x, ROUND)

@@ -34,7 +34,7 @@ def mnist_or_noise() -> ImageDataset:
 
 
 def measure(data: InfiniteDataset, seconds: float) -> dict[str, float]:
-    """Seconds a batch of every way to make one, and the peak memory beside a batch of images as `memory` (bytes)."""
+    """Returns seconds per batch of each method, and as `memory` the peak bytes beside a batch of images."""
     in_order = 70_000 + np.arange(BATCH)
     anywhere = np.random.default_rng(0).integers(70_000, data.size, BATCH)
     images = data.images(in_order)[1]

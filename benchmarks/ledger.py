@@ -87,7 +87,7 @@ def _template(record: dict[str, object], field: str) -> tuple[str, str, str]:
 
 
 def median(work: Callable[[int], object], repeats: int) -> float:
-    """Milliseconds."""
+    """Returns the milliseconds that `work` takes."""
     times = []
     for number in range(repeats):
         start = time.perf_counter()
@@ -97,7 +97,7 @@ def median(work: Callable[[int], object], repeats: int) -> float:
 
 
 def disk(folder: Path) -> float:
-    """Milliseconds of a transaction of one row."""
+    """Returns the milliseconds of a transaction of one row."""
     with closing(sqlite3.connect(folder / "disk", isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("CREATE TABLE t (x)")
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def measure(folder: Path, entries: int, *, verify: bool) -> dict[str, float]:
-    """One line."""
+    """Returns the measurements for one number of entries."""
     path = folder / "budgets.ledger"
     build(path, entries)
     ledger = Ledger(path)

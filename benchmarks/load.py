@@ -25,7 +25,7 @@ ROUND, DISTINCT, REPORTS = 3, 16, 10
 
 
 def memory() -> int:
-    """Bytes of this process that are in memory now."""
+    """Returns the bytes of this process that are in memory now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -44,7 +44,7 @@ def renamed(message: bytes, protocol: Protocol) -> bytes:
 
 
 def measure(dim: int, messages: int, threads: int) -> tuple[list[dict[str, float]], bool]:
-    """Figures along the way, and whether the sums are right."""
+    """Returns measurements along the way, and whether the sums are right."""
     protocol = Protocol.rotated_binomial(clients=messages, dim=dim, clip_norm=1.0, levels=3, trials=13)
     generator = np.random.default_rng(0)
     distinct = [protocol.encode(generator.normal(size=dim).astype(np.float32), ROUND) for _ in range(DISTINCT)]

@@ -31,16 +31,16 @@ from cpsgd.privacy import Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon
 
 DIM, LEVELS, TRIALS, ROUND = 2**20, 2, 14, 0
-# OpenDP's exact samplers take many microseconds per number: they get shorter vectors, where a number takes no longer.
+# OpenDP's exact samplers take many microseconds per number, so they get shorter vectors.
 SHORT_DIM = 2**10
 SIGMA = 0.1
-# A training of so many rounds with Poisson sampling, by the tight accountants.
+# Rounds of a training with Poisson sampling, by the tight accountants.
 ROUNDS, RATE, NOISE, DELTA = 1_000, 0.01, 1.0, 1e-6
 Work = Callable[[], object]
 
 
 def installed(package: str) -> str | None:
-    """Its version; None where it is not installed."""
+    """Returns the version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -120,7 +120,7 @@ def opacus_noise(dim: int) -> dict[str, Work]:
 
 
 def opendp_noise(dim: int) -> dict[str, Work]:
-    """Exact discrete and float Gaussian noise."""
+    """Returns samplers of exact discrete and float Gaussian noise."""
     dp = importlib.import_module("opendp.prelude")
     dp.enable_features("contrib")
     found: dict[str, Work] = {}
@@ -136,7 +136,7 @@ def opendp_noise(dim: int) -> dict[str, Work]:
 
 
 def accountants() -> dict[str, Work]:
-    """ε of a training with Poisson sampling, by privacy-loss distributions."""
+    """Returns ε of a training with Poisson sampling, by privacy-loss distributions."""
     found: dict[str, Work] = {
         "cpsgd": lambda: composed_epsilon(
             [Rounds(mu=1.0 / NOISE, count=ROUNDS)], delta=DELTA, participation=Participation.poisson(RATE)

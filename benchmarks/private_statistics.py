@@ -1,4 +1,4 @@
-"""Errors of private statistics beside diffprivlib and OpenDP at equal (ε, δ), and the time of a large table.
+"""Measures errors of private statistics beside diffprivlib and OpenDP at equal (ε, δ), and the time of a large table.
 
     python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json] [--large]
 
@@ -38,7 +38,7 @@ MESSAGES = ((1, "best"), (2, "best"), (3, "best"), (4, "best"), (None, "best"), 
 
 
 def data_sets() -> dict[str, tuple[Table, dict[str, tuple[float, float]]]]:
-    """Tables with bounds that are known without the data: of digits by construction, of others round numbers."""
+    """Returns tables with bounds known without the data: of digits by construction, of others round numbers."""
     from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
     found = {}
@@ -81,7 +81,7 @@ def ours(
 def central_means(
     data: Table, bounds: dict[str, tuple[float, float]], wishes: dict[str, float], rounds: int
 ) -> dict[str, float]:
-    """Root-mean-square errors, in units of the width, of other ways to get all columns' means."""
+    """Returns root-mean-square errors of other methods for all columns' means, in units of the width."""
     n, d = data.shape
     epsilon, delta = wishes["epsilon"], wishes["delta"]
     found = {
@@ -99,7 +99,7 @@ def central_means(
 
 
 def central_histograms(codes: NDArray[np.int64], bins: int, wishes: dict[str, float], rounds: int) -> dict[str, float]:
-    """Root-mean-square errors, in rows, of other ways to get a histogram; replace-one: √2 and 2 apart."""
+    """Returns root-mean-square errors of other methods for a histogram, in rows; replace-one: √2 and 2 apart."""
     epsilon, delta = wishes["epsilon"], wishes["delta"]
     gaussian = analytic_sigma(epsilon=epsilon, sensitivity=math.sqrt(2.0), delta=delta)
     found = {"gaussian": gaussian, "laplace": math.sqrt(2.0) * 2.0 / epsilon}

@@ -185,7 +185,7 @@ def in_a_process_of_its_own() -> dict[str, float]:
 
 
 def cost_rows(turns: int) -> list[dict[str, float]]:
-    """For each number of clients what the choice for 10 % dropouts and 5 % colluding costs."""
+    """Prints the cost of the parameters for 10 % dropouts and 5 % colluding, for each number of clients."""
     rows = []
     for n in SIZES:
         parameters = SecureParameters.choose(n, DIM, BITS, fingerprint=bytes(16), round=0, colluding=n // 20)

@@ -1,4 +1,4 @@
-"""Secure aggregation against clients and dimension: what a round costs a client and the server. `make bench` runs this.
+"""Measures the cost of a secure round for a client and the server, by clients and dimension. `make bench` runs this.
 
 A tenth of the clients drops out before the upload. For each number of clients n a whole round with few integers is
 played, all parties in this process, and its parts are timed: what is done once per client or neighbour does not depend
@@ -41,7 +41,7 @@ Found = TypeVar("Found")
 
 @dataclass
 class Cost:
-    """Of one round, in processor seconds and bytes.
+    """Costs of one round, in processor seconds and bytes.
 
     Attributes:
         client: One client that stays to the end.
@@ -59,14 +59,14 @@ class Cost:
 
 
 def play(n: int, dim: int) -> Cost:
-    """A whole round, in which one client is timed. Signatures are checked once for all the others."""
+    """Runs a whole round and times one client. Signatures are checked once for all the others."""
     is_signed = cache(keys._is_signed.__wrapped__)
     with mock.patch.object(keys, "_is_signed", is_signed):
         return play_remembering(n, dim, is_signed.cache_clear)
 
 
 def play_remembering(n: int, dim: int, forget: Callable[[], None]) -> Cost:
-    """A whole round. `forget` takes back what other clients or the server have checked before the timed client does."""
+    """Runs a whole round. `forget` discards what others have checked before the timed client does."""
     parameters = SecureParameters.choose(n, dim, BITS, fingerprint=bytes(16), round=0)
     server, clients = SecureServer(parameters), [SecureClient(expected=parameters) for _ in range(n)]
     values = np.full(dim, 3, np.uint32)

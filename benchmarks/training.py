@@ -26,7 +26,7 @@ COHORTS = [1_000, 10_000, 100_000]
 
 
 def population() -> Dataset:
-    """Infinite MNIST where its files are at hand, otherwise images of noise, made without end in the same way."""
+    """Returns infinite MNIST if its files are there, otherwise an infinite data set of noise images."""
     try:
         return infinite_mnist()
     except DataError:

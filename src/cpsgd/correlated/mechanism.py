@@ -173,6 +173,7 @@ class CorrelatedGaussian(RoundedGaussian):
 
     name = "correlated-gaussian"
     title = "Gaussian noise that later rounds take away, before rounding"
+    summary = f"{RoundedGaussian.summary}; {{bands}} bands over a run of {{run_length:,}} rounds"
     planned = False
     least_deviation = LEAST_SIGMA
     caution: ClassVar[str | None] = (
@@ -311,7 +312,3 @@ class CorrelatedGaussian(RoundedGaussian):
         """Returns a σ of 64 in 12 bits, eight bands, and a run of a thousand rounds."""
         noise = usual_fields(64.0, 1 << 12, 600.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {**noise, "bands": 8, "run_length": 1000}
-
-    def describe(self) -> str:
-        """Returns noise, window, range and run."""
-        return f"{super().describe()}; {self.bands} bands over a run of {self.run_length:,} rounds"

@@ -125,6 +125,7 @@ class Binomial(Lattice):
 
     name = "binomial"
     title = "rounding and Binomial noise"
+    summary = "k = {levels:,} levels in ±{coordinate_range:.4g}, m = {trials:,} trials, p = {p:g}"
     sampler_remedy = "use p=0.5 and at most 256 trials, or add noise"
 
     trials: int
@@ -190,10 +191,6 @@ class Binomial(Lattice):
         """Returns k + m = 16 values: four bits."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "trials": 14}
-
-    def describe(self) -> str:
-        """Returns levels, range and coins."""
-        return f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, m = {self.trials:,} trials, p = {self.p:g}"
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
         """Returns the fields of protocol files since 0.1.0, which name no mechanism."""

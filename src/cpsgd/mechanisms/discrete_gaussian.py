@@ -115,7 +115,10 @@ class DiscreteGaussian(Symmetric):
 
     name = "discrete-gaussian"
     title = "rounding and discrete Gaussian noise"
-    noise_name = "discrete Gaussian"
+    summary = (
+        "k = {levels:,} levels in ±{coordinate_range:.4g}, discrete Gaussian noise of variance {sigma_squared:.6g} "
+        "within ±{noise_limit:,}"
+    )
     noise_type = DiscreteGaussianNoise
     least_size = 2.0**-6
 

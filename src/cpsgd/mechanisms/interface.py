@@ -181,6 +181,9 @@ class Mechanism(ABC):
     title: ClassVar[str]
     """A few words on what it does to a coordinate."""
 
+    summary: ClassVar[str]
+    """Its parameters in a line, as a format string."""
+
     sampler_remedy: ClassVar[str] = "add noise"
     """The advice where the resolution of the sampler (`Noise.variation`) costs too much of δ."""
 
@@ -410,7 +413,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """Returns its parameters in a line."""
-        return ", ".join(f"{name} = {value:g}" for name, value in self._parameters().items())
+        return self.summary.format(**self._parameters())
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
         """Returns its part of a protocol file, as plain JSON values."""

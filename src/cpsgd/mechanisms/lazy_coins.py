@@ -33,6 +33,7 @@ class LazyCoins(SampledCoins):
 
     name = "lazy-coins"
     title = "biased coins that are flipped now and then"
+    summary = "1 coin of bias up to {theta:.4g}, flipped with probability {rate:.4g}, in ±{coordinate_range:.4g}"
     fewest_values = 3
     not_summed = None
     caution = None
@@ -70,10 +71,3 @@ class LazyCoins(SampledCoins):
         """Returns as many flips as 400 coins, or as there are clients for."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "rate": min(0.5, max(100.0 / clients, 2.0**-10))}
-
-    def describe(self) -> str:
-        """Returns rate, tilt and range."""
-        return (
-            f"1 coin of bias up to {self.theta:.4g}, flipped with probability {self.rate:.4g}, in "
-            f"±{self.coordinate_range:.4g}"
-        )

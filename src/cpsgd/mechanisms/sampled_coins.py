@@ -50,6 +50,7 @@ class SampledCoins(Tilted):
 
     name = "sampled-coins"
     title = "biased coins for some coordinates"
+    summary = "1 coin of bias up to {theta:.4g} for {rate:.4g} of the coordinates in ±{coordinate_range:.4g}"
     fewest_values = 1
     not_summed: ClassVar[str | None] = (
         "The sampled-coins protocol is not for secure aggregation or other transports that add up integers: a client "
@@ -145,13 +146,6 @@ class SampledCoins(Tilted):
         """Returns a tenth of the coordinates."""
         reach = cls.usual_range(dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {"rate": 0.1, "theta": 0.25, "coordinate_range": reach}
-
-    def describe(self) -> str:
-        """Returns share, tilt and range."""
-        return (
-            f"1 coin of bias up to {self.theta:.4g} for {self.rate:.4g} of the coordinates in "
-            f"±{self.coordinate_range:.4g}"
-        )
 
 
 class LazyFlipper(PythonKernel):

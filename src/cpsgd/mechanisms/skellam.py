@@ -92,7 +92,10 @@ class Skellam(Symmetric):
 
     name = "skellam"
     title = "rounding and Skellam noise"
-    noise_name = "Skellam"
+    summary = (
+        "k = {levels:,} levels in ±{coordinate_range:.4g}, Skellam noise of variance {variance:.6g} "
+        "within ±{noise_limit:,}"
+    )
     noise_type = SkellamNoise
     least_size = 2.0**-20
 
