@@ -54,7 +54,7 @@ class Handover:
     """A request.
 
     Attributes:
-        step: What is asked for.
+        step: The step that is asked for.
         place: The federation, round and lineage it is about; the run is not sent, for the client knows it.
         body: The public key or the baton.
     """
@@ -160,7 +160,7 @@ def _check_version(data: bytes, other: str) -> None:
 
 
 class Handing(Generic[Node]):
-    """Which nodes may hold a lineage, and the exchanges by which those that leave hand it to those that come."""
+    """The nodes that may hold a lineage, and the exchanges by which those that leave hand it to those that come."""
 
     def __init__(self, run: str, fingerprint: bytes, bands: int, hands_on: bool) -> None:
         """Knows of no lineage.
@@ -220,9 +220,9 @@ class HandoverExchange(Generic[Node]):
         """Belongs to the two others, with which it shares all but the step.
 
         Args:
-            step: What is asked for.
+            step: The step that is asked for.
             pairs: Of each node that comes: the node that leaves, and the place of their lineage.
-            bodies: What the last step has brought, by the node that comes; nodes that are missing are left out.
+            bodies: Content of the last step's answers, by the node that comes; nodes that are missing are left out.
             held: Nodes that may hold a lineage. One that may have handed it on does not.
         """
         self._step, self._pairs, self._bodies, self._held = step, pairs, bodies, held

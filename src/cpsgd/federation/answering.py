@@ -121,7 +121,7 @@ class ClientSession:
             run: The engine's name of the run, the same on the server; one word.
             state: `state` of the session before, of whatever run.
             memory: Where answers are written down, so that limits hold over all runs and nothing is answered twice.
-            signing: Who the client is and whom it knows; then it takes part in signed rounds only.
+            signing: The client's identity and roster; with these it takes part in signed rounds only.
             secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
                 noisy message. The guarantee then holds only for those who see no more than the mean.
         """

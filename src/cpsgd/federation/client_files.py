@@ -146,7 +146,7 @@ class _Content:
         rounds: Rounds that were answered.
         kinds: Kinds of rounds, by digest.
         stages: Records about other stages as they are.
-        handed: How often seeds were handed on, by run.
+        handed: Number of times that seeds were handed on, by run.
     """
 
     log: OpenLog

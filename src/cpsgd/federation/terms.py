@@ -139,7 +139,7 @@ class Settlement:
         """Charges nothing yet.
 
         Args:
-            terms: What the round is held to.
+            terms: The terms of all rounds.
             round: Number of the round.
             run: The engine's name of the run.
             course: The run that began with the first of these rounds, if it is another one than `run`.

@@ -99,11 +99,7 @@ class Total:
 
 
 def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent] = ()) -> Total:
-    """Returns the cost of entries, together with further rounds that are not on record.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
-    """
+    """Returns the cost of entries, together with further rounds that are not on record."""
     account = Account()
     steps = [(entry.number, False, entry) for entry in entries]
     steps += [(entry.released_as or entry.number, True, entry) for entry in entries if entry.released]
@@ -116,11 +112,7 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
 
 
 def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
-    """Returns the cost of all rounds of these accounts for somebody who is in all of them.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
-    """
+    """Returns the cost of all rounds of these accounts for somebody who is in all of them."""
     now = _groups(accounts)
     if budget.filter is not None:
         return _total(budget, accounts, _cheapest([now], budget))
@@ -142,9 +134,6 @@ def over_periods(budget: Budget, accounts: Sequence[Account]) -> Total:
 
     Where rounds are chosen by results and the budget's filter does not allow all of them, a filter made afterwards
     proves nothing. Then ε and δ of the periods that have rounds are added up.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
     """
     limits = budget.filter
     if limits is None:
@@ -166,9 +155,6 @@ def priced(
         accounts: The accounts that count towards it.
         further: The further rounds.
         reserved: Number of rounds before these, for a filter (`State.reserved`); by default that of the accounts.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
     """
     before = sum(account.reserved for account in accounts) if reserved is None else reserved
     octaves = [None if budget.filter is None else octave_of(before + place) for place in range(len(further))]
@@ -185,9 +171,6 @@ def affordable(
     A proof about more rounds is one about these. So beyond 128 rounds a few more of the same kind are counted, 1 % at
     most, where the budget allows it, and there is nothing to prove for the next ones. A filter needs none of this: it
     adds up.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
     """
     first, *others = accounts
     kind, room = kind_of(event, event.survivors), first.room

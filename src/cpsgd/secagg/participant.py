@@ -415,8 +415,8 @@ class ClientState:
     """Everything a client must remember. Secrets are forgotten as soon as no later stage needs them.
 
     Attributes:
-        stage: What the client does next.
-        invitation: What it agreed to; None before.
+        stage: The client's next stage.
+        invitation: The invitation it agreed to; None before.
         channel_private: X25519 private key of the channels, until the shares are delivered.
         mask_private: X25519 private key of the masks, until the upload.
         signing_private: Ed25519 private key that was made for the round, until the survivors are signed; with a roster

@@ -68,7 +68,7 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: 
         scales = torch.empty(count, device=device)
         lengths = _lengths(device, dim, None)
         lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
-        _encode([rows, rows.stride(0)], scales, sums, encoding, first, dim, None)
+        _encode([rows, rows.stride(0)], scales, sums, encoding, first, None)
         return
     elif is_long(device, dim) and kernels.can_draw(rounding):
         long.add_rows(rows, sums, encoding, first)
@@ -86,7 +86,7 @@ def add_products(products: Products, sums: torch.Tensor, encoding: Encoding, fir
     scales = torch.empty(count, device=device)
     arguments = [factors, ends, scales, count, len(layout.layers), encoding.bound, encoding.unit]
     _lengths(device, layout.dim, layout)(grid=(-(-count // 8), 1, 1), block=(256, 1, 1), args=arguments)
-    _encode([factors, chunks, pairs], scales, sums, encoding, first, layout.dim, layout)
+    _encode([factors, chunks, pairs], scales, sums, encoding, first, layout)
 
 
 def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> None:
@@ -138,16 +138,10 @@ def is_long(device: torch.device, dim: int) -> bool:
 
 
 def _encode(
-    vectors: list[Any],
-    scales: torch.Tensor,
-    sums: torch.Tensor,
-    encoding: Encoding,
-    first: int,
-    dim: int,
-    layout: Layout | None,
+    vectors: list[Any], scales: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: int, layout: Layout | None
 ) -> None:
     device, count = sums.device, len(scales)
-    kernel = _fused(device, dim, encoding.rounding, layout)
+    kernel = _fused(device, len(sums), encoding.rounding, layout)
     blocks = min(torch.cuda.get_device_properties(device).multi_processor_count * kernel.blocks, count)
     arguments = [*vectors, scales, encoding.signs, sums, count, first, encoding.keys]
     if kernel.exact is not None:
@@ -159,45 +153,38 @@ def _encode(
 
 
 @dataclass(frozen=True)
-class FusedKernel:
-    """The fused kernel, compiled for one kind of vectors.
+class Kernel:
+    """A compiled kernel and its sizes.
 
     Attributes:
         launch: The kernel.
-        threads: Threads of a block.
-        blocks: Blocks that share a multiprocessor.
-        memory: Bytes of shared memory.
-        exact: The table for draws by inversion; None where there are none.
-        far_words: Words of a block's sums in global memory; 0 where they are in shared memory.
+        threads: Threads of a row in a block.
+        memory: Bytes of shared memory of a block.
+        rows: Rows of a block.
+        blocks: Blocks that share a multiprocessor, of the fused kernel.
+        exact: The table for draws by inversion; None if there are none.
+        far_words: Words of a block's sums in global memory; 0 if they are in shared memory.
     """
 
     launch: Any
     threads: int
-    blocks: int
     memory: int
-    exact: torch.Tensor | None
-    far_words: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """A kernel of `device_steps.cu`: the threads and rows of a block, and its bytes of shared memory."""
-
-    launch: Any
-    threads: int
-    rows: int
-    memory: int
+    rows: int = 1
+    blocks: int = 0
+    exact: torch.Tensor | None = None
+    far_words: int = 0
 
 
 # Kernels are kept forever, as recorded rounds refer to them by address.
 @cache
-def _fused(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> FusedKernel:
+def _fused(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> Kernel:
     size, rest, _ = plain.split(dim)
     threads, memory = size // 32, fused_memory(dim, rounding, layout)
     launch = kernels.compiled(device, "encode", _FUSED, _fused_names(dim, rounding, layout), memory)
     far = (32 + _tail_words(rounding, rest, size)) * threads if kernels.is_wide(rounding) else 0
     blocks = min(1024 // threads, max(1, kernels.shared_memory(device) // (memory + 1024)))
-    return FusedKernel(launch, threads, blocks, memory, kernels.exact_table(rounding, device), far)
+    exact = kernels.exact_table(rounding, device)
+    return Kernel(launch, threads, memory, blocks=blocks, exact=exact, far_words=far)
 
 
 @cache
@@ -218,28 +205,25 @@ def _fused_names(dim: int, rounding: Rounding, layout: Layout | None) -> dict[st
 
 
 def _factor_places(layout: Layout | None) -> int:
-    """Places of factors in shared memory, four of them free after each 32."""
+    """Returns the places of factors in shared memory, four of them free after each 32."""
     return (max(layout.factors if layout else 0, 32) * 36 // 32 + 35) // 4 * 4
 
 
 def _tail_words(rounding: Rounding, rest: int, size: int) -> int:
-    """Words of a thread's sums of the coordinates beyond the first 2^j, as the kernel's TAIL_WORDS."""
+    """Returns the words of a thread's sums of the coordinates beyond the first 2^j, the kernel's TAIL_WORDS."""
     whole = 32 if rest and size < 1 << _LARGEST else -(-rest // (size // 32))
     return kernels.sum_words(rounding, whole)
 
 
 @cache
-def _step(device: torch.device, kernel: str, log: int) -> Step:
+def _step(device: torch.device, kernel: str, log: int) -> Kernel:
     tile = max(log, 10)
     threads, memory = 1 << (tile - 5), 4 << log if log > 10 else 0
     # Rows of one warp share a block.
     rows = 4 if kernel == "rotate" and log <= 10 else 1
-    names = kernels.definitions(tile, log, _NONE) | {
-        "LOG": log,
-        "REGISTERS": 1 << min(5, max(0, log - 5)),
-        "PACK": rows,
-    }
-    return Step(kernels.compiled(device, kernel, _STEPS, names, memory), threads, rows, memory)
+    names = {"LOG": log, "REGISTERS": 1 << min(5, max(0, log - 5)), "PACK": rows}
+    names = kernels.definitions(tile, log, _NONE) | names
+    return Kernel(kernels.compiled(device, kernel, _STEPS, names, memory), threads, memory, rows)
 
 
 @cache
@@ -255,7 +239,7 @@ def _tosser(device: torch.device) -> Any:
 
 @cache
 def _tables(layout: Layout, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The factors to multiply: for chunks of 16 coordinates, for single ones, and where factors end."""
+    """Returns the factors to multiply, of chunks of 16 coordinates and of single ones, and the ends of factors."""
     chunks, pairs = chunk_tables(layout)
     ends = torch.tensor(layout.ends, dtype=torch.int32, device=device)
     return torch.from_numpy(chunks).to(device), torch.from_numpy(pairs).to(device), ends

@@ -31,6 +31,8 @@ _BLOCKS, _LAST_BLOCKS = 2, 3
 _PIECES, _FEWEST_ROWS = 8, 16
 # Draws that a block may postpone.
 _LATE = _TILE + 1024
+# The kernel of the last pass, its bytes of shared memory, and the table for draws by inversion.
+_Last = tuple[Any, int, torch.Tensor | None]
 
 
 def supports(dim: int) -> bool:
@@ -59,8 +61,8 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: plain.Encoding, f
     """Adds rows to `sums` as `device_plain.add_rows` does, with a rotation. The rows are overwritten."""
     assert encoding.signs is not None
     scales = _spread(rows, encoding.signs, encoding.bound, encoding.unit)
-    kernel, memory, exact = _finish(rows.device, _log(rows.shape[1]), encoding.rounding)
-    _last_pass(kernel, memory, rows, scales, sums, first, encoding.keys, exact)
+    last = _finish(rows.device, _log(rows.shape[1]), encoding.rounding)
+    _last_pass(last, rows, scales, sums, first, encoding.keys)
 
 
 def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> None:
@@ -68,7 +70,7 @@ def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit
     scales = _spread(rows, signs, bound, unit)
     nothing = torch.empty(0, dtype=torch.int64, device=rows.device)
     kernel = _pass(rows.device, _log(rows.shape[1]), "finish", WRITE=1)
-    _last_pass(kernel, 4 * _TILE, rows, scales, nothing, 0, nothing, None)
+    _last_pass((kernel, 4 * _TILE, None), rows, scales, nothing, 0, nothing)
 
 
 def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
@@ -132,16 +134,9 @@ def _launch(kernel: Any, rows: torch.Tensor, arguments: list[Any], memory: int =
 
 
 def _last_pass(
-    kernel: Any,
-    memory: int,
-    rows: torch.Tensor,
-    scales: torch.Tensor,
-    sums: torch.Tensor,
-    first: int,
-    keys: torch.Tensor,
-    exact: torch.Tensor | None,
+    last: _Last, rows: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, first: int, keys: torch.Tensor
 ) -> None:
-    (count, dim), device = rows.shape, rows.device
+    (count, dim), device, (kernel, memory, exact) = rows.shape, rows.device, last
     rest = dim - (1 << _log(dim))
     blocks = _LAST_BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
     tiles = -(-dim // _TILE)
@@ -179,8 +174,7 @@ def _pass(device: torch.device, log: int, kernel: str, **names: int) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _finish(device: torch.device, log: int, rounding: Rounding) -> tuple[Any, int, torch.Tensor | None]:
-    """Returns the kernel of the last pass, its bytes of shared memory, and the table for draws by inversion."""
+def _finish(device: torch.device, log: int, rounding: Rounding) -> _Last:
     names = _definitions(log, rounding, _LAST_BLOCKS) | {"WRITE": 0}
     memory = 4 * (_TILE + kernels.sum_words(rounding, 32) * _THREADS) + kernels.table_bytes(rounding)
     kernel = kernels.compiled(device, "finish", _FILES, names, memory)

@@ -47,7 +47,7 @@ class CpsgdController(ModelController):
     be too little for the plan's guarantee.
 
     Attributes:
-        reports: What became of each round so far.
+        reports: Report of each round so far.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CpsgdController(ModelController):
             examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`, or of `plan_examples`: dropout, bits, clip_norm and so on;
                 `colluding` is 1 unless it is given here.
-            apply: What the mean update does to the model; by default it is added. Privacy does not depend on it.
+            apply: Moves the model by the mean update; by default it is added. Privacy does not depend on it.
             secure: Sums by secure aggregation. Without, the server sees each client's noisy message.
             roster: File with the public keys of all clients; empty for none.
             ledger: File of a privacy ledger; empty for none.
