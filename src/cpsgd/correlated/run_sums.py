@@ -27,6 +27,7 @@ from cpsgd.correlated.draws import FINER_BITS, OWN_BITS, draw
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, LEAST_RATIO
 from cpsgd.mechanisms.memory import Simulated
+from cpsgd.mechanisms.noise import FEW_CLIENTS
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from cpsgd.correlated.mechanism import CorrelatedGaussian
 
 Points = NDArray[np.int64]
-
-FEW_CLIENTS = 32
-"""Up to so many clients the rounding of each is drawn by itself."""
 
 # The deviation of the finest draws, in points.
 _LEAST = LEAST_RATIO * CELL

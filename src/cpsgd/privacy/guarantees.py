@@ -170,6 +170,7 @@ def guarantee(
         return _proved(subject, delta)
     if surviving == 0:
         raise ConditionError("No client's noise is in the sum (surviving=0): there is no privacy.")
+    _validate.integer("colluding", colluding, low=0, high=subject.clients if surviving is None else surviving)
     return _proved(Run.of(subject, adjacency=adjacency, surviving=surviving, colluding=colluding), delta)
 
 

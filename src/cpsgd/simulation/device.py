@@ -20,6 +20,7 @@ import os
 import struct
 from types import ModuleType
 from typing import Any
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,9 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, wire
-from cpsgd.correlated.device_sums import DeviceLineages
-from cpsgd.correlated.run_sums import FEW_CLIENTS
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms.law import Normal
-from cpsgd.mechanisms.noise import FairCoins, SumRounding
+from cpsgd.mechanisms.noise import FEW_CLIENTS, FairCoins, SumRounding
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.simulation import device_cuda
@@ -48,6 +47,20 @@ def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Returns a copy of an array on a device, without waiting for the device's earlier work."""
     tensor = torch.tensor(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class DeviceSource(TypingProtocol):
+    """The source of the noise of a round's sum on a device."""
+
+    @property
+    def variance(self) -> float:
+        """The noise's variance per client."""
+
+    def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
+        """Describes the fresh noise of `count` clients to a device; None where the host must draw it."""
+
+    def before_rounding(self, round: int, count: int) -> torch.Tensor | float:
+        """Returns the noise that other rounds share, to be added before rounding, in grid points."""
 
 
 class DeviceRound:
@@ -70,7 +83,7 @@ class DeviceRound:
         device: torch.device | str,
         kernels: ModuleType | None = None,
         first: int = 0,
-        source: DeviceLineages | None = None,
+        source: DeviceSource | None = None,
     ) -> None:
         """Starts an empty round.
 
@@ -104,7 +117,7 @@ class DeviceRound:
         self.device = self._sums.device
         self._kernels = kernels or (device_cuda if device_cuda.runs_on(self.device) else plain)
         self._mean: torch.Tensor | None = None
-        self.source: FreshNoise | DeviceLineages = FreshNoise(protocol.mechanism) if source is None else source
+        self.source: DeviceSource = FreshNoise(protocol.mechanism) if source is None else source
         self.take_inputs(carried(self.inputs(self.round, self._seed), self.device))
 
     def inputs(self, round: int, seed: int) -> NDArray[np.uint8]:
