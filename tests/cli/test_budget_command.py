@@ -166,8 +166,8 @@ def test_what_was_reserved_and_not_released_is_shown(budget: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--ledger", "b.ledger"), "--population"),
-        (("--population", "people"), "--ledger"),
+        (("--ledger", "b.ledger"), "both ledger and population"),
+        (("--population", "people"), "both ledger and population"),
         (("--ledger", "b.ledger", "--population", "nobody"), "no budget for 'nobody'"),
         (("--ledger", "none.ledger", "--population", "people"), "no ledger at none.ledger"),
         (("--ledger", "table.npy", "--population", "people"), "not a ledger"),

@@ -14,9 +14,8 @@ from torch import nn
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning import models
-from cpsgd.learning.architecture import rehearse
 from cpsgd.learning.datasets.populations import Batch
-from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.learning.gradients import ClientUpdates, rehearse
 from cpsgd.learning.models import check_model, trainable
 from cpsgd.learning.option_groups import ClientOptions
 from tests.learning.nets import Recurrent, Transformer, cnn, low_rank

@@ -19,6 +19,12 @@ from cpsgd.codec._kernels.accounting_twin import log_averages as log_averages
 from cpsgd.codec._kernels.accounting_twin import log_sums as log_sums
 from cpsgd.codec._kernels.accounting_twin import tilted_sums as tilted_sums
 from cpsgd.codec._kernels.by_values import ByValues
+from cpsgd.codec._kernels.modular_twin import extension_product as extension_product
+from cpsgd.codec._kernels.modular_twin import modular_gram as modular_gram
+from cpsgd.codec._kernels.modular_twin import modular_polynomial as modular_polynomial
+from cpsgd.codec._kernels.modular_twin import modular_product as modular_product
+from cpsgd.codec._kernels.modular_twin import modular_sum as modular_sum
+from cpsgd.codec._kernels.modular_twin import uniform_elements as uniform_elements
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Sums = NDArray[np.uint32] | NDArray[np.uint64]
