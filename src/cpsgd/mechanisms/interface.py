@@ -219,7 +219,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def kernel(self) -> Any:
-        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.Kernel`, or a `FloatKernel`."""
+        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.RoundingKernel`, or a `FloatKernel`."""
 
     @property
     @abstractmethod
