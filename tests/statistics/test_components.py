@@ -210,7 +210,7 @@ def test_angles() -> None:
     [
         ({"components": 9}, ParameterError, "components"),
         ({"epsilon": -1.0}, ParameterError, "epsilon"),
-        ({"delta": 0.0}, ParameterError, "delta"),
+        ({"delta": -1e-9}, ParameterError, "delta"),
         ({"bits": 0.0}, ParameterError, "bits"),
         ({"mean": np.zeros(3)}, VectorError, "origin"),
         ({"points": np.where(np.eye(DIM, k=-2), np.nan, 0.1)}, VectorError, "Row 2 is NaN or infinite at coordinate 0"),

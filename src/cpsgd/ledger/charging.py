@@ -334,7 +334,7 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
         return _Proof(0.0, "nothing spent", "nothing was released", 0.0)
     overflow = math.fsum(count * max(kind.overflow for kind in kinds) for kinds, count in groups) * (1.0 + 1e-12)
     left = (delta - overflow) * (1.0 - 1e-15) if overflow else delta
-    if left <= 0.0:
+    if overflow and left <= 0.0:
         raise ConditionError(f"The rounds' chances of drawing too many clients alone spend δ={delta:g}.")
     found = _proved(groups, left, adjacency)
     if not found.epsilon < LARGEST_EPSILON:

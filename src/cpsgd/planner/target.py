@@ -69,6 +69,12 @@ class Target:
         """The largest μ of one round of an exactly Gaussian mechanism, which has no tails to pay for."""
         return gaussian_mu(self.run(Gaussian(sigma=1.0)), self.claim)
 
+    @property
+    def laplace_spread(self) -> float:
+        """b, the spread of Laplace noise that keeps (ε, 0) over all rounds: Δ₁ is at most √d Δ."""
+        rounds = self.conditions.participation.counted_rounds(self.conditions.rounds)
+        return rounds * math.sqrt(self.dim) * self.distance / self.claim.epsilon
+
     @cached_property
     def variation(self) -> float:
         """The total variation per draw that a sampler may have."""

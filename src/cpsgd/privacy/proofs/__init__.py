@@ -48,7 +48,7 @@ def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, 
     found: Found = {}
     winner: tuple[Proof, Proved] | None = None
     for proof in supporting(run):
-        if proof.effort > most_effort:
+        if proof.effort > most_effort or (delta == 0.0 and not proof.pure):
             continue
         below = math.inf if winner is None else winner[1].epsilon
         try:
@@ -59,6 +59,11 @@ def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, 
         found[proof.label(run)] = proved
         if not proof.comparison and proved.epsilon < below:
             winner = proof, proved
+    if winner is None and delta == 0.0:
+        raise ConditionError(
+            f"The noise of {run.protocol.mechanism.name} has no pure differential privacy (δ = 0); allow a delta above "
+            "0, or use a mechanism that has it (discrete-laplace)."
+        )
     if winner is None:
         comparisons = {proof.label(run) for proof in supporting(run) if proof.comparison}
         reasons = [f"  {label}: {reason}" for label, reason in found.items() if label not in comparisons]
@@ -81,6 +86,8 @@ def round_cost(run: Run, tail: float) -> Rounds:
     owner = _owner(run, "cost")
     if owner is None:
         raise ConditionError("These rounds have no equivalent Gaussian.")
+    if tail == 0.0 and not owner.pure:
+        raise ConditionError("Nothing is proved about these rounds at δ = 0; allow a delta above 0.")
     return owner.cost(run, tail)
 
 
