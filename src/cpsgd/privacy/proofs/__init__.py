@@ -100,6 +100,8 @@ def joint_cost(run: Run, tail: float) -> Rounds:
     owner = _owner(run, "joint_cost")
     if owner is None:
         raise ConditionError("These rounds have no smoothed certificate.")
+    if tail == 0.0:
+        raise ConditionError("Nothing is proved about these rounds at δ = 0; allow a delta above 0.")
     return owner.joint_cost(run, tail)
 
 
