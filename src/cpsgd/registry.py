@@ -29,6 +29,7 @@ from cpsgd.mechanisms import (
     Skellam,
 )
 from cpsgd.mechanisms.base import RANGES
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     mechanism.name: mechanism
@@ -42,6 +43,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         LazyCoins,
         RoundedGaussian,
         CorrelatedGaussian,
+        DiscreteLaplace,
     )
 }
 """All mechanisms, by name."""
