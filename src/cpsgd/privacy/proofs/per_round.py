@@ -26,8 +26,9 @@ from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.proofs import base, best
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import best
+from cpsgd.privacy.proofs import interface as base
+from cpsgd.privacy.proofs.interface import Proof, Proved
 from cpsgd.run import Run
 
 CITATION = "Kairouz, Oh, Viswanath (2017), The Composition Theorem for Differential Privacy, Theorem 3.3"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cpsgd.errors import ConditionError
-from cpsgd.privacy.proofs import base
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import interface as base
+from cpsgd.privacy.proofs.interface import Proof, Proved
 from cpsgd.privacy.proofs.per_round import CITATION, check_composable, optimal_composition
 from cpsgd.registry import MECHANISMS
 from cpsgd.run import Run
