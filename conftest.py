@@ -25,7 +25,14 @@ ROOT = Path(__file__).parent
 MAY_NEED = {
     "griffe": ("docs",),
     "flwr": ("engines/flower", "docs"),
-    "httpx": ("cli/test_dashboard_command.py", "dashboard"),
+    "httpx": (
+        "cli/test_dashboard_command.py",
+        "cli/test_pair_commands.py",
+        "dashboard",
+        "engines/pair",
+        "examples",
+        "docs",
+    ),
     "jinja2": ("cli/test_train_command.py", "cli/test_dashboard_command.py", "cli/test_train_own.py", "dashboard"),
     "matplotlib": ("docs", "reports", "reproduction"),
     "mkdocs": ("docs",),
@@ -44,7 +51,15 @@ MAY_NEED = {
         "docs",
     ),
     "selenium": ("dashboard",),
-    "starlette": ("cli/test_dashboard_command.py", "dashboard"),
+    "psycopg": ("engines/pair",),
+    "starlette": (
+        "cli/test_dashboard_command.py",
+        "cli/test_pair_commands.py",
+        "dashboard",
+        "engines/pair",
+        "examples",
+        "docs",
+    ),
     "torch": (
         *("_torch.py", "cli/test_train_command.py", "compatibility", "engines", "fuzz", "learning", "reproduction"),
         *(
@@ -57,7 +72,14 @@ MAY_NEED = {
             "docs",
         ),
     ),
-    "uvicorn": ("cli/test_dashboard_command.py", "dashboard"),
+    "uvicorn": (
+        "cli/test_dashboard_command.py",
+        "cli/test_pair_commands.py",
+        "dashboard",
+        "engines/pair",
+        "examples",
+        "docs",
+    ),
 }
 
 BASES = (ROOT, ROOT / "src" / "cpsgd", ROOT / "tests")

@@ -1,1 +1,1 @@
-"""Measurements that `make bench` runs. A package, as others install folders of this name, too."""
+"""Measurements that `make bench` runs. A package, since other projects install folders of this name."""

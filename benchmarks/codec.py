@@ -1,4 +1,4 @@
-"""How fast the codec is, as ratios to memcpy and to NumPy measured in the same run. `make bench` runs this.
+"""Measures the speed of the codec, as ratios to memcpy and to NumPy measured in the same run. `make bench` runs this.
 
 Times are the best of many repetitions, one thread unless said otherwise, in nanoseconds per coordinate: machines are
 noisy, and the best is the least so. The contenders of a row take turns, so that a slow moment hits all of them; within
@@ -37,7 +37,7 @@ console = Console(width=110)
 
 
 def numpy_hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """In-place Walsh–Hadamard transform as one writes it in NumPy."""
+    """Applies the Walsh–Hadamard transform in place, in plain NumPy."""
     distance = 1
     while distance < x.size:
         pairs = x.reshape(-1, 2, distance)
@@ -51,7 +51,7 @@ def numpy_hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def numpy_pipeline(
     x: NDArray[np.float32], protocol: Protocol, signs: NDArray[np.float32], random: np.random.Generator
 ) -> bytes:
-    """The same protocol as one writes it in NumPy: padded rotation, float rounding, Generator.binomial, nibbles."""
+    """Encodes in plain NumPy: padded rotation, float rounding, Generator.binomial, nibbles."""
     padded = np.zeros(signs.size, np.float32)
     padded[: x.size] = x * min(1.0, protocol.clip_norm / float(np.linalg.norm(x)))
     rotated = numpy_hadamard(padded * signs)[: x.size] / np.float32(signs.size**0.5)
@@ -68,19 +68,19 @@ def numpy_clip(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def numpy_gaussian(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Local differential privacy as it is usually done (Flower's mod, for one): clip, add np.random.normal."""
+    """Clips and adds np.random.normal: local differential privacy as in Flower's mod."""
     return numpy_clip(x) + np.random.normal(0.0, 0.1, x.size).astype(np.float32)  # noqa: NPY002
 
 
 def numpy_fast_gaussian(x: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.float32]:
-    """The same with the fastest normal generator NumPy has."""
+    """Does the same with NumPy's fastest generator of normal numbers."""
     return numpy_clip(x) + np.float32(0.1) * random.standard_normal(x.size, dtype=np.float32)
 
 
 def best_times(
     contenders: dict[str, Callable[[], object]], seconds: float, once: Collection[str] = ()
 ) -> dict[str, float]:
-    """The shortest time of each contender over turns of five runs each, or one of those that take long."""
+    """Returns the shortest time of each contender over turns of five runs, or of one run if it takes long."""
     best = dict.fromkeys(contenders, float("inf"))
     end = time.perf_counter() + seconds
     while True:
@@ -94,7 +94,7 @@ def best_times(
 
 
 def measure(dim: int, seconds: float, with_numpy: bool) -> dict[str, float]:
-    """Nanoseconds per coordinate of every stage at this dimension."""
+    """Returns the nanoseconds per coordinate of every stage at this dimension."""
     random = np.random.default_rng(0)
     x = random.standard_normal(dim).astype(np.float32)
     out = np.empty_like(x)
@@ -134,7 +134,7 @@ def measure(dim: int, seconds: float, with_numpy: bool) -> dict[str, float]:
 
 
 def thread_speedup(dim: int, seconds: float) -> dict[str, float]:
-    """How much faster two threads of `encode_many` are than one: on the clock, and by the processor time they take.
+    """Returns the speed-up of two threads of `encode_many` over one: in wall time, and in processor time.
 
     On a machine that others use as well the clock says little. Processor time that does not grow with the number of
     threads says that they do not stand in each other's way, though not how long they wait for the interpreter lock.
@@ -154,7 +154,7 @@ def thread_speedup(dim: int, seconds: float) -> dict[str, float]:
 
 
 def process_speedup(dim: int, seconds: float) -> float:
-    """How much faster two processes that share nothing but the machine encode a batch than one: the threads' floor."""
+    """Returns the speed-up of two independent processes over one when encoding a batch: the bound for threads."""
     protocol = Protocol.rotated_binomial(clients=64, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS)
     batch = np.random.default_rng(0).standard_normal((32, dim)).astype(np.float32)
 
@@ -186,7 +186,7 @@ def process_speedup(dim: int, seconds: float) -> float:
 
 
 def encode_memory(dim: int) -> float:
-    """Peak memory of a thread's first encode beside its output, as a multiple of the input's bytes."""
+    """Returns the peak memory of a thread's first encode beside its output, over the input's bytes."""
     protocol = Protocol.rotated_binomial(clients=64, dim=dim, clip_norm=1.0, levels=LEVELS, trials=TRIALS)
     x = np.zeros(dim, np.float32)
     protocol.encode(x, ROUND)
@@ -205,7 +205,7 @@ def encode_memory(dim: int) -> float:
 
 
 def avx2_only(seconds: float) -> dict[str, float] | None:
-    """The measurements at 2^20 in a process that may use AVX2 but not AVX-512."""
+    """Returns the measurements at 2^20 in a process without AVX-512, but with AVX2."""
     if "avx2" not in kernels.supported_levels():
         return None
     command = [sys.executable, __file__, "--one", str(2**20), "--seconds", str(seconds)]

@@ -1,4 +1,4 @@
-"""How fast infinite data sets make samples, as ratios to memcpy of their pixels measured in the same run.
+"""Measures how fast infinite data sets make samples, as ratios to memcpy of their pixels measured in the same run.
 
 One thread. Times are the best of many repetitions; contenders take turns, so that a slow moment hits all of them.
 Without MNIST's files images of noise stand in for it: the work does not depend on what is on them.
@@ -34,7 +34,7 @@ def mnist_or_noise() -> ImageDataset:
 
 
 def measure(data: InfiniteDataset, seconds: float) -> dict[str, float]:
-    """Seconds a batch of every way to make one, and the peak memory beside a batch of images as `memory` (bytes)."""
+    """Returns seconds per batch of each method, and as `memory` the peak bytes beside a batch of images."""
     in_order = 70_000 + np.arange(BATCH)
     anywhere = np.random.default_rng(0).integers(70_000, data.size, BATCH)
     images = data.images(in_order)[1]

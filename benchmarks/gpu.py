@@ -1,4 +1,4 @@
-"""A round on a GPU, stage by stage beside its floor, by mechanism, and how it grows with clients and dimension.
+"""Measures a round on a GPU: by stage, by mechanism, and by numbers of clients and coordinates.
 
 Floors are the bytes a stage must move over the copy bandwidth measured here. Where vectors are made, rotated, rounded
 and added up without being written, the floor is the time of the additions of their transforms, two of 2^15 points each.
@@ -48,7 +48,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "0.05 bit, sampled": SampledCoins(rate=0.05, theta=0.45, coordinate_range=REACH),
     "11 bits, Gaussian": RoundedGaussian(noise_deviation=90.0, step=6.3e-4, window=1920, coordinate_range=2 * REACH),
 }
-"""About what the planner picks for ε = 2."""
+"""Parameters close to those that the planner chooses for ε = 2."""
 EPOCHS: dict[str, dict[str, Any]] = {
     "1 bit, coins": {"bits": 1},
     "4 bits, binomial": {"bits": 4, "mechanism": "binomial"},
@@ -57,14 +57,14 @@ EPOCHS: dict[str, dict[str, Any]] = {
     "12 bits, 8 bands": {"bits": 12, "correlated": 8},
     "12 bits, 32 bands": {"bits": 12, "correlated": 32},
 }
-"""What is planned for the paper's epoch, with ε = 2 and δ = 1e-9."""
+"""Requirements of the paper's epoch, with ε = 2 and δ = 1e-9."""
 GIGA = 1e9
-# Of NVIDIA's GPUs from capability 8.6 on: additions of a multiprocessor in a cycle; and cycles in a millisecond.
+# NVIDIA GPUs from capability 8.6 on: additions of a multiprocessor per cycle, and cycles per millisecond.
 LANES, CLOCK = 128, 1.98e6
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
-    """Median time of `work` on the device, after two rounds of warm-up."""
+    """Returns the median time of `work` on the device, after two rounds of warm-up."""
     times: list[float] = []
     for number in range(repeats + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -78,14 +78,14 @@ def milliseconds(work: Callable[[], object], repeats: int = 11) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written per millisecond by a large copy."""
+    """Returns the bytes read and written per millisecond by a large copy."""
     source = torch.randn(1 << 29, device=DEVICE)
     target = torch.empty_like(source)
     return 2.0 * source.numel() * 4 / milliseconds(lambda: target.copy_(source))
 
 
 def stages(bandwidth: float) -> list[dict[str, Any]]:
-    """Each stage of the paper's round."""
+    """Measures each stage of the paper's round."""
     data = load("infinite-mnist", clients=25_000_000)
     source = on_device(data, DEVICE)
     model = mlp(784, 10, seed=0).to(DEVICE)
@@ -154,7 +154,7 @@ def stages(bandwidth: float) -> list[dict[str, Any]]:
 
 
 def whole_rounds() -> list[dict[str, Any]]:
-    """A round of the paper's size for each mechanism, from vectors on the device to their mean."""
+    """Measures a round of the paper's size for each mechanism, from vectors on the device to their mean."""
     rows = torch.randn(COHORT, -(-DIM // 32) * 32, device=DEVICE)[:, :DIM]
     found = []
     for name, mechanism in MECHANISMS.items():
@@ -170,7 +170,7 @@ def whole_rounds() -> list[dict[str, Any]]:
 
 
 def scaling(bandwidth: float) -> list[dict[str, Any]]:
-    """Rounds from vectors on the device to their mean, of several sizes.
+    """Measures rounds of several sizes, from vectors on the device to their mean.
 
     The same measure for all: vectors are given in chunks of at most 2 GiB, and clipped, rotated, rounded and added up;
     then the noise of the sum is drawn and the mean is rotated back. Dimensions are compared by rounds of as many
@@ -209,7 +209,7 @@ def scaling(bandwidth: float) -> list[dict[str, Any]]:
 
 
 def _round_time(protocol: Protocol, rows: torch.Tensor, clients: int) -> float:
-    """Milliseconds of a round; new vectors are drawn for each chunk, which takes none of them."""
+    """Returns the milliseconds of a round, without drawing new vectors for each chunk."""
     times = [0.0]
 
     def timed(work: Callable[[], object]) -> None:
@@ -241,7 +241,7 @@ class Transformer(torch.nn.Module):
         self.out = torch.nn.Linear(128, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Scores of ten classes."""
+        """Returns the scores of ten classes."""
         found: torch.Tensor = self.out(self.layers(self.tokens(tokens) + self.places).mean(dim=1))
         return found
 
@@ -254,7 +254,7 @@ def convolutions() -> torch.nn.Module:
 
 
 def models(clients: int = 1_000, rounds: int = 40) -> list[dict[str, Any]]:
-    """Rounds per second of a `Trainer`, a client with one example each: private, and without privacy.
+    """Measures the rounds per second of a `Trainer` with one example per client, private and without privacy.
 
     Without privacy a round is the mean of clipped updates, as `NoPrivacy` has it; and for comparison a step of ordinary
     SGD on the same examples, one batch, which clips nobody. All move a round's examples to the GPU.
@@ -299,7 +299,7 @@ def models(clients: int = 1_000, rounds: int = 40) -> list[dict[str, Any]]:
 
 
 def epochs(runs: int = 3) -> list[dict[str, Any]]:
-    """Seconds of the paper's epoch, from the first round to the last, for several plans; each is run several times.
+    """Measures the paper's epoch, from the first round to the last, for several plans, several times each.
 
     With an evaluation and a checkpoint after every 50 rounds, the run's folder in memory, and every round charged. In
     the first run kernels are compiled, too.
@@ -332,7 +332,7 @@ def epochs(runs: int = 3) -> list[dict[str, Any]]:
 
 
 def _milliseconds_each(work: Callable[[], object], before: int, times: int) -> float:
-    """Wall-clock time of `work`, which may run on after it was asked for, after `before` others."""
+    """Returns the wall-clock time of `work`, which may be asynchronous, after `before` runs."""
     for _ in range(before):
         work()
     torch.cuda.synchronize()
@@ -357,7 +357,7 @@ def _ordinary_step(model: torch.nn.Module, data: Dataset, clients: int) -> Calla
 
 
 def measured_rounds() -> dict[str, Any]:
-    """Stages, rounds by mechanism, and rounds of other sizes."""
+    """Measures stages, rounds by mechanism, and rounds of other sizes."""
     bandwidth = copy_bandwidth()
     return {
         "device": torch.cuda.get_device_name(DEVICE),

@@ -1,4 +1,4 @@
-"""How cost grows with clients and with coordinates, beside the machine's floor: a table and a picture.
+"""Measures the growth of costs with clients and coordinates, beside the machine's floor: a table and a picture.
 
 Clients: a simulated round (`RoundSimulator`), every client's vector clipped, rotated and rounded. The same thousand
 vectors are added again and again, so that no time goes into making them, and memory does not grow. Coordinates: one
@@ -36,19 +36,19 @@ LEVELS, TRIALS, ROUND = 2, 14, 0
 DIM, CHUNK = 1_000, 1_000
 SIZES = tuple(10**power for power in range(3, 9))
 BILLION = 10**9
-# A size gets turns for so many seconds, at most so many and at least one.
+# Seconds for the turns of a size, and the most turns; there is at least one.
 TURN_SECONDS, MOST_TURNS = 2.0, 7
 # Bytes per coordinate of all that is held at the largest dimension: the vector, its copy, scratch, sums, message.
 BYTES = 32
 # Numbers that a device holds at once.
 AT_ONCE = 1 << 28
-# Calls on short vectors are repeated, up to so many coordinates in a turn: the clock itself takes half a microsecond.
+# Calls on short vectors are repeated, up to this many coordinates per turn: the clock itself takes half a microsecond.
 REPEATED = 10**5
 Row = dict[str, Any]
 
 
 class NotRunError(Exception):
-    """A size that cannot be measured here, and why."""
+    """A size that cannot be measured here, with the reason."""
 
 
 def best_times(
@@ -57,7 +57,7 @@ def best_times(
     repeats: int = 1,
     clock: Callable[[], float] = time.process_time,
 ) -> tuple[dict[str, float], int]:
-    """The shortest time of each contender over turns of so many runs, and how many turns there were.
+    """Returns the shortest time of each contender over turns of several runs, and the number of turns.
 
     After the first run of a turn a contender finds its own data in the cache. A run is of so many calls.
     """
@@ -89,7 +89,7 @@ def random_rows(count: int, dim: int) -> Any:
 
 
 def simulated_round(clients: int, dim: int) -> tuple[dict[str, float], int]:
-    """Seconds of a round of so many clients, and of copying their vectors."""
+    """Returns the seconds of a round of this many clients, and of copying their vectors."""
     rows, protocol = random_rows(min(CHUNK, clients), dim), protocol_of(clients, dim)
     copy = np.zeros_like(rows)
 
@@ -107,7 +107,7 @@ def simulated_round(clients: int, dim: int) -> tuple[dict[str, float], int]:
 
 
 def one_message(dim: int) -> tuple[dict[str, float], int]:
-    """Seconds of encoding a message, adding it and decoding the sum, and of copying the vector."""
+    """Returns the seconds of encoding a message, adding it and decoding the sum, and of copying the vector."""
     protocol, vector = protocol_of(1_000, dim), random_rows(1, dim)[0]
     copy, aggregator = np.zeros_like(vector), Aggregator(protocol, ROUND)
     aggregator.add(protocol.encode(vector, ROUND))
@@ -125,7 +125,7 @@ def one_message(dim: int) -> tuple[dict[str, float], int]:
 
 
 def device_round(clients: int, dim: int, device: str = "cuda") -> tuple[dict[str, float], int]:
-    """Seconds of a round on a device, from vectors that are there to their mean, and of copying them there."""
+    """Returns the seconds of a round on a device, from vectors there to their mean, and of copying vectors there."""
     import torch
 
     from cpsgd.simulation.device import DeviceRound
@@ -164,7 +164,7 @@ def device_round(clients: int, dim: int, device: str = "cuda") -> tuple[dict[str
 def grow(
     axis: str, sizes: Sequence[int], measure: Callable[[int], tuple[dict[str, float], int]], limit: float, free: float
 ) -> list[Row]:
-    """A row per size: what was measured, or why it was not."""
+    """Returns a row per size: the measurement, or the reason why there is none."""
     rows: list[Row] = []
     cost = 0.0
     for size in track(sizes, axis, console=Console(stderr=True), transient=True):
@@ -187,7 +187,7 @@ def grow(
 
 
 def billion(rows: Sequence[Row]) -> Row | None:
-    """The time of a billion clients at the cost of the most that were run; not measured."""
+    """Returns the time of a billion clients, extrapolated from the largest measurement."""
     run = [row for row in rows if "seconds" in row]
     if not run:
         return None
@@ -196,7 +196,7 @@ def billion(rows: Sequence[Row]) -> Row | None:
 
 
 def free_memory() -> float:
-    """Bytes that could be had, as Linux estimates it; elsewhere half of all."""
+    """Returns the available bytes of memory, as Linux estimates them; elsewhere half of all."""
     found = Path("/proc/meminfo")
     if found.exists():
         lines = dict(line.split(":") for line in found.read_text(encoding="ascii").splitlines())
@@ -213,7 +213,7 @@ def has_cuda() -> bool:
 
 
 def measured_here(client_sizes: Sequence[int], dimensions: Sequence[int], limit: float, dim: int = DIM) -> Row:
-    """The tables of this machine."""
+    """Returns the tables of this machine."""
     free = free_memory()
     tables = {
         "clients": grow("clients", client_sizes, lambda size: simulated_round(size, dim), limit, free),
@@ -236,7 +236,7 @@ def measured_here(client_sizes: Sequence[int], dimensions: Sequence[int], limit:
 def measured_on(
     device: str, client_sizes: Sequence[int], dimensions: Sequence[int], limit: float, dim: int = DIM
 ) -> Row:
-    """The tables of a device."""
+    """Returns the tables of a device."""
     free = free_memory()
 
     # A device takes many clients at once: with few coordinates a single one would measure launches.
@@ -268,7 +268,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The tables for people."""
+    """Prints the tables."""
     dim, machine, device = report["coordinates per client"], report["machine"], report["device"]
     lines = [
         f"{machine['threads']} processors, {machine['simd']}, load {machine['load']:.1f}. Minima over turns,"
@@ -304,7 +304,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _cells(row: Row, coordinates: int) -> list[str]:
-    """Time, nanoseconds per coordinate, memcpy and the ratio; or why there is none."""
+    """Returns time, nanoseconds per coordinate, memcpy and the ratio, or the reason why there are none."""
     if "seconds" not in row:
         return [f"not run: {row['not_run']}", "–", "–", "–"]
     return [
@@ -316,7 +316,7 @@ def _cells(row: Row, coordinates: int) -> list[str]:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Time against clients and against coordinates, with memcpy; dotted lines are exactly linear."""
+    """Draws time against clients and against coordinates, with memcpy; dotted lines are exactly linear."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")

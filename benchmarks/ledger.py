@@ -1,4 +1,4 @@
-"""What a charge and opening cost, by the number of entries on the ledger.
+"""Measures the cost of a charge and of opening a ledger, by its number of entries.
 
     python benchmarks/ledger.py 10000 1000000 --folder /dev/shm
 
@@ -31,7 +31,7 @@ NOW = "2026-01-01T00:00:00.000+00:00"
 
 
 def build(path: Path, entries: int) -> None:
-    """A ledger with so many rounds, each released, and a snapshot after the last but one."""
+    """Makes a ledger of released rounds, with a snapshot after the last but one."""
     ledger = Ledger(path)
     ledger.create(Budget(population="people", epsilon=100.0, delta=1e-6))
     head = ledger.head
@@ -76,7 +76,7 @@ def build(path: Path, entries: int) -> None:
 
 
 def _template(record: dict[str, object], field: str) -> tuple[str, str, str]:
-    """The canonical text around its number and its event's field."""
+    """Returns the canonical text around the record's number and its event's field."""
     event = {**json.loads(json.dumps(record["event"])), field: -77}
     text = canonical({**record, "event": event, "number": -88, "time": NOW})
     places = sorted((text.index(mark), mark) for mark in ("-77", "-88"))
@@ -87,7 +87,7 @@ def _template(record: dict[str, object], field: str) -> tuple[str, str, str]:
 
 
 def median(work: Callable[[int], object], repeats: int) -> float:
-    """Milliseconds."""
+    """Returns the milliseconds that `work` takes."""
     times = []
     for number in range(repeats):
         start = time.perf_counter()
@@ -97,7 +97,7 @@ def median(work: Callable[[int], object], repeats: int) -> float:
 
 
 def disk(folder: Path) -> float:
-    """Milliseconds of a transaction of one row."""
+    """Returns the milliseconds of a transaction of one row."""
     with closing(sqlite3.connect(folder / "disk", isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("CREATE TABLE t (x)")
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def measure(folder: Path, entries: int, *, verify: bool) -> dict[str, float]:
-    """One line."""
+    """Returns the measurements for one number of entries."""
     path = folder / "budgets.ledger"
     build(path, entries)
     ledger = Ledger(path)
@@ -142,7 +142,7 @@ def measure(folder: Path, entries: int, *, verify: bool) -> dict[str, float]:
 
 
 def event_of(run: str, round: int) -> RoundEvent:
-    """A round of the same kind."""
+    """Returns a round of the same kind."""
     return RoundEvent(PROTOCOL, survivors=9_000, run=run, round=round)
 
 

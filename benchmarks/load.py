@@ -1,4 +1,4 @@
-"""A long round: one aggregator takes 10,000 messages of a million coordinates, and its rate and memory are watched.
+"""Measures rate and memory of an aggregator that takes 10,000 messages of a million coordinates.
 
 Sixteen clients really encode; the other messages are theirs under new ids, with the checksum made right again, so that
 what is measured is the server. Two threads feed it. At the end the sums are compared with what they must be.
@@ -25,12 +25,12 @@ ROUND, DISTINCT, REPORTS = 3, 16, 10
 
 
 def memory() -> int:
-    """Bytes of this process that are in memory now."""
+    """Returns the bytes of this process that are in memory now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def renamed(message: bytes, protocol: Protocol) -> bytes:
-    """The message under a new id."""
+    """Returns the message with a new id."""
     buffer = np.frombuffer(message, dtype=np.uint8).copy()
     wire.write_header(
         buffer,
@@ -44,7 +44,7 @@ def renamed(message: bytes, protocol: Protocol) -> bytes:
 
 
 def measure(dim: int, messages: int, threads: int) -> tuple[list[dict[str, float]], bool]:
-    """Figures along the way, and whether the sums are right."""
+    """Returns measurements along the way, and whether the sums are right."""
     protocol = Protocol.rotated_binomial(clients=messages, dim=dim, clip_norm=1.0, levels=3, trials=13)
     generator = np.random.default_rng(0)
     distinct = [protocol.encode(generator.normal(size=dim).astype(np.float32), ROUND) for _ in range(DISTINCT)]

@@ -1,4 +1,4 @@
-"""The client's work beside what others do at the same place, in one run: ns per coordinate, and times memcpy.
+"""Compares the client's work with that of other libraries in one run: ns per coordinate, and times memcpy.
 
 Nothing here does the same as anything else, so each row says what it leaves out: cpsgd's rows are whole messages (clip,
 rotate, round, noise, pack, header, checksum, cryptographic randomness); most others only draw noise, in floats, from a
@@ -31,16 +31,16 @@ from cpsgd.privacy import Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon
 
 DIM, LEVELS, TRIALS, ROUND = 2**20, 2, 14, 0
-# OpenDP's exact samplers take many microseconds per number: they get shorter vectors, where a number takes no longer.
+# OpenDP's exact samplers take many microseconds per number, so they get shorter vectors.
 SHORT_DIM = 2**10
 SIGMA = 0.1
-# A training of so many rounds with Poisson sampling, by the tight accountants.
+# Rounds of a training with Poisson sampling, by the tight accountants.
 ROUNDS, RATE, NOISE, DELTA = 1_000, 0.01, 1.0, 1e-6
 Work = Callable[[], object]
 
 
 def installed(package: str) -> str | None:
-    """Its version; None where it is not installed."""
+    """Returns the version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def installed(package: str) -> str | None:
 
 
 def best_times(contenders: dict[str, Work], turns: int, runs: int = 3) -> dict[str, float]:
-    """The shortest processor time of each contender over turns of a few runs."""
+    """Returns the shortest processor time of each contender over turns of a few runs."""
     best = dict.fromkeys(contenders, math.inf)
     for _ in range(turns):
         for name, contender in contenders.items():
@@ -84,7 +84,7 @@ def numpy_peers(dim: int) -> dict[str, Work]:
 
 
 def flower_noise(dim: int) -> dict[str, Work]:
-    """What `LocalDpMod` does to a model's update, without the messages around it."""
+    """Does what `LocalDpMod` does to a model's update, without the messages around it."""
     mod = importlib.import_module("flwr.client.mod.localdp_mod")
     common = importlib.import_module("flwr.common")
     before = [np.zeros(dim, np.float32)]
@@ -120,7 +120,7 @@ def opacus_noise(dim: int) -> dict[str, Work]:
 
 
 def opendp_noise(dim: int) -> dict[str, Work]:
-    """Exact discrete and float Gaussian noise."""
+    """Returns samplers of exact discrete and float Gaussian noise."""
     dp = importlib.import_module("opendp.prelude")
     dp.enable_features("contrib")
     found: dict[str, Work] = {}
@@ -136,7 +136,7 @@ def opendp_noise(dim: int) -> dict[str, Work]:
 
 
 def accountants() -> dict[str, Work]:
-    """ε of a training with Poisson sampling, by privacy-loss distributions."""
+    """Returns ε of a training with Poisson sampling, by privacy-loss distributions."""
     found: dict[str, Work] = {
         "cpsgd": lambda: composed_epsilon(
             [Rounds(mu=1.0 / NOISE, count=ROUNDS)], delta=DELTA, participation=Participation.poisson(RATE)

@@ -1,4 +1,4 @@
-"""Is a plan ever worse than it was? Over 200 requirements: error ratios before coins and now, and the time of a plan.
+"""Compares plans for 200 requirements with earlier ones: error ratios before coins and now, and the time of a plan.
 
 The requirements are a fixed list that covers its ranges evenly: points of Roberts' R-sequence, the higher-dimensional
 relative of multiples of the golden ratio. Ratios are expected squared errors over the exact Gaussian mechanism's.
@@ -33,13 +33,13 @@ BITS = {
 }
 ASKED = ("clients", "dim", "epsilon", "delta", "bits", "secure", "rounds")
 COLUMNS = (*ASKED, "before", "binomial", "best", "mechanism", "seconds")
-# Ratios are rounded to so many digits in the file: less than what counts as worse.
+# Digits of ratios in the file: rounding is less than what counts as worse.
 _DIGITS, SLACK = 12, 1e-9
 _FACTOR = 10.0**6 / 5.0
 
 
 def requirements() -> Iterator[dict[str, Any]]:
-    """What `plan` is asked for: n = 5..10⁶, d = 1..2²⁰, ε = 0.1..8, 0.05..16 bits, secure or not, 1 or 100 rounds."""
+    """Yields requirements: n = 5..10⁶, d = 1..2²⁰, ε = 0.1..8, 0.05..16 bits, secure or not, 1 or 100 rounds."""
     root = 1.2  # of x^7 = x + 1
     for _ in range(60):
         root = (1.0 + root) ** (1.0 / 7.0)
@@ -59,7 +59,7 @@ def requirements() -> Iterator[dict[str, Any]]:
 
 
 def ratio(asked: dict[str, Any], mechanism: str) -> tuple[str, str]:
-    """The error ratio and the mechanism of a plan, nothing where there is none."""
+    """Returns the error ratio and the mechanism of a plan; empty texts if there is no plan."""
     try:
         found = plan(**asked, mechanism=mechanism)
     except CpsgdError:
@@ -68,7 +68,7 @@ def ratio(asked: dict[str, Any], mechanism: str) -> tuple[str, str]:
 
 
 def judge(asked: dict[str, Any], before: str) -> dict[str, Any]:
-    """A row of the table."""
+    """Returns a row of the table."""
     start = time.process_time()
     best, mechanism = ratio(asked, "best")
     seconds = time.process_time() - start
@@ -79,7 +79,7 @@ def judge(asked: dict[str, Any], before: str) -> dict[str, Any]:
 
 
 def worse(row: dict[str, Any]) -> bool:
-    """Whether there was a better plan before, or is one with the paper's mechanism."""
+    """Returns whether there was a better plan before, or is one with the paper's mechanism."""
     known = [float(row[name]) for name in ("before", "binomial") if row[name]]
     return bool(known) and not (row["best"] and float(row["best"]) <= min(known) * (1.0 + SLACK))
 
@@ -100,7 +100,7 @@ def main() -> None:
         with path.open(newline="", encoding="utf-8") as file:
             known = {key(row): row["before"] for row in csv.DictReader(file)}
     rows: list[dict[str, Any]] = []
-    # Beside the old file until all is done, so that nothing is lost where it is stopped.
+    # Written beside the old file until all is done, so that nothing is lost if it is stopped.
     partial = path.with_suffix(".partial")
     with partial.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")

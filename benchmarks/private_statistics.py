@@ -1,4 +1,4 @@
-"""Errors of private statistics beside diffprivlib and OpenDP at equal (ε, δ), and the time of a large table.
+"""Measures errors of private statistics beside diffprivlib and OpenDP at equal (ε, δ), and the time of a large table.
 
     python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json] [--large]
 
@@ -38,7 +38,7 @@ MESSAGES = ((1, "best"), (2, "best"), (3, "best"), (4, "best"), (None, "best"), 
 
 
 def data_sets() -> dict[str, tuple[Table, dict[str, tuple[float, float]]]]:
-    """Tables with bounds that are known without the data: of digits by construction, of others round numbers."""
+    """Returns tables with bounds known without the data: of digits by construction, of others round numbers."""
     from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
     found = {}
@@ -57,7 +57,7 @@ def data_sets() -> dict[str, tuple[Table, dict[str, tuple[float, float]]]]:
 def ours(
     question: RowQuestion, data: Table, message: tuple[float | None, str], wishes: dict[str, float], rounds: int
 ) -> dict[str, Any]:
-    """The error of a coordinate of the mean of the vectors, repeated; nothing is moved into bounds afterwards."""
+    """Returns the errors of a coordinate of the mean of the vectors, repeated and not moved into bounds."""
     bits, mechanism = message
     try:
         asked = question.plan(len(data), wishes["epsilon"], wishes["delta"], bits=bits, mechanism=mechanism)
@@ -81,7 +81,7 @@ def ours(
 def central_means(
     data: Table, bounds: dict[str, tuple[float, float]], wishes: dict[str, float], rounds: int
 ) -> dict[str, float]:
-    """Root-mean-square errors, in units of the width, of other ways to get all columns' means."""
+    """Returns root-mean-square errors of other methods for all columns' means, in units of the width."""
     n, d = data.shape
     epsilon, delta = wishes["epsilon"], wishes["delta"]
     found = {
@@ -99,7 +99,7 @@ def central_means(
 
 
 def central_histograms(codes: NDArray[np.int64], bins: int, wishes: dict[str, float], rounds: int) -> dict[str, float]:
-    """Root-mean-square errors, in rows, of other ways to get a histogram; replace-one: √2 and 2 apart."""
+    """Returns root-mean-square errors of other methods for a histogram, in rows; replace-one: √2 and 2 apart."""
     epsilon, delta = wishes["epsilon"], wishes["delta"]
     gaussian = analytic_sigma(epsilon=epsilon, sensitivity=math.sqrt(2.0), delta=delta)
     found = {"gaussian": gaussian, "laplace": math.sqrt(2.0) * 2.0 / epsilon}
@@ -111,7 +111,7 @@ def central_histograms(codes: NDArray[np.int64], bins: int, wishes: dict[str, fl
 
 
 def attempt(name: str, errors: Callable[[], Any]) -> dict[str, float]:
-    """The root-mean-square of errors, or nothing where a library does not work here."""
+    """Returns the root mean square of errors; None if a library does not work here."""
     try:
         return {name: float(np.sqrt(np.mean(np.square(errors()))))}
     except Exception as error:  # whatever a library in another version says
@@ -150,7 +150,7 @@ def opendp_noise(kind: str, scale: float, shape: tuple[int, ...]) -> Any:
 
 
 def large(wishes: dict[str, float]) -> dict[str, Any]:
-    """A million rows of 50 columns from Parquet: seconds and the most memory."""
+    """Measures a million rows of 50 columns from Parquet: seconds and peak memory."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""What secure aggregation costs, beside Flower's SecAgg+ client in the same run. `make bench` runs this.
+"""Measures the cost of secure aggregation, beside Flower's SecAgg+ client in the same run. `make bench` runs this.
 
 Client times are processor time (one thread does all the work; other programs on the machine do not count), the best of
 several turns that the contenders take one after the other. What is compared at the masking stage:
@@ -39,7 +39,7 @@ console = Console(width=110)
 
 
 def processor_seconds(contenders: dict[str, Callable[[], Callable[[], object]]], turns: int) -> dict[str, float]:
-    """The shortest time of each contender; each call gets its own preparation, which is not timed."""
+    """Returns the shortest time of each contender; the preparation of each call is not timed."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(turns):
         for name, prepare in contenders.items():
@@ -79,7 +79,7 @@ def our_client(neighbours: int, dim: int, bits: int) -> Callable[[], Callable[[]
 
 
 def flower_client(neighbours: int, dim: int, bits: int) -> Callable[[], Callable[[], object]]:
-    """The same for Flower's SecAgg+ client, by its own functions from set-up to masking."""
+    """Measures the same for Flower's SecAgg+ client, by its own functions from set-up to masking."""
     mod = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
     key = importlib.import_module("flwr.common.secure_aggregation.secaggplus_constants").Key
     states = [mod.SecAggPlusState() for _ in range(neighbours + 1)]
@@ -116,7 +116,7 @@ def flower_client(neighbours: int, dim: int, bits: int) -> Callable[[], Callable
 
 
 def many_clients() -> dict[str, float]:
-    """A whole round of all clients and the server in this process: wall-clock seconds and peak memory in GiB."""
+    """Measures a whole round of all clients and the server in one process: wall time and peak memory in GiB."""
     start = time.perf_counter()
     parameters = SecureParameters.choose(MANY_CLIENTS, MANY_DIM, BITS, fingerprint=bytes(16), round=0)
     server = SecureServer(parameters)
@@ -146,7 +146,7 @@ def many_clients() -> dict[str, float]:
 
 
 def unmasking() -> dict[str, float]:
-    """What the server does at the end of a round: processor seconds in all, and of them for the shares."""
+    """Measures the server's work at the end of a round: processor seconds in all, and for the shares."""
     parameters = SecureParameters.choose(MANY_CLIENTS, UNMASK_DIM, BITS, fingerprint=bytes(16), round=0)
     server = SecureServer(parameters)
     clients = [SecureClient(expected=parameters) for _ in range(MANY_CLIENTS)]
@@ -185,7 +185,7 @@ def in_a_process_of_its_own() -> dict[str, float]:
 
 
 def cost_rows(turns: int) -> list[dict[str, float]]:
-    """For each number of clients what the choice for 10 % dropouts and 5 % colluding costs."""
+    """Prints the cost of the parameters for 10 % dropouts and 5 % colluding, for each number of clients."""
     rows = []
     for n in SIZES:
         parameters = SecureParameters.choose(n, DIM, BITS, fingerprint=bytes(16), round=0, colluding=n // 20)

@@ -1,4 +1,4 @@
-"""Secure aggregation against clients and dimension: what a round costs a client and the server. `make bench` runs this.
+"""Measures the cost of a secure round for a client and the server, by clients and dimension. `make bench` runs this.
 
 A tenth of the clients drops out before the upload. For each number of clients n a whole round with few integers is
 played, all parties in this process, and its parts are timed: what is done once per client or neighbour does not depend
@@ -41,7 +41,7 @@ Found = TypeVar("Found")
 
 @dataclass
 class Cost:
-    """Of one round, in processor seconds and bytes.
+    """Costs of one round, in processor seconds and bytes.
 
     Attributes:
         client: One client that stays to the end.
@@ -59,14 +59,14 @@ class Cost:
 
 
 def play(n: int, dim: int) -> Cost:
-    """A whole round, in which one client is timed. Signatures are checked once for all the others."""
+    """Runs a whole round and times one client. Signatures are checked once for all the others."""
     is_signed = cache(keys._is_signed.__wrapped__)
     with mock.patch.object(keys, "_is_signed", is_signed):
         return play_remembering(n, dim, is_signed.cache_clear)
 
 
 def play_remembering(n: int, dim: int, forget: Callable[[], None]) -> Cost:
-    """A whole round. `forget` takes back what other clients or the server have checked before the timed client does."""
+    """Runs a whole round. `forget` discards what others have checked before the timed client does."""
     parameters = SecureParameters.choose(n, dim, BITS, fingerprint=bytes(16), round=0)
     server, clients = SecureServer(parameters), [SecureClient(expected=parameters) for _ in range(n)]
     values = np.full(dim, 3, np.uint32)
@@ -96,7 +96,7 @@ def play_remembering(n: int, dim: int, forget: Callable[[], None]) -> Cost:
 
 
 def timed(work: Callable[[], Found]) -> tuple[Found, float]:
-    """What it returns, and the processor time it takes."""
+    """Calls a function; returns its result and its processor time."""
     start = time.process_time()
     found = work()
     return found, time.process_time() - start
@@ -107,7 +107,7 @@ def best(work: Callable[[], object], turns: int = 3) -> float:
 
 
 def growing(parameters: SecureParameters) -> tuple[float, float, float]:
-    """What grows with d: a mask, an upload that a client writes, an upload that the server adds."""
+    """Measures the costs that grow with d: a mask, an upload that a client writes, an upload that the server adds."""
     masks, dim = parameters.masks, parameters.dim
     words = np.zeros(dim, masks.word)
     values = np.full(dim, 3, np.uint32)
@@ -120,7 +120,7 @@ def growing(parameters: SecureParameters) -> tuple[float, float, float]:
 
 
 def scaled(few: Cost, n: int, dim: int) -> Cost:
-    """The cost with `dim` integers, from that with few."""
+    """Returns the cost with `dim` integers, from that with few."""
     parameters = SecureParameters.choose(n, dim, BITS, fingerprint=bytes(16), round=0)
     mask, write, add = growing(parameters)
     k, stay = parameters.neighbours, n - n // DROPOUT
@@ -136,7 +136,7 @@ def scaled(few: Cost, n: int, dim: int) -> Cost:
 
 
 def drawn_out(fewer: Cost, more: Cost, n: int) -> Cost:
-    """What a round of n clients costs, if the costs of rounds with the last two numbers of clients are on a line."""
+    """Returns the cost of a round of n clients, extrapolated from the last two measurements on a line."""
     share = (n - CLIENTS[-2]) / (CLIENTS[-1] - CLIENTS[-2])
     return Cost(*(low + (high - low) * share for low, high in zip(astuple(fewer), astuple(more), strict=True)))
 

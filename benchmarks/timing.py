@@ -1,4 +1,4 @@
-"""Does the time a client takes tell what it drew or holds? Two classes of input, and Welch's t-test on the times.
+"""Tests whether a client's time depends on its draws or data: two classes of input, and Welch's t-test on the times.
 
 After dudect (Reparaz, Balasch, Verbauwhede: "Dude, is my code constant time?", DATE 2017). Inputs of both classes come
 in random order and are copied to the same buffer before the clock starts, from places in memory that change. The
@@ -46,7 +46,7 @@ _PERCENTILES = (100.0, 99.0, 95.0, 90.0, 75.0, 50.0)
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of two classes, a row each, the buffer they are copied to, and what is timed then."""
+    """Inputs of two classes, a row each, the buffer they are copied to, and the function that is timed."""
 
     name: str
     claimed: bool
@@ -57,7 +57,7 @@ class Case:
 
 
 def sampler_cases(trials: int, p: float) -> list[Case]:
-    """Keystream that draws the smallest values, the largest ones, and random ones."""
+    """Returns keystreams that draw the smallest values, the largest ones, and random ones."""
     mechanism = Binomial(levels=LEVELS, trials=trials, p=p, coordinate_range=1.0)
     size, kernel = mechanism.keystream_bytes * DIM, mechanism.kernel()
     words, grid, out = np.zeros(size, np.uint8), np.zeros(DIM, np.float32), np.empty(DIM, np.uint32)
@@ -76,7 +76,7 @@ def sampler_cases(trials: int, p: float) -> list[Case]:
 
 
 def rounding_cases() -> list[Case]:
-    """Grid points for the rounding kernel, fixed and random."""
+    """Returns grid points for the rounding kernel, fixed and random."""
     mechanism = Binomial(levels=LEVELS, trials=14, coordinate_range=1.0)
     kernel, limit = mechanism.kernel(), mechanism.grid.limit
     generator = np.random.default_rng(1)
@@ -94,7 +94,7 @@ def rounding_cases() -> list[Case]:
 
 
 def encoding_cases() -> list[Case]:
-    """A client's whole work on vectors of different kinds."""
+    """Measures a client's whole work on vectors of different kinds."""
     protocol = Protocol.rotated_binomial(clients=100, dim=DIM, clip_norm=1.0, levels=LEVELS, trials=14)
     short = (np.random.default_rng(2).normal(size=(ROWS, DIM)) * 0.5 / math.sqrt(DIM)).astype(np.float32)
     vector = np.zeros(DIM, np.float32)
@@ -111,13 +111,13 @@ def encoding_cases() -> list[Case]:
 
 
 def measure(case: Case, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times in nanoseconds of the two classes, in random order."""
+    """Returns the times of the two classes in nanoseconds, measured in random order."""
     times: tuple[list[int], list[int]] = ([], [])
     inputs = np.concatenate([case.first, case.second])
     classes = np.repeat([0, 1], ROWS)
     places = np.random.default_rng()
     while min(map(len, times)) < count:
-        # New places in memory for all inputs every now and then: some are a little faster to copy from than others.
+        # Inputs move in memory from time to time, as some places are faster to copy from than others.
         order = places.permutation(2 * ROWS)
         inputs, classes = inputs[order], classes[order]
         for row in inputs:
@@ -134,13 +134,13 @@ def measure(case: Case, count: int) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def welch(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Welch's t; 0 where a class has nothing left to vary."""
+    """Returns Welch's t; 0 if a class does not vary."""
     variance = first.var(ddof=1) / first.size + second.var(ddof=1) / second.size
     return float((first.mean() - second.mean()) / math.sqrt(variance)) if variance > 0.0 else 0.0
 
 
 def largest_t(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """The t that is farthest from 0 over all percentiles that slow measurements are cut off at."""
+    """Returns the t farthest from 0 over all percentiles at which slow measurements are cut off."""
     found = []
     for percentile in _PERCENTILES:
         limit = np.percentile(np.concatenate([first, second]), percentile)

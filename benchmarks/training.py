@@ -1,4 +1,4 @@
-"""How long a round of training takes, private and not, for more and more clients. Part of `make bench`.
+"""Measures a round of training, private and not, for growing numbers of clients. Part of `make bench`.
 
 The network is the paper's (784-60-60-10, 51,370 parameters). Both rounds form every client's clipped gradient; the
 private one also rotates and rounds each, and adds noise. They take turns, and the best of a few rounds counts.
@@ -26,7 +26,7 @@ COHORTS = [1_000, 10_000, 100_000]
 
 
 def population() -> Dataset:
-    """Infinite MNIST where its files are at hand, otherwise images of noise, made without end in the same way."""
+    """Returns infinite MNIST if its files are there, otherwise an infinite data set of noise images."""
     try:
         return infinite_mnist()
     except DataError:

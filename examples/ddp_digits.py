@@ -1,9 +1,9 @@
-"""Workers that learn the digits together, and no example can be told from the model, not by one of them either.
+"""Workers train a model of digits together, with privacy for each example also against the other workers.
 
     torchrun --standalone --nproc-per-node 4 examples/ddp_digits.py
 
-The sums are made by a ring all-reduce, in which workers pass on partial sums with less noise than the result: they are
-trusted to look at the result only, and the links between them must be private (docs/ddp.md).
+A ring all-reduce adds the sums. Workers pass on partial sums with less noise than the result: they are trusted to look
+at the result only, and the connections between them must be private (docs/ddp.md).
 
 Every worker sees 256 fresh examples per round and never the same again. Needs `pip install 'cpsgd[torch,learn]'`.
 """

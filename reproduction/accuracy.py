@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cpsgd.learning import RoundMetrics
 
 Accounting = Literal["ours", "paper"]
-"""By which proof k, m and X are chosen: the planner's certificates, or the paper's Theorem 1 and X^max."""
+"""The proof that chooses k, m and X: the planner's certificates, or the paper's Theorem 1 and X^max."""
 
 EPSILONS = (4.0, 2.0)
 BITS: dict[Accounting, tuple[float, ...]] = {"ours": (2.0, 3.0, 4.0, 8.0), "paper": (6.0, 8.0, 10.0)}
@@ -49,7 +49,7 @@ _PROOFS: dict[Accounting, str] = {"ours": "planned by our accounting", "paper": 
 _GAUSSIAN = "gaussian"
 
 Progress = Callable[[str, int, "RoundMetrics"], None]
-"""Called with a training's name, its rounds in all and each round's figures."""
+"""Function of a training's name, its number of rounds and a round's metrics."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Line:
 
     @property
     def ends(self) -> tuple[float, ...]:
-        """Accuracy after the last round; one for each seed."""
+        """Accuracy after the last round, one per seed."""
         return tuple(values[-1] for values in self.accuracy)
 
     @property
     def label(self) -> str:
-        """What the picture calls it."""
+        """Label in the picture."""
         bits = f"{self.bits_per_coordinate:.3g} bit{'s' if self.bits_per_coordinate > 1.0 else ''}"
         if self.method == _GAUSSIAN:
             return f"Gaussian noise: {bits}"
@@ -97,7 +97,7 @@ class Line:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The line that `asdict` took apart."""
+        """Returns the line that `asdict` made a dictionary of."""
         lists = {name: tuple(values[name]) for name in ("rounds", "megabytes", "seconds")}
         return cls(**{**values, **lists, "accuracy": tuple(tuple(row) for row in values["accuracy"])})
 
@@ -114,7 +114,7 @@ class AccuracyFigure:
     files: tuple[Path, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns plain JSON values."""
         return {
             "settings": self.settings,
             "accounting": self.accounting,
@@ -129,7 +129,7 @@ class AccuracyFigure:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The figure that `to_dict` took apart."""
+        """Returns the figure that `to_dict` made a dictionary of."""
         return cls(
             settings=dict(values["settings"]),
             accounting="paper" if values["accounting"] == "paper" else "ours",
@@ -164,7 +164,7 @@ def compute(
         bits: One line each.
         seeds: One training of every line each.
         runs: Folder for the trainings.
-        progress: Called with a training's name, its rounds in all and each round's figures.
+        progress: Called with a training's name, its number of rounds and each round's metrics.
     """
     from cpsgd.learning.datasets import load
     from cpsgd.learning.experiment import NO_PRIVACY, PRIVATE, Experiment
@@ -204,7 +204,7 @@ def compute(
         raise ParameterError(
             "The figure's protocols are planned for its ε and bits: leave levels, trials and range out."
         )
-    # All are planned before any is trained, so that an impossible one is known at once.
+    # All are planned before any is trained, so that an impossible plan is refused at once.
     dataset = load(settings.dataset, clients=settings.clients)
     known = Experiment(replace(settings, epsilon=epsilons[0], baselines=True), dataset)
 
@@ -321,7 +321,7 @@ def _picture(data: AccuracyFigure) -> Figure:
 
 
 def _table(data: AccuracyFigure) -> str:
-    """A row for each seed and evaluation of each line."""
+    """Returns a row for each seed and evaluation of each line."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([*_WHICH, "seed", "round", "megabytes", "accuracy"])
@@ -333,7 +333,7 @@ def _table(data: AccuracyFigure) -> str:
 
 
 def _summary(data: AccuracyFigure) -> str:
-    """A row for each line: accuracy at the end, how far it is below Gaussian noise, and seconds per training."""
+    """Returns a row per line: final accuracy, its distance below Gaussian noise, and seconds per training."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([*_WHICH, "seeds", *_ENDS])
@@ -349,7 +349,7 @@ def _summary(data: AccuracyFigure) -> str:
 
 
 def _below(line: Line, gaussian: Line) -> tuple[float, float | None]:
-    """How far a line ends below another, seed by seed: the mean, and its standard error where there are several seeds.
+    """Returns the mean difference of two lines' final accuracies, and its standard error if there are several seeds.
 
     Trainings of one seed have their first weights and cohorts in common.
     """
@@ -358,7 +358,7 @@ def _below(line: Line, gaussian: Line) -> tuple[float, float | None]:
 
 
 def _lines(data: AccuracyFigure) -> list[tuple[list[Any], Line]]:
-    """The lines with the cells that tell them apart; the csv module leaves cells of None empty."""
+    """Returns the lines with the cells that identify them; the csv module leaves cells of None empty."""
     panels = [(None, data.baseline)] + [(f"{e:g}", line) for e, lines in data.panels.items() for line in lines]
     return [
         ([panel, line.method, line.epsilon, line.levels, line.trials, line.bits_per_coordinate], line)
@@ -433,7 +433,7 @@ def main(
     redraw: Annotated[bool, Parameter(help="Draw again from accuracy.json in --out, without training.")] = False,
     json: options.Json = False,
 ) -> None:
-    """The paper's Figure 2: accuracy against communication for several numbers of bits, ε = 4 and 2, and the baseline.
+    """Draws the paper's Figure 2: accuracy against communication for several numbers of bits and ε, and the baseline.
 
     One training for each ε, number of bits and seed, and one without privacy: minutes for the preset digits, a day for
     the preset paper, or minutes on a GPU. Trainings live in --out under runs/: the same command again goes on where it

@@ -31,13 +31,13 @@ from cpsgd.planner import plan
 from cpsgd.reports import plotting
 from reproduction.select_settings import DELTA, ROUNDS
 
-# Where nothing is clipped: no gradient of these networks is as long.
+# Clip norm where nothing is clipped: no gradient of these networks is as long.
 UNCLIPPED = 1e6
 RUNS, SUMMARY, PICTURE = "runs.jsonl", "summary.csv", "accuracy.png"
 
 
 def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One training: its accuracy every so many rounds, and what it cost."""
+    """One training: its accuracy at regular rounds, its ε and its time."""
     assert data.classes is not None
     model = mlp(data.feature_dim, data.classes, scaled=row["normalised"], seed=seed)
     dim = sum(p.numel() for p in model.parameters())
@@ -87,7 +87,7 @@ def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Nam
 
 
 def write_summary(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """A row for each ε and number of bands: accuracy after the last round over the seeds."""
+    """Writes a row for each ε and number of bands: accuracy after the last round over the seeds."""
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         names = ("epsilon", "bands", "seeds", "accuracy_mean", "accuracy_min", "accuracy_max", "proved_epsilon")
@@ -101,7 +101,7 @@ def write_summary(path: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def grouped(runs: Sequence[dict[str, Any]]) -> dict[tuple[float | None, int], list[dict[str, Any]]]:
-    """Runs that differ by their seeds only, without privacy first, then by falling ε."""
+    """Groups runs that differ only by their seeds: without privacy first, then by falling ε."""
     found = defaultdict(list)
     for run in sorted(runs, key=lambda run: (-(run["epsilon"] or float("inf")), run["bands"], run["seed"])):
         found[run["epsilon"], run["bands"]].append(run)
@@ -109,7 +109,7 @@ def grouped(runs: Sequence[dict[str, Any]]) -> dict[tuple[float | None, int], li
 
 
 def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """Accuracy against rounds at the smallest ε, and after the last round against ε."""
+    """Draws accuracy against rounds at the smallest ε, and after the last round against ε."""
     groups = grouped(runs)
     epsilons = sorted({epsilon for epsilon, _ in groups if epsilon is not None})
     bands = sorted({b for epsilon, b in groups if epsilon is not None})

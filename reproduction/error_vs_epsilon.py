@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SCALES = (1.0, 1 / 4, 1 / 16, 1 / 64)
 EPSILONS = tuple(0.1 * 100.0 ** (i / 14) for i in range(15))  # 0.1 to 10
-# With more noise than this the Rényi certificate is slow and not the better one.
+# With more trials the Rényi certificate is slow and not better.
 _RENYI_TRIALS = 40_000
 
 
@@ -61,12 +61,12 @@ class ErrorFigure:
     files: tuple[Path, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns plain JSON values."""
         return {**asdict(self), "files": [str(file) for file in self.files]}
 
 
 def compute(*, dim: int, delta: float, epsilons: tuple[float, ...]) -> ErrorFigure:
-    """The errors of all mechanisms at all ε."""
+    """Returns the errors of all mechanisms at all ε."""
 
     def line(method: str, label: str, scale: float | None, error: Callable[[float], float]) -> Series:
         values: list[float | None] = []
@@ -106,7 +106,7 @@ def compute(*, dim: int, delta: float, epsilons: tuple[float, ...]) -> ErrorFigu
 
 
 def certified_trials(epsilon: float, delta: float, dim: int, scale: float) -> int:
-    """The smallest N (within 1 %, rounded up) with which a certificate proves this ε."""
+    """Returns the smallest N (within 1 %, rounded up) with which a certificate proves this ε."""
     sensitivity = 1.0 / scale
     query: dict[str, Any] = {
         "dim": dim,
@@ -123,7 +123,7 @@ def certified_trials(epsilon: float, delta: float, dim: int, scale: float) -> in
             return False
         return renyi_certificate(BinomialLaw(trials, 0.5), **query).epsilon <= epsilon
 
-    # No Binomial does with less variance than a Gaussian needs.
+    # A Binomial needs at least the variance of a Gaussian.
     least = math.floor(4.0 * (sensitivity / gdp_mu(epsilon, delta)) ** 2)
     most = max(least, 1)
     while not _proved(gaussian, most):
@@ -140,7 +140,7 @@ def _proved(enough: Callable[[int], bool], trials: int) -> bool:
 
 
 def _bisect(enough: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number in (low, high] for which a certificate is enough, within 1 %; `high` if there is none."""
+    """Returns the smallest sufficient number in (low, high], within 1 %; `high` if there is none."""
     while high - low > max(1, 0.01 * high):
         middle = (low + high) // 2
         low, high = (low, middle) if _proved(enough, middle) else (middle, high)
@@ -199,7 +199,7 @@ def main(
     delta: Annotated[float, Parameter(help="δ of the guarantees.")] = 1e-9,
     json: options.Json = False,
 ) -> None:
-    """The paper's Figure 1: error against ε of the Gaussian and Binomial mechanisms, by its theorem and by ours."""
+    """Draws the paper's Figure 1: error against ε of the Gaussian and Binomial mechanisms, by its theorem and ours."""
     figure = write_figure(out, dim=dim, delta=delta)
     if json:
         output.show_json(figure.to_dict())

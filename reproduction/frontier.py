@@ -139,7 +139,7 @@ def compute(
         for scene in scenes
         for secure in (False, True)
         for name in mechanisms
-        for accounting in (OURS, *([PUBLISHED] if MECHANISMS[name].published else []))
+        for accounting in (OURS, *([PUBLISHED] if name in _PUBLISHED_NAMES else []))
     ]
     found: list[RivalPoint] = []
     for done, (scene, secure, name, accounting) in enumerate(curves, start=1):

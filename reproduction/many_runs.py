@@ -36,13 +36,13 @@ _ADAM = (0.9, 0.999, 1e-8)
 _MOMENTUM = 0.9
 # Rounds whose cohorts are drawn together.
 _BLOCK = 16
-# Of the shades of MNIST, over 255, as everybody uses them.
+# Usual mean and standard deviation of MNIST's pixels over 255.
 _MEAN, _DEVIATION = 0.1307, 0.3081
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is chosen: the server's optimizer, how its rate changes, and what updates are clipped to.
+    """Settings to choose: the server's optimizer, its schedule, and the clip norm of updates.
 
     Attributes:
         optimizer: One of the trainer's.
@@ -65,7 +65,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended, on the images it was measured on."""
+    """Accuracy and loss at the end of a training."""
 
     accuracy: float
     loss: float
@@ -82,7 +82,7 @@ def train(
     seed: int,
     device: torch.device,
 ) -> list[Outcome]:
-    """Trains 784-60-60-10, or its like for other data, once for each setting.
+    """Trains a network with two hidden layers of 60 once for each setting.
 
     Args:
         data: Whose clients train, and on whose test set is measured.
@@ -111,7 +111,7 @@ def train(
 
 @lru_cache(maxsize=1)
 def _cohorts(population: int, cohort: int, rounds: int, seed: int) -> list[NDArray[np.int64]]:
-    """The cohorts of all rounds. To draw one takes longer than a round on a GPU."""
+    """Returns the cohorts of all rounds, drawn together: drawing one takes longer than a round on a GPU."""
     options = CohortOptions(cohort=cohort, rounds=rounds)
     cohorts = Cohorts.plan(options, population=population, key=seed, delta=1e-6)
     blocks = [range(start, min(start + _BLOCK, rounds)) for start in range(0, rounds, _BLOCK)]
@@ -120,7 +120,7 @@ def _cohorts(population: int, cohort: int, rounds: int, seed: int) -> list[NDArr
 
 
 class _Networks:
-    """Networks of one shape with their parameters side by side, a row each, laid out as the trainer's."""
+    """Networks of one shape: a row of parameters each, laid out as the trainer's."""
 
     def __init__(
         self, features: int, classes: int, settings: Sequence[Setting], seed: int, device: torch.device
@@ -135,7 +135,7 @@ class _Networks:
         self.parameters = first.repeat(len(settings), 1)
 
     def _parts(self, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Weights [count, out, in] and biases [count, 1, out] of the layers."""
+        """Returns weights [count, out, in] and biases [count, 1, out] of the layers."""
         parts, start = [], 0
         for out, into in self._layers:
             middle, end = start + out * into, start + out * into + out
@@ -144,7 +144,7 @@ class _Networks:
         return parts
 
     def _forward(self, rows: torch.Tensor, features: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """What comes into each layer after the first, [count, examples, in], and the outputs."""
+        """Returns the inputs of each layer after the first, [count, examples, in], and the outputs."""
         incoming: list[torch.Tensor] = []
         (weight, bias), *following = self._parts(rows)
         value = features @ weight.flatten(0, 1).T
@@ -156,7 +156,7 @@ class _Networks:
         return incoming, value
 
     def clipped_sum(self, features: torch.Tensor, labels: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
-        """Σ of the examples' gradients, each clipped, one row per network."""
+        """Returns the sum of the examples' clipped gradients, one row per network."""
         incoming, outputs = self._forward(self.parameters, features)
         back = outputs.softmax(-1)
         back[:, torch.arange(len(labels), device=labels.device), labels] -= 1.0
@@ -183,7 +183,7 @@ class _Networks:
         return torch.cat(gradients, dim=1)
 
     def measured(self, rows: torch.Tensor, features: torch.Tensor, labels: torch.Tensor) -> list[Outcome]:
-        """Accuracy and mean loss of networks with these parameters."""
+        """Returns accuracy and mean loss of networks with these parameters."""
         outputs = self._forward(rows, features)[1]
         right = (outputs.argmax(-1) == labels).double().mean(-1).tolist()
         losses = -outputs.double().log_softmax(-1)[:, torch.arange(len(labels)), labels].mean(-1)
@@ -209,7 +209,7 @@ class _Steps:
         self.averaged = parameters.clone()
 
     def take(self, mean: torch.Tensor, number: int) -> None:
-        """A step along a round's means."""
+        """Makes a step along a round's means."""
         beta, epsilon = _ADAM[1], _ADAM[2]
         gradient = mean + self._decay * self._parameters
         self._first.mul_(self._keep).add_(self._take * gradient)
@@ -218,7 +218,7 @@ class _Steps:
         adam = self._first / (1.0 - _ADAM[0] ** (number + 1)) / root
         rates = self._column([s.rate * rate_factor(s.schedule, number, self._rounds) for s in self._settings])
         self._parameters -= rates * torch.where(self._adam, adam, self._first)
-        # As long an average as there are rounds, at first.
+        # In the first rounds the average is over all rounds so far.
         keep = self._average.clamp(max=(number + 1) / (number + 10))
         self.averaged.lerp_(self._parameters, 1.0 - keep)
 
@@ -245,7 +245,7 @@ class _Noise:
         self._round = 0
 
     def draw(self) -> torch.Tensor:
-        """The noise of the next round."""
+        """Returns the noise of the next round."""
         bands = len(self._kept)
         here = self._round % bands
         self._kept[here].normal_(generator=self._generator).mul_(self._scales)

@@ -22,11 +22,13 @@ from scipy.optimize import brentq, minimize_scalar
 
 from cpsgd.codec.clip import MAX_LEVELS
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import Binomial, Coins, published
+from cpsgd.mechanisms import Binomial, Coins
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, gaussian_clipping, gaussian_rounding
 from cpsgd.mechanisms.discrete_gaussian import integer_variance
 from cpsgd.neighbours import Adjacency
+from cpsgd.paper import theorem
 from cpsgd.planner.search import values_of
+from cpsgd.privacy import renyi_bounds
 from cpsgd.protocol import Protocol
 from cpsgd.registry import by_name
 
@@ -64,21 +66,22 @@ def published_error(name: str, problem: PublishedProblem) -> float | None:
         >>> [f"{(published_error(name, problem) or 0.0) / gaussian:.2f}" for name in ("discrete-gaussian", "skellam")]
         ['1.13', '1.13']
     """
-    if by_name(name).published is None:
+    by_name(name)
+    if name not in _DESIGNS:
         raise ParameterError(f"Nothing is published about {name}; expected one of {list(_DESIGNS)}.")
     return _DESIGNS[name](problem)
 
 
 def _discrete_gaussian(problem: PublishedProblem) -> float | None:
     def epsilon(norm: float, size: float, **known: Any) -> float:
-        return published.discrete_gaussian_epsilon(norm=norm, sigma_squared=size, **known)
+        return renyi_bounds.discrete_gaussian_epsilon(norm=norm, sigma_squared=size, **known)
 
     return _modular(problem, epsilon, integer_variance, 0.25)
 
 
 def _skellam(problem: PublishedProblem) -> float | None:
     def epsilon(norm: float, size: float, **known: Any) -> float:
-        return published.skellam_epsilon(norm=norm, variance=size, **known)
+        return renyi_bounds.skellam_epsilon(norm=norm, variance=size, **known)
 
     return _modular(problem, epsilon, lambda size: size, 1e-6)
 
@@ -126,7 +129,7 @@ def _poisson_binomial_error(coins: int, clients: int, dim: int, epsilon: float, 
     """Returns the error with `coins` coins per coordinate."""
 
     def missed(log_theta: float) -> float:
-        reached = published.poisson_binomial_epsilon(
+        reached = renyi_bounds.poisson_binomial_epsilon(
             coins=coins, theta=math.exp(log_theta), clients=clients, dim=dim, delta=delta, adjacency=_ADJACENCY
         )
         return min(reached, 1e3) - epsilon
@@ -176,7 +179,7 @@ def _cpsgd_error(problem: PublishedProblem, levels: int, trials: int) -> float:
 
     def missed(log_factor: float) -> float:
         protocol = Protocol(clients=n, dim=d, clip_norm=1.0, mechanism=mechanism(log_factor))
-        epsilon = protocol.mechanism.published_epsilon(protocol, problem.delta, _ADJACENCY, n)
+        epsilon = theorem.theorem_epsilon(protocol, problem.delta, adjacency=_ADJACENCY, noise_clients=n)
         return epsilon - problem.epsilon
 
     factor, widest = 0.0, 7.0

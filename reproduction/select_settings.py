@@ -1,4 +1,4 @@
-"""How the settings of presets and results were chosen: on held-back training images, with the same effort for all.
+"""Chooses the settings of presets and results, on held-back training images and with equal effort for all.
 
 A fifth of the training images is held back and the infinite data set is made of the others, so that the test set has no
 say. For training without privacy, and for each ε and number of bands of correlated noise, the same number of settings
@@ -45,7 +45,7 @@ SEARCH_SEED, FINAL_SEEDS = 100, (101, 102, 103)
 LEADERS, FINALISTS = 4, 6
 
 CLIP_NORMS = (0.05, 2.0)
-# Of the rate times the clip norm, which is the longest step.
+# Range of the rate times the clip norm, the longest step.
 PRIVATE_RATES: dict[Optimizer, tuple[float, float]] = {
     "sgd": (0.5, 16.0),
     "momentum": (0.05, 1.6),
@@ -65,20 +65,20 @@ class Group:
 
     @property
     def private(self) -> bool:
-        """Whether there is noise."""
+        """Whether noise is added."""
         return math.isfinite(self.epsilon)
 
     def __str__(self) -> str:
         return f"ε = {self.epsilon:g}, {self.bands} bands" if self.private else "no privacy"
 
     def noise(self, delta: float, cohort: int, rounds: int) -> float:
-        """Standard deviation of z in a round's mean over the clip norm, for neighbours that differ by a replacement."""
+        """Returns the standard deviation of z in a round's mean over the clip norm, for replace-one neighbours."""
         if not self.private:
             return 0.0
         return 2.0 * Correlation(self.bands, rounds).sensitivity / (cohort * gdp_mu(self.epsilon, delta))
 
     def weights(self, rounds: int) -> tuple[float, ...]:
-        """g₀, g₁, …, by which the noise of a round is made of that of the rounds before."""
+        """Returns g₀, g₁, …, the weights of this and earlier rounds' draws in a round's noise."""
         return tuple(map(float, Correlation(self.bands, rounds).factors)) if self.private else (1.0,)
 
 
@@ -92,7 +92,7 @@ class Training:
 
     @property
     def key(self) -> str:
-        """What the file knows it by."""
+        """Key of the training in the file."""
         return json.dumps([asdict(self.group), asdict(self.setting), self.seed])
 
 
@@ -100,7 +100,7 @@ class Trainings:
     """Trainings of one size, kept in a file."""
 
     def __init__(self, path: Path, data: InfiniteDataset, options: argparse.Namespace, console: Console) -> None:
-        """Reads those that are there."""
+        """Reads the trainings in the file."""
         self._path, self._data, self._options, self._console = path, data, options, console
         self._known: dict[str, Outcome] = {}
         if path.exists():
@@ -109,11 +109,11 @@ class Trainings:
                 self._known[json.dumps(row["training"])] = Outcome(**row["outcome"])
 
     def outcome(self, training: Training) -> Outcome:
-        """How one ended that was done."""
+        """Returns the outcome of a finished training."""
         return self._known[training.key]
 
     def do(self, trainings: Sequence[Training]) -> None:
-        """Does those that the file does not have: as many at once as was asked for, those with equal seeds together."""
+        """Runs trainings that the file does not have, several of the same seed at once."""
         left = [t for t in trainings if t.key not in self._known]
         left.sort(key=lambda t: (t.seed, t.group.bands))
         while left:
@@ -143,7 +143,7 @@ class Trainings:
 
 
 def with_validation(data: InfiniteDataset) -> InfiniteDataset:
-    """The infinite version of four fifths of the training images, with the others in the place of the test set."""
+    """Returns the infinite version of four fifths of the training images, with the others as the test set."""
     base = data.base
     held_back = np.zeros(base.size, dtype=np.bool_)
     for digit in range(base.classes):
@@ -161,7 +161,7 @@ def with_validation(data: InfiniteDataset) -> InfiniteDataset:
 
 
 def drawn(private: bool, count: int) -> list[Setting]:
-    """Settings drawn at random."""
+    """Returns settings drawn at random."""
     random = np.random.default_rng(0)
     rates = PRIVATE_RATES if private else PLAIN_RATES
     found = []
@@ -179,7 +179,7 @@ def drawn(private: bool, count: int) -> list[Setting]:
 
 
 def near(leaders: Sequence[Setting], count: int) -> list[Setting]:
-    """Settings near these, in turn: other rates and clip norms, and now and then another choice of the rest."""
+    """Returns settings near these: other rates and clip norms, and sometimes another choice of the rest."""
     random = np.random.default_rng(1)
     found = []
     for index in range(count):
@@ -208,7 +208,7 @@ def _rounded(value: float) -> float:
 
 
 def select(groups: Sequence[Group], trainings: Trainings, tries: int) -> dict[Group, Setting]:
-    """The setting for each group."""
+    """Returns the chosen setting for each group."""
 
     def done(wanted: dict[Group, list[Setting]], seeds: Sequence[int]) -> None:
         trainings.do([Training(g, s, seed) for g, settings in wanted.items() for s in settings for seed in seeds])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import polars
+import pyarrow
 import pytest
+from pyarrow import csv, feather, parquet
 
 from cpsgd import tables
 from cpsgd.errors import ColumnError, ParameterError, TableError
@@ -21,11 +26,6 @@ LINES = "age,name\n" + "".join(f"{age},{name}\n" for age, name in zip(AGES, NAME
 
 
 def sources(folder: Path) -> dict[str, Any]:
-    import pandas
-    import polars
-    import pyarrow
-    from pyarrow import feather, parquet
-
     named = {"age": AGES, "name": NAMES}
     table = pyarrow.table(named)
     parquet.write_table(table, folder / "t.parquet", row_group_size=2)
@@ -109,8 +109,6 @@ def test_bad_labels_are_refused(column: Any) -> None:
 
 
 def test_lists_in_cells_are_refused() -> None:
-    import pyarrow
-
     lists = pyarrow.table({"x": [[1], [2, 3]]})
     (chunk,) = open_table(lists).chunks(["x"])
     for read in (labels, numbers):
@@ -127,8 +125,6 @@ def test_masked_values_are_refused() -> None:
 
 
 def test_nullable_and_categorical_columns(tmp_path: Path) -> None:
-    import pandas
-
     frame = pandas.DataFrame(
         {
             "kind": pandas.Categorical(["a", "b", "a"]),
@@ -149,9 +145,6 @@ def test_nullable_and_categorical_columns(tmp_path: Path) -> None:
 
 
 def test_names_must_differ() -> None:
-    import pandas
-    import pyarrow
-
     twice = pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
     for source in (twice, pandas.DataFrame([[1, 2]], columns=["a", "a"])):
         with pytest.raises(TableError, match="one name"):
@@ -159,8 +152,6 @@ def test_names_must_differ() -> None:
 
 
 def test_a_lazy_frame_is_to_be_collected() -> None:
-    import polars
-
     with pytest.raises(TableError, match=r"collect\(\)"):
         open_table(polars.LazyFrame({"a": [1]}))
 
@@ -174,8 +165,6 @@ def test_blanks_around_cells_do_not_count(tmp_path: Path) -> None:
 
 
 def test_blanks_in_frames_do_not_make_two_users_of_one(tmp_path: Path) -> None:
-    import pandas
-
     frame = pandas.DataFrame({"id": ["a", "b", "a ", " a"]})
     frame.to_parquet(tmp_path / "t.parquet")
     for source in (frame, tmp_path / "t.parquet", {"id": [b"a", b"b", b"a ", b" a"]}):
@@ -187,8 +176,6 @@ def test_blanks_in_frames_do_not_make_two_users_of_one(tmp_path: Path) -> None:
 
 def test_one_person_is_one_user_however_the_id_is_written(tmp_path: Path) -> None:
     """A CSV and the same table in memory have the same users: as two, one person would have twice the ε."""
-    import pandas
-
     (tmp_path / "t.csv").write_text("id\n1\n1.0\n2\n2.0\n")
     ids = [1, 1.0, 2, 2.0]
     texts = {"id": ["1", "1.0", " 2", "+2e0"]}
@@ -221,9 +208,6 @@ def test_folders_that_are_no_table_are_refused(tmp_path: Path) -> None:
 
 
 def test_names_of_folders_are_columns(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     for year in (2025, 2026):
         (tmp_path / f"year={year}").mkdir()
         parquet.write_table(pyarrow.table({"x": [year / 2.0]}), tmp_path / f"year={year}" / "part.parquet")
@@ -234,9 +218,6 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_are_never_in_memory_whole(tmp_path: Path, kind: str) -> None:
-    import pyarrow
-    from pyarrow import csv, parquet
-
     table = pyarrow.table({name: np.random.default_rng(0).normal(size=500_000) for name in "abcdefgh"})
     path = tmp_path / f"t.{kind}"
     if kind == "csv":
@@ -295,9 +276,6 @@ def test_bad_files_are_refused(tmp_path: Path, name: str, body: bytes, error: ty
 
 
 def test_truncated_parquet_is_refused(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     path = tmp_path / "t.parquet"
     parquet.write_table(pyarrow.table({"a": np.random.default_rng(0).normal(size=1000)}), path, compression="gzip")
     body = bytearray(path.read_bytes())
@@ -322,9 +300,6 @@ def test_missing_files_columns_and_tables() -> None:
 
 
 def test_frames_are_never_imported() -> None:
-    import subprocess
-    import sys
-
     script = (
         "import sys, cpsgd.statistics as s\n"
         "s.Mean({'a': (0, 1)}).vector({'a': 0.5})\n"

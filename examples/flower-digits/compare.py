@@ -1,4 +1,4 @@
-"""Correlated against independent noise, where silos take each image once: the app's computation in one process.
+"""Compares correlated with independent noise, if each image is used once: the app's computation in one process.
 
     python compare.py            # accuracy by seeds, with settings that were selected as below
     python compare.py --select   # accuracy on images of no silo, for numbers of rounds and learning rates
@@ -21,7 +21,8 @@ from flower_digits.server_app import Momentum
 
 from cpsgd import Plan
 from cpsgd.learning.datasets import Batch, infinite_digits
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.planner.examples import plan_examples
 
 ROUNDS = (15, 30, 90)
@@ -44,7 +45,7 @@ SELECTED = (Settings(1, 30, 4.0), Settings(8, 90, 8.0))
 
 @cache
 def planned(bands: int, rounds: int) -> Plan:
-    """Every image is in one round; ε = 4 and δ = 10⁻⁶ for it."""
+    """Returns a plan with each image in one round, for ε = 4 and δ = 10⁻⁶."""
     dim = sum(parameter.numel() for parameter in task.network().parameters())
     return plan_examples(
         *(SILOS, dim, 4.0, 1e-6),
@@ -61,12 +62,12 @@ def planned(bands: int, rounds: int) -> Plan:
 
 @cache
 def images() -> list[Batch]:
-    """Those of all silos."""
+    """Returns the images of all silos."""
     return [task.images_of(silo) for silo in range(SILOS)]
 
 
 def trained(settings: Settings, seed: int) -> torch.nn.Module:
-    """The model after the run."""
+    """Returns the model after a run."""
     plan, share = planned(settings.bands, settings.rounds), IMAGES // settings.rounds
     protocol, model = plan.protocol, task.network(seed)
     step = Momentum(settings.rate, settings.rounds, share)
@@ -95,7 +96,7 @@ def trained(settings: Settings, seed: int) -> torch.nn.Module:
 
 
 def main() -> None:
-    """Selects settings, or measures those that were selected."""
+    """Selects settings, or measures the selected ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--select", action="store_true")
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What a silo runs without privacy: one pass of plain SGD. Only here to compare with."""
+"""The silo's training script without privacy, for comparison: one pass of plain SGD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a silo runs. It sends the sum of its images' clipped gradients; `CpsgdExecutor` does the rest."""
+"""The silo's training script. It sends the sum of its images' clipped gradients; `CpsgdExecutor` does the rest."""
 
 from __future__ import annotations
 

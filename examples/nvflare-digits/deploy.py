@@ -1,4 +1,4 @@
-"""The same job in a federation of processes on 127.0.0.1 with mutual TLS and a roster. Ends all of them at the end.
+"""The same job in a federation of processes on 127.0.0.1, with mutual TLS and a roster.
 
 python deploy.py [--rounds 90] [--seed 0] [--epsilon 4.0]
 """
@@ -38,4 +38,4 @@ if __name__ == "__main__":
         main()
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # threads of NVFlare's would keep this process, and look for the server, for ever
+        os._exit(1)  # NVFlare's threads would keep this process alive

@@ -1,4 +1,4 @@
-"""The task: which images a silo holds, the model, and how well a model reads digits it has never seen."""
+"""The task: the silos' images, the model, and its accuracy on test images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ loss = torch.nn.functional.cross_entropy
 
 
 class Network(torch.nn.Module):
-    """One hidden layer: 4,510 parameters. A class, for NVFlare makes the model anew on the server."""
+    """One hidden layer, 4,510 parameters. It is a class because NVFlare constructs the model again on the server."""
 
     def __init__(self, seed: int = 0) -> None:
         """Draws the first parameters."""
@@ -26,17 +26,17 @@ class Network(torch.nn.Module):
         self.layers = mlp(64, 10, (60,), seed=seed)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """One number for each digit."""
+        """Returns one number for each digit."""
         return self.layers(images)
 
 
 def images_of(silo: int) -> Batch:
-    """The silo's own images: no two silos share one, and none is a test image."""
+    """Returns the silo's images: no two silos share one, and none is a test image."""
     return _centred(infinite_digits(SILOS * IMAGES).batch(np.arange(silo * IMAGES, (silo + 1) * IMAGES)))
 
 
 def accuracy(model: torch.nn.Module) -> float:
-    """Share of the test images that the model reads right."""
+    """Returns the model's accuracy on the test images."""
     test = _centred(infinite_digits(SILOS * IMAGES).test_set())
     with torch.no_grad():
         found = model(torch.from_numpy(test.features)).argmax(dim=1).numpy()
@@ -44,6 +44,6 @@ def accuracy(model: torch.nn.Module) -> float:
 
 
 def _centred(images: Batch) -> Batch:
-    """Each image with a mean of zero and twice the contrast, by itself: training then needs fewer rounds."""
+    """Gives each image a mean of zero and twice the contrast, so that training needs fewer rounds."""
     features = 2.0 * (images.features - images.features.mean(axis=1, keepdims=True))
     return replace(images, features=features)

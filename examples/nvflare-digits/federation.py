@@ -1,6 +1,6 @@
-"""A whole NVFlare federation on this machine: a server and sites as processes of their own on 127.0.0.1.
+"""An NVFlare federation on one machine: a server and sites as processes on 127.0.0.1.
 
-With mutual TLS by NVFlare's own provisioning, and a roster, an identity and a memory for each site.
+It has mutual TLS by NVFlare's provisioning, and a roster, an identity and a memory for each site.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STOP_SECONDS = 20.0
 
 
 class Federation:
-    """A server and sites; everything they write is in `folder`. On exit all processes have ended."""
+    """A server and sites; everything they write is in `folder`. All processes end on exit."""
 
     def __init__(self, folder: Path, sites: Sequence[str], port: int) -> None:
         """Starts nothing yet."""
@@ -50,19 +50,19 @@ class Federation:
 
     @property
     def admin_kit(self) -> Path:
-        """The startup kit of the person who submits jobs."""
+        """The startup kit for submitting jobs."""
         return self._kits / ADMIN
 
     def memory(self, site: str) -> Path:
-        """The file in which a site counts what it has answered."""
+        """Returns the path of a site's memory, in which it counts its answers."""
         return self.folder / f"{site}.memory"
 
     def logs(self) -> str:
-        """What all processes wrote."""
+        """Returns the output of all processes."""
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
 
     def environment(self) -> dict[str, str]:
-        """For all processes of the federation: NVFlare's scripts call python3, and write to the home."""
+        """Returns the environment of all processes: NVFlare's scripts call python3, and write to the home folder."""
         return {
             **os.environ,
             "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
@@ -73,7 +73,7 @@ class Federation:
         }
 
     def _provision(self) -> None:
-        """Certificates and startup kits; then, for each site, what is for its operator to set."""
+        """Makes certificates and startup kits, and then the settings of each site's operator."""
         # NVFlare binds to 127.0.0.1 only where the server is called localhost.
         people = [
             {"name": "localhost", "type": "server", "org": "example", "fed_learn_port": self._port},
@@ -140,21 +140,21 @@ class Federation:
         time.sleep(0.2)
 
     def kill(self, site: str) -> None:
-        """Kills a site with its job processes, without a word to anybody."""
+        """Kills a site with its job processes."""
         while found := [pid for pid in self.living() if _is_of(pid, self._kits / site)]:
             _kill(found)
             self._processes[site].poll()
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Ends everything: politely, then by force."""
+        """Ends all processes: by a request, then by force."""
         for process in self._processes.values():
             process.terminate()
         deadline = time.monotonic() + 5.0
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-        # Again until none is left, for a process may have started another meanwhile; but not for ever.
+        # Repeated with a deadline, because a process may have started another meanwhile.
         deadline = time.monotonic() + _STOP_SECONDS
         while (left := self.living()) and time.monotonic() < deadline:
             _kill(left)
@@ -163,7 +163,7 @@ class Federation:
             time.sleep(0.1)
 
     def living(self) -> list[int]:
-        """Processes that carry this federation's mark in their environment: also those that NVFlare's own started."""
+        """Returns the processes with this federation's mark in their environment, also those that NVFlare started."""
         mark = f"{_MARK}={self._mark}".encode()
         found = []
         for entry in Path("/proc").iterdir():

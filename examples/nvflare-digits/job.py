@@ -1,4 +1,4 @@
-"""The job: ten silos learn to read digits. Runs in NVFlare's simulator.
+"""The job, in NVFlare's simulator: ten silos learn to read digits.
 
 python job.py [--rounds 90] [--seed 0] [--epsilon 4.0] [--baseline]
 """
@@ -20,7 +20,7 @@ from cpsgd.engines.nvflare import CpsgdRecipe
 
 
 def private_recipe(rounds: int, seed: int, epsilon: float, **server: object) -> Recipe:
-    """Secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image.
+    """Returns secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image.
 
     The silos have their own limit, whatever epsilon the server plans for.
     """
@@ -41,14 +41,14 @@ def private_recipe(rounds: int, seed: int, epsilon: float, **server: object) -> 
 
 
 def baseline_recipe(rounds: int, seed: int) -> Recipe:
-    """Federated averaging without privacy, with NVFlare's own recipe."""
+    """Returns federated averaging without privacy, NVFlare's own recipe."""
     return FedAvgRecipe(
         name="digits", model=Network(seed), train_script="baseline.py", min_clients=SILOS, num_rounds=rounds
     )
 
 
 def read_accuracy(result: Path) -> float:
-    """How well the last model of a run reads the test images."""
+    """Returns the test accuracy of a run's last model."""
     (path,) = result.rglob("FL_global_model.pt")
     model = Network()
     model.load_state_dict(torch.load(path, weights_only=True)["model"])
@@ -56,7 +56,7 @@ def read_accuracy(result: Path) -> float:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=90)
     parser.add_argument("--seed", type=int, default=0, help="of the first model; the noise has no seed")

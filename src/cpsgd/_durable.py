@@ -97,12 +97,12 @@ def _fill(file: IO[bytes], data: bytes | Callable[[IO[bytes]], object]) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Removes drafts of the target that killed writers have left."""
-    for entry in os.scandir(target.parent):
-        if entry.name.startswith(f".{target.name}.") and entry.name.endswith(".tmp"):
-            with suppress(OSError):
-                if time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
-                    os.unlink(entry.path)
+    """Removes drafts of the target that killed writers have left, where the folder may be read."""
+    with suppress(OSError):
+        for entry in os.scandir(target.parent):
+            draft = entry.name.startswith(f".{target.name}.") and entry.name.endswith(".tmp")
+            if draft and time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+                os.unlink(entry.path)
 
 
 def append(file: IO[bytes], data: bytes) -> None:
@@ -119,8 +119,11 @@ def append(file: IO[bytes], data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names of the files in a folder are on the disk. Windows keeps a name with its file."""
-    if os.name == "nt":
+    """Waits until the names of the files in a folder are on the disk.
+
+    Windows keeps a name with its file. In a folder that may be written and not read, there is no way to wait.
+    """
+    if os.name == "nt" or not os.access(folder, os.R_OK):
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

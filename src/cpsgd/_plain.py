@@ -7,7 +7,7 @@ the one text of a value that may be hashed.
 Why not msgspec (0.22 was tried). For dataclasses it ignores unknown names, and of a name that is given twice it takes
 the last: both must be refused here. It writes 1e-06 as 1e-6, which would change every fingerprint and every hash of a
 ledger, so the standard library would still have to write. An error of our own that a constructor raises loses its type.
-What would be left to it is the check of types, which are the forty lines of `_value`. cattrs converts where we refuse:
+What would be left to it is the check of types, which are the forty lines of `_reader`. cattrs converts where we refuse:
 `int("3")`.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import reprlib
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -83,9 +83,9 @@ def build(kind: type[T], data: object, **known: Any) -> T:
         Traceback (most recent call last):
         cpsgd.errors.ParameterError: Unknown fields ['rates'] of a Participation; it has ['rate', 'scheme'].
     """
-    expected, hints = _fields(cast("Any", kind))
-    values = named(kind.__name__, data, [name for name in expected if name not in known])
-    return kind(**{name: _value(hints[name], value, name) for name, value in values.items()}, **known)
+    readers = _readers(cast("Any", kind))
+    values = named(kind.__name__, data, readers.keys() - known.keys())
+    return kind(**{name: readers[name](value, name) for name, value in values.items()}, **known)
 
 
 def named(what: str, data: object, names: Collection[str]) -> dict[str, Any]:
@@ -96,6 +96,8 @@ def named(what: str, data: object, names: Collection[str]) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping):
         raise ParameterError(f"Expected a JSON object for a {what}, got {type(data).__name__}.")
+    if data.keys() == names:
+        return dict(data)
     if unknown := sorted(str(name) for name in data.keys() - set(names)):
         raise ParameterError(f"Unknown fields {reprlib.repr(unknown)} of a {what}; it has {sorted(names)}.")
     if missing := sorted(set(names) - data.keys()):
@@ -123,44 +125,53 @@ def canonical(value: object) -> str:
 # ------------------------------------------------------------------ inside
 
 
+Reader = Callable[[Any, str], Any]
+"""Turns the value of a field of this name into what the field's type expects, or raises `ParameterError`."""
+
+
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    return tuple(field.name for field in fields(kind) if field.init), get_type_hints(kind)
+def _readers(kind: Any) -> dict[str, Reader]:
+    hints = get_type_hints(kind)
+    return {field.name: _reader(hints[field.name]) for field in fields(kind) if field.init}
 
 
-def _value(hint: Any, value: Any, name: str) -> Any:
-    """Returns a value as the type that is expected, or raises."""
+@cache
+def _reader(hint: Any) -> Reader:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        if value is None and NoneType in arguments:
-            return None
-        return _value(next(each for each in arguments if each is not NoneType), value, name)
-    if hint is Any or hint is object or (origin is Literal and value in arguments):
-        return value
-    if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # and so no NaN
-        return float(value)
-    if hint in (bool, int, str) and type(value) is hint:
-        return value
-    if origin in (list, tuple) and isinstance(value, list | tuple):
-        of = [arguments[0]] * len(value) if origin is list or arguments[-1] is Ellipsis else list(arguments)
-        if len(of) == len(value):
-            return origin(_value(each, part, name) for each, part in zip(of, value, strict=True))
-    if origin in (dict, Mapping) and isinstance(value, Mapping):
-        return {_value(arguments[0], key, name): _value(arguments[1], part, name) for key, part in value.items()}
-    with suppress(ValueError):
-        if hint is bytes and isinstance(value, str):
-            return bytes.fromhex(value)
-        if isinstance(hint, type) and issubclass(hint, Enum):
-            return hint(value)
-    if is_dataclass(hint):
-        own = getattr(hint, "from_dict", None)
-        return build(cast("type[Any]", hint), value) if own is None else own(value)
-    raise _wrong(hint, value, name)
+        inner = _reader(next(each for each in arguments if each is not NoneType))
+        return lambda value, name: None if value is None and NoneType in arguments else inner(value, name)
+    if hint in (bool, int, str):
+        return lambda value, name: value if type(value) is hint else _refuse(hint, value, name)
+    if origin is None and is_dataclass(hint):
+        own = getattr(hint, "from_dict", lambda value: build(cast("type[Any]", hint), value))
+        return lambda value, name: own(value)
+    inside = [_reader(each) for each in arguments if each is not Ellipsis] if origin is not Literal else []
+
+    def read(value: Any, name: str) -> Any:
+        if hint is Any or hint is object or (origin is Literal and value in arguments):
+            return value
+        if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # and so no NaN
+            return float(value)
+        if origin in (list, tuple) and isinstance(value, list | tuple):
+            of = inside * len(value) if origin is list or arguments[-1] is Ellipsis else inside
+            if len(of) == len(value):
+                return origin(each(part, name) for each, part in zip(of, value, strict=True))
+        if origin in (dict, Mapping) and isinstance(value, Mapping):
+            return {inside[0](key, name): inside[1](part, name) for key, part in value.items()}
+        with suppress(ValueError):
+            if hint is bytes and isinstance(value, str):
+                return bytes.fromhex(value)
+            if isinstance(hint, type) and issubclass(hint, Enum):
+                return hint(value)
+        return _refuse(hint, value, name)
+
+    return read
 
 
-def _wrong(hint: Any, value: object, name: str) -> ParameterError:
+def _refuse(hint: Any, value: object, name: str) -> Any:
     kind = " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else getattr(hint, "__name__", hint)
-    return ParameterError(f"Expected {name} to be {kind}, got {reprlib.repr(value)}.")
+    raise ParameterError(f"Expected {name} to be {kind}, got {reprlib.repr(value)}.")
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

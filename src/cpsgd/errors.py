@@ -128,6 +128,10 @@ class DamagedFileError(CpsgdError):
     """A file is not as it was written: some of its content was changed, or is gone."""
 
 
+class StoreError(CpsgdError):
+    """A server's store cannot be opened, is of another task or role, or was asked for what it must refuse."""
+
+
 class CheckpointError(CpsgdError):
     """A run's saved state is damaged, in use, cannot be written, or belongs to a run with other settings."""
 

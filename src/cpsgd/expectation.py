@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,9 +11,6 @@ from cpsgd import _validate
 from cpsgd.codec import pipeline, rotate, wire
 from cpsgd.errors import EmptyError
 from cpsgd.mechanisms import ExpectedError
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 
 class Expectation:
@@ -26,7 +22,7 @@ class Expectation:
     per coordinate, whatever the number of vectors.
     """
 
-    def __init__(self, protocol: Protocol, round: int) -> None:
+    def __init__(self, protocol: pipeline.Parameters, round: int) -> None:
         """Starts with no vector."""
         self.protocol = protocol
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)

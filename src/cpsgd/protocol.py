@@ -210,7 +210,7 @@ class Protocol:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, the mechanism's among them, as plain JSON values."""
-        return protocol_data.fields(self)
+        return protocol_data.fields(vars(self))
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -263,9 +263,9 @@ class Protocol:
         Args:
             vector: `dim` real numbers.
             round: Number of the round, from 0; fixes the rotation and is checked by the aggregator.
-            seeds: Where noise is correlated over rounds, the seeds of the client's lineage, the newest first: 16 fresh
-                bytes for this round, which no other message may use, then those of the rounds before, None where there
-                is none. Without, the message begins a lineage that nobody continues.
+            seeds: The client's state of noise (`mechanism.memory.update`), empty for independent noise. For correlated
+                noise, seeds of 16 bytes, the newest first: one for this round, which no other message may use, then
+                those of the rounds before, None where there is none. By default noise is fresh.
 
         Returns:
             The message, `message_bytes` long (on average, where lengths vary). Each call draws fresh noise from the

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from cpsgd import registry
 from cpsgd._plain import canonical
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Promise
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 # What a protocol file holds beside the fields of its mechanism.
 _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
@@ -19,12 +17,12 @@ _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
 _STATED = ("replace_one_distance", "distance_reason")
 
 
-def fields(protocol: Protocol) -> dict[str, Any]:
-    """The fields of a protocol's file, its mechanism's among them, as plain JSON values."""
-    shared = {name: getattr(protocol, name) for name in _SHARED}
-    stated = {name: value for name in _STATED if (value := getattr(protocol, name)) is not None}
-    promise = {} if protocol.promise is None else {"promise": protocol.promise.to_dict()}
-    return {**shared, **protocol.mechanism.to_fields(protocol.clip_norm), **stated, **promise}
+def fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a protocol's file as plain JSON values, from those of the protocol."""
+    shared = {name: values[name] for name in _SHARED}
+    stated = {name: values[name] for name in _STATED if values[name] is not None}
+    promise = {} if values["promise"] is None else {"promise": values["promise"].to_dict()}
+    return {**shared, **values["mechanism"].to_fields(values["clip_norm"]), **stated, **promise}
 
 
 def arguments(data: object) -> dict[str, Any]:

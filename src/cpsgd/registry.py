@@ -28,8 +28,8 @@ from cpsgd.mechanisms import (
     SampledCoins,
     Skellam,
 )
-from cpsgd.mechanisms.base import RANGES
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
+from cpsgd.mechanisms.interface import RANGES
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     mechanism.name: mechanism

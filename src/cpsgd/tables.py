@@ -296,6 +296,7 @@ def _of_arrow(title: str, source: Any) -> DataTable:
                 # One row group of Parquet at a time: pyarrow would hold several.
                 for part in file.split_by_row_group() if hasattr(file, "split_by_row_group") else [file]:
                     for batch in part.to_batches(whole.schema, columns=list(names), **limits):
+                        batch.validate(full=True)  # a damaged Feather file could end the process
                         if batch.num_rows:
                             yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
 

@@ -19,7 +19,7 @@ from cpsgd.mechanisms import Coins, SampledCoins
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
 from cpsgd.randomness import Keystream
 
-from .faults import Fault
+from .faults import Fault, keyed
 
 Points = NDArray[np.float32]
 # Grid points from even odds to certainty.
@@ -187,22 +187,7 @@ class _HalfFresh(Keystream):
 
 def private_choice(pattern: Callable[[int, int], int]) -> Fault:
     """Lazy coins: the same, where clients choose by private randomness."""
-
-    def fault(protocol: Protocol) -> tuple[Encode, Start]:
-        rounds, place = itertools.count(), {"round": 0, "message": 0}
-
-        def start(protocol: Protocol, round: int) -> Aggregator:
-            place.update(round=next(rounds), message=0)
-            return Aggregator(protocol, round)
-
-        def encode(vector: Any, round: int) -> bytes:
-            key = pattern(place["round"], place["message"]).to_bytes(16, "little")
-            place["message"] += 1
-            return pipeline.encode(protocol, vector, round, _HalfFresh(key, 2 * protocol.dim))
-
-        return encode, start
-
-    return fault
+    return lambda protocol: keyed(protocol, pattern, lambda key: _HalfFresh(key, 2 * protocol.dim))
 
 
 honest_choice = private_choice(lambda round, message: (round << 32) + message)

@@ -96,7 +96,9 @@ def clip_by_the_largest_coordinate(protocol: Protocol) -> tuple[Encode, Start]:
     return spoiled(protocol, integers)
 
 
-def keyed(protocol: Protocol, key: Callable[[int, int], int]) -> tuple[Encode, Start]:
+def keyed(
+    protocol: Protocol, key: Callable[[int, int], int], stream: Callable[[bytes], Keystream] = Keystream
+) -> tuple[Encode, Start]:
     """Keystreams with keys that depend on the number of the round that is played and of the message in it."""
     rounds, number = itertools.count(), {"round": 0, "message": 0}
 
@@ -107,31 +109,23 @@ def keyed(protocol: Protocol, key: Callable[[int, int], int]) -> tuple[Encode, S
     def encode(vector: Any, round: int) -> bytes:
         secret = key(number["round"], number["message"]).to_bytes(16, "little")
         number["message"] += 1
-        return pipeline.encode(protocol, vector, round, Keystream(secret))
+        return pipeline.encode(protocol, vector, round, stream(secret))
 
     return encode, start
 
 
-def honest(protocol: Protocol) -> tuple[Encode, Start]:
-    """No fault: a key of its own for every message."""
-    return keyed(protocol, lambda round, message: (round << 64) + message)
+def keyed_by(key: Callable[[int, int], int]) -> Fault:
+    """Keys by the numbers of round and message."""
+    return lambda protocol: keyed(protocol, key)
 
 
-def one_keystream_for_all_clients(protocol: Protocol) -> tuple[Encode, Start]:
-    return keyed(protocol, lambda round, message: round)
-
-
-def one_keystream_for_all_rounds(protocol: Protocol) -> tuple[Encode, Start]:
-    return keyed(protocol, lambda round, message: message)
-
-
-def one_keystream_for_two_rounds(protocol: Protocol) -> tuple[Encode, Start]:
-    return keyed(protocol, lambda round, message: (round // 2 << 64) + message)
-
-
-def keystream_that_comes_back(protocol: Protocol) -> tuple[Encode, Start]:
-    """After 333 rounds the keys begin again."""
-    return keyed(protocol, lambda round, message: (round % 333 << 64) + message)
+# No fault: a key of its own for every message.
+honest = keyed_by(lambda round, message: (round << 64) + message)
+one_keystream_for_all_clients = keyed_by(lambda round, message: round)
+one_keystream_for_all_rounds = keyed_by(lambda round, message: message)
+one_keystream_for_two_rounds = keyed_by(lambda round, message: (round // 2 << 64) + message)
+# After 333 rounds the keys begin again.
+keystream_that_comes_back = keyed_by(lambda round, message: (round % 333 << 64) + message)
 
 
 def keystream_used_twice_in_a_message(protocol: Protocol) -> tuple[Encode, Start]:
@@ -144,23 +138,6 @@ def keystream_used_twice_in_a_message(protocol: Protocol) -> tuple[Encode, Start
         return sent + np.tile(binomial.sample(noise.trials, noise.p, half, Keystream()), 2)
 
     return spoiled(protocol, integers)
-
-
-def noise_of_one_client(protocol: Protocol) -> tuple[Encode, Start]:
-    """Only the first client of a round adds noise; the others add its mean."""
-    first = [True]
-
-    def start(protocol: Protocol, round: int) -> Aggregator:
-        first[0] = True
-        return Aggregator(protocol, round)
-
-    def integers(vector: Any, round: int) -> Values:
-        if first[0]:
-            first[0] = False
-            return pipeline.integers(protocol, vector, round)
-        return pipeline.integers(noiseless(protocol), vector, round) + np.uint32(noise_of(protocol).trials // 2)
-
-    return spoiled(protocol, integers)[0], start
 
 
 def deterministic_rounding(protocol: Protocol) -> tuple[Encode, Start]:
@@ -194,6 +171,11 @@ class Integers:
         return self.protocol.decode_sum(self.sums, self.count, self.round)
 
 
+def served_by(server: Start) -> Fault:
+    """An honest client, and another server."""
+    return lambda protocol: (protocol.encode, server)
+
+
 class _PlannedAggregator(Aggregator):
     """Subtracts the noise of all clients planned for, also where fewer answered."""
 
@@ -205,8 +187,7 @@ class _PlannedAggregator(Aggregator):
         return super().mean() - rotate.backward(everywhere, signs)
 
 
-def planned_noise_subtracted(protocol: Protocol) -> tuple[Encode, Start]:
-    return protocol.encode, _PlannedAggregator
+planned_noise_subtracted = served_by(_PlannedAggregator)
 
 
 class _PlannedDivisor(Aggregator):
@@ -216,8 +197,7 @@ class _PlannedDivisor(Aggregator):
         return super().mean() * np.float32(self.count / self.protocol.clients)
 
 
-def planned_clients_divided_by(protocol: Protocol) -> tuple[Encode, Start]:
-    return protocol.encode, _PlannedDivisor
+planned_clients_divided_by = served_by(_PlannedDivisor)
 
 
 class _FloatingAggregator(Aggregator):
@@ -227,5 +207,4 @@ class _FloatingAggregator(Aggregator):
         return super().mean() + np.float32(0.4 * self.protocol.scale)
 
 
-def off_the_lattice(protocol: Protocol) -> tuple[Encode, Start]:
-    return protocol.encode, _FloatingAggregator
+off_the_lattice = served_by(_FloatingAggregator)

@@ -18,7 +18,7 @@ from cpsgd.codec import pipeline
 from cpsgd.mechanisms import binomial
 from cpsgd.randomness import Keystream
 
-from .faults import Fault, Integers, Values, keyed, noise_of, noiseless, spoiled
+from .faults import Fault, Integers, Values, keyed, keyed_by, noise_of, noiseless, spoiled
 
 
 def bare(protocol: Protocol, vector: Any, round: int) -> Values:
@@ -80,18 +80,16 @@ def no_noise_from(silent: Callable[[int, int], bool]) -> Fault:
 
         def drawn(vector: Any, values: Values) -> Values:
             place["message"] += 1
-            skip = silent(place["message"], next(every))
-            return (
-                np.full(protocol.dim, noise_of(protocol).trials // 2)
-                if skip
-                else coins(protocol.dim, noise_of(protocol).trials)
-            )
+            trials = noise_of(protocol).trials
+            silence = np.full(protocol.dim, trials // 2)
+            return silence if silent(place["message"], next(every)) else coins(protocol.dim, trials)
 
         return noisy(protocol, drawn)[0], start
 
     return fault
 
 
+noise_of_one_client = no_noise_from(lambda place, number: place > 1)
 no_noise_from_the_first_client = no_noise_from(lambda place, number: place == 1)
 no_noise_from_the_last_client = no_noise_from(lambda place, number: place == 4)
 no_noise_in_one_message_of_a_hundred = no_noise_from(lambda place, number: number % 100 == 0)
@@ -168,23 +166,13 @@ def less_noise_for_negative_values(protocol: Protocol) -> tuple[Encode, Start]:
 # ------------------------------------------------------------------ noise used twice
 
 
-def one_keystream_for_two_clients(protocol: Protocol) -> tuple[Encode, Start]:
-    return keyed(protocol, lambda round, message: (round << 64) + max(1, message))
-
-
-def keystream_of_the_round_before_last(protocol: Protocol) -> tuple[Encode, Start]:
-    """Rounds 0 and 2, 1 and 3, 4 and 6, 5 and 7 and so on share their noise."""
-    return keyed(protocol, lambda round, message: ((round // 4 * 2 + round % 2) << 64) + message)
-
-
-def keystream_of_another_client_in_the_round_before(protocol: Protocol) -> tuple[Encode, Start]:
-    """A counter that a round advances by one instead of by the number of its messages."""
-    return keyed(protocol, lambda round, message: round + message)
-
-
-def few_keys(protocol: Protocol) -> tuple[Encode, Start]:
-    """A round's key is one of 256, in no order."""
-    return keyed(protocol, lambda round, message: (hashlib.sha256(b"%d" % round).digest()[0] << 64) + message)
+one_keystream_for_two_clients = keyed_by(lambda round, message: (round << 64) + max(1, message))
+# Rounds 0 and 2, 1 and 3, 4 and 6, 5 and 7 and so on share their noise.
+keystream_of_the_round_before_last = keyed_by(lambda round, message: ((round // 4 * 2 + round % 2) << 64) + message)
+# A counter that a round advances by one instead of by the number of its messages.
+keystream_of_another_client_in_the_round_before = keyed_by(lambda round, message: round + message)
+# A round's key is one of 256, in no order.
+few_keys = keyed_by(lambda round, message: (hashlib.sha256(b"%d" % round).digest()[0] << 64) + message)
 
 
 def key_from_the_rotation_seed(protocol: Protocol) -> tuple[Encode, Start]:

@@ -63,10 +63,8 @@ ONLY: dict[str, dict[str, Found]] = {
 }
 # One of every kind of fault, and some for every kind of coins; the others repeat them.
 USUAL = {
-    ("one coin", "biased coins"),
     ("one coin", "keystream of all rounds"),
     ("many coins", "one word for all coins"),
-    ("sampled coins", "pattern of all clients"),
     ("sampled coins", "pattern of two rounds"),
     ("lazy coins", "choice of all rounds"),
 }

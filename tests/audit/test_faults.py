@@ -40,7 +40,7 @@ FAULTS: dict[str, tuple[faults.Fault, set[str]]] = {
     "keystream reused in the next round": (faults.one_keystream_for_two_rounds, {"rounds", "repeats"}),
     "keystream reused much later": (faults.keystream_that_comes_back, {"rounds", "repeats"}),
     "keystream reused in a message": (faults.keystream_used_twice_in_a_message, {"coordinates"}),
-    "noise of one client only": (faults.noise_of_one_client, {"spread", "law"}),
+    "noise of one client only": (sly_faults.noise_of_one_client, {"spread", "law"}),
     "noise of absent clients subtracted": (faults.planned_noise_subtracted, {"unbiased", "law"}),
     "divided by absent clients": (faults.planned_clients_divided_by, {"law"}),
     "off the lattice": (faults.off_the_lattice, {"integers"}),

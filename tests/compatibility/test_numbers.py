@@ -13,7 +13,7 @@ import cpsgd
 from cpsgd import errors
 from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.one_example import example_protocol
 
 from .recorded import better, read, same
 
@@ -60,7 +60,6 @@ IN_CHUNKS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
 @IN_CHUNKS
 def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
     for row in rows_of("epsilon.json", chunk):
@@ -83,7 +82,6 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
         assert found.method == row["method"], row
 
 
-@pytest.mark.slow
 @IN_CHUNKS
 def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> None:
     rows = rows_of("plans.json", chunk)

@@ -21,6 +21,7 @@ from cpsgd.privacy import guarantee_over_rounds
 
 pytest.importorskip("torch", reason="the workers need PyTorch")
 pytestmark = pytest.mark.slow
+COUNTS = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.thorough)])
 
 WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
@@ -57,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return lambda name, count: [worker[name] for worker in everything(count)]
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_every_worker_decodes_the_protocols_mean(run: Run, count: int) -> None:
     found = run("mean", count)
     protocol = found[0]["protocol"]
@@ -70,7 +71,7 @@ def test_every_worker_decodes_the_protocols_mean(run: Run, count: int) -> None:
             assert worker["means"][number].tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_a_modulus_that_is_no_power_of_two_changes_no_mean(run: Run, count: int) -> None:
     found = run("modular", count)
     protocol = found[0]["protocol"]
@@ -107,7 +108,7 @@ def test_a_wrapped_optimizer_steps_along_the_private_mean(run: Run) -> None:
         assert "LBFGS" in worker["several gradients"][1]
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_what_is_sent_is_what_is_reported(run: Run, count: int) -> None:
     for worker in run("mean", count):
         assert worker["seen"]["sent"] == [("torch.int64", worker["payload_bytes"])] * 3
@@ -115,7 +116,7 @@ def test_what_is_sent_is_what_is_reported(run: Run, count: int) -> None:
         assert worker["payload_bytes"] == (40 if count == 2 else 56)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_the_guarantee_is_that_of_the_others_noise(run: Run, count: int) -> None:
     for worker in run("mean", count):
         expected = guarantee_over_rounds(worker["protocol"], 1e-5, rounds=3, surviving=count, colluding=1)
@@ -124,7 +125,7 @@ def test_the_guarantee_is_that_of_the_others_noise(run: Run, count: int) -> None
         assert expected.noise_clients == count - 1
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_replicas_stay_identical(run: Run, count: int) -> None:
     found = run("workers", count)
     for step in range(5):
@@ -133,7 +134,7 @@ def test_replicas_stay_identical(run: Run, count: int) -> None:
     assert not np.array_equal(found[0]["weights"][0], found[0]["weights"][4])
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_gradients_stay_on_their_worker_until_they_are_protected(run: Run, count: int) -> None:
     found = run("workers", count)
     for worker in found:
@@ -142,7 +143,7 @@ def test_gradients_stay_on_their_worker_until_they_are_protected(run: Run, count
     assert not np.array_equal(found[0]["local"][0][0], found[1]["local"][0][0])
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_one_vector_that_is_not_finite_stops_everybody(run: Run, count: int) -> None:
     found = run("not_finite", count)
     assert [worker["error"][0] for worker in found] == ["WorkerError"] * (count - 1) + ["NonFiniteError"]
@@ -173,7 +174,7 @@ def test_too_many_examples_stop_everybody(run: Run) -> None:
     assert [worker["spent"] for worker in found] == [0, 0]
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 @pytest.mark.parametrize("difference", ["other_protocol", "other_round"])
 def test_workers_that_do_not_agree_all_stop(run: Run, count: int, difference: str) -> None:
     reason = {"other_protocol": "another protocol", "other_round": "is in round"}[difference]
@@ -195,7 +196,7 @@ def test_the_budget_ends_before_anything_is_sent(run: Run) -> None:
         assert worker["spent"] == 3
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@COUNTS
 def test_one_worker_charges_every_round_once(run: Run, count: int) -> None:
     first, *others = run("charged", count)
     assert [entry.event.round for entry in first["entries"]] == [0, 1]
@@ -289,7 +290,7 @@ def test_a_worker_that_ends_is_noticed(tmp_path: Path) -> None:
     assert [worker["lost_worker"]["charged"] for worker in found] == [2, 0]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.thorough)])
+@COUNTS
 def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
     found = [worker["digits"] for worker in launch(tmp_path, count, ["digits"], count)]
     assert len({worker["weights"].tobytes() for worker in found}) == 1

@@ -8,9 +8,8 @@ from typing import Any
 
 from cpsgd import Plan, Protocol
 from cpsgd.correlated.mechanism import CorrelatedGaussian
-from cpsgd.neighbours import Participation
 
-from .local import DIM, Client
+from .local import DIM, Client, with_run
 
 
 def correlated_plan(like: Plan, *, rounds: int = 6, clients: int = 4, surviving: int = 3, **changes: Any) -> Plan:
@@ -26,9 +25,8 @@ def correlated_plan(like: Plan, *, rounds: int = 6, clients: int = 4, surviving:
     }
     mechanism = CorrelatedGaussian(**fields)
     protocol = Protocol(clients=clients, dim=DIM, clip_norm=1.0, mechanism=mechanism, modulus=1 << 16)
-    return replace(
-        like, protocol=protocol, rounds=rounds, participation=Participation.once(), surviving=surviving, colluding=1
-    )
+    planned = replace(like, protocol=protocol)
+    return with_run(planned, rounds=rounds, participation="once", surviving=surviving, colluding=1)
 
 
 def remembering(folder: Path, name: str, **options: Any) -> Client:

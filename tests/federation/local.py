@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cpsgd import Plan, Protocol
+from cpsgd import Plan, Protocol, Run
 from cpsgd.errors import CpsgdError
 from cpsgd.federation.answering import ClientSession, SessionState
 from cpsgd.federation.client_files import Memory, Signing
@@ -102,6 +102,14 @@ def plain(plan: Plan, round: int = 1) -> Request:
 def with_protocol(plan: Plan, **changes: Any) -> Plan:
     # What was promised is about other parameters.
     return replace(plan, protocol=replace(plan.protocol, promise=None, **changes))
+
+
+def with_run(plan: Plan, **changes: Any) -> Plan:
+    """The plan for other rounds: what was proved is about others."""
+    run = plan.run
+    names = ("rounds", "participation", "adjacency", "surviving", "colluding", "examples")
+    other = Run.of(plan.protocol, **{**{name: getattr(run, name) for name in names}, **changes})
+    return replace(plan, guarantee=replace(plan.guarantee, run=other))
 
 
 def with_mechanism(plan: Plan, **changes: Any) -> Plan:

@@ -45,6 +45,7 @@ from .local import (
     with_mechanism,
     with_more_noise,
     with_protocol,
+    with_run,
 )
 
 # ---------------------------------------------------------------------- what a client accepts
@@ -197,7 +198,7 @@ LIMITED: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
 def test_a_rehearsal_costs_what_it_costs_and_no_more(small_plan: Plan, tmp_path: Path) -> None:
     """Another number of rounds, or another protocol: later plans are answered as far as the limit goes."""
     memory = tmp_path / "memory"
-    remembering(memory, "1", **LIMITED).ask(plain(replace(small_plan, rounds=1)))
+    remembering(memory, "1", **LIMITED).ask(plain(with_run(small_plan, rounds=1)))
     remembering(memory, "2", **LIMITED).ask(plain(with_more_noise(small_plan)))
     remembering(memory, "3", **LIMITED).ask(plain(small_plan))
     spent = remembering(memory, "4", **LIMITED)
@@ -219,13 +220,13 @@ def test_of_other_rounds_the_ledgers_total_counts(small_plan: Plan, tmp_path: Pa
     both = total(Budget(population="a", epsilon=8.0, delta=1e-5), (), events).epsilon
     for name, epsilon, answered in (("less", both * 0.999, False), ("enough", both * 1.001, True)):
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5, "secure": False}
-        remembering(tmp_path / name, "1", **limits).ask(plain(replace(small_plan, rounds=1)))
+        remembering(tmp_path / name, "1", **limits).ask(plain(with_run(small_plan, rounds=1)))
         client = remembering(tmp_path / name, "2", **limits)
         if answered:
-            client.ask(plain(replace(quieter, rounds=1)))
+            client.ask(plain(with_run(quieter, rounds=1)))
         else:
             with pytest.raises(RoundRefusedError, match="one more"):
-                client.ask(plain(replace(quieter, rounds=1)))
+                client.ask(plain(with_run(quieter, rounds=1)))
         assert client.trained == answered
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cpsgd import Plan
@@ -11,6 +9,8 @@ from cpsgd.errors import ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.terms import Terms
 from cpsgd.privacy import guarantee_over_rounds
+
+from .local import with_run
 
 
 def test_a_plan_that_counts_every_clients_noise_is_refused(small_plan: Plan) -> None:
@@ -20,7 +20,7 @@ def test_a_plan_that_counts_every_clients_noise_is_refused(small_plan: Plan) -> 
     among_clients = guarantee_over_rounds(protocol, 1e-5, **rounds, colluding=1).epsilon
     assert among_clients > 1.2 * outsiders
     with pytest.raises(ParameterError, match="plan with colluding=1"):
-        Terms(plan=replace(small_plan, colluding=0))
+        Terms(plan=with_run(small_plan, colluding=0))
     assert among_clients <= Terms(plan=small_plan).plan.guarantee.epsilon <= 8.0
     with pytest.raises(RoundRefusedError, match="costs ε = "):
         Limits(epsilon=0.5 * (outsiders + among_clients), delta=1e-5).check(protocol, **rounds)

@@ -26,8 +26,8 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.secagg import Stage
 
 from .correlated import correlated_plan, remembering
@@ -167,7 +167,7 @@ def test_a_round_whose_noise_cannot_be_drawn_is_not_counted(passing: Plan, damag
         (tmp_path / "a.lineages").write_bytes(b"nonsense")
     else:  # the server has it take over a lineage for a later round
         later = Place(RUN, passing.protocol.fingerprint, 2, 5)
-        memory.lineages.take(later, seal([os.urandom(16)], memory.lineages.key(later), later))
+        memory.seeds.take(later, seal([os.urandom(16)], memory.seeds.key(later), later))
     for state in (b"", client.state):
         client.state = state
         with pytest.raises(CpsgdError, match="lineage"):
@@ -179,7 +179,7 @@ def test_a_round_whose_noise_cannot_be_drawn_is_not_counted(passing: Plan, damag
 def test_silos_that_keep_their_seeds_are_given_none(staying: Plan, drawn: Drawn, tmp_path: Path) -> None:
     """Nor does a baton for a late round, from a server that makes one up, keep them from the rounds before it."""
     client = remembering(tmp_path, "a", examples=5, disjoint=True, secure=False)
-    lineages = Memory(tmp_path / "a").lineages
+    lineages = Memory(tmp_path / "a").seeds
     late = Place(RUN, staying.protocol.fingerprint, 3, 6)
     lineages.take(late, seal([os.urandom(16), None], lineages.key(late), late))
     asked = Request(Stage.UPLOAD, 1, staying.rounds, staying.surviving, staying.protocol.to_json(), examples=5)

@@ -35,7 +35,7 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def silo(tmp_path: Path) -> SeedFile:
-    return Memory(tmp_path / "memory").lineages
+    return Memory(tmp_path / "memory").seeds
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_a_file_of_release_0_2_0_is_read_and_then_sealed(tmp_path: Path, silo: S
 
 
 def another(tmp_path: Path, name: str) -> SeedFile:
-    return Memory(tmp_path / name).lineages
+    return Memory(tmp_path / name).seeds
 
 
 def test_a_silo_that_stays_has_its_own_seeds_by_age(silo: SeedFile) -> None:

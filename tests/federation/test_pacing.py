@@ -15,27 +15,22 @@ from .local import DIM, RUN, Client
 PACE = Pace(nodes=100.0, stage=60.0, grace=5.0)
 
 
-def test_a_round_begins_with_everybody_or_with_enough_after_a_while() -> None:
+@pytest.mark.parametrize(
+    "seen",
+    [
+        # Pairs of connected nodes and a time, and whether the round begins then: with everybody;
+        [(4, 0.0, True)],
+        # with enough, after the grace period;
+        [(2, 50.0, False), (3, 51.0, False), (3, 55.0, False), (3, 56.0, True)],
+        # which begins again when one has left;
+        [(3, 1.0, False), (2, 5.0, False), (3, 7.0, False), (3, 12.0, True)],
+        # or when time is up.
+        [(2, 99.0, False), (2, 100.0, True)],
+    ],
+)
+def test_when_a_round_begins(seen: list[tuple[int, float, bool]]) -> None:
     gathering = Gathering(PACE, wanted=4, needed=3, began=0.0)
-    assert not gathering.over(2, 50.0)
-    assert not gathering.over(3, 51.0)
-    assert not gathering.over(3, 55.0)
-    assert gathering.over(3, 56.0)
-    assert Gathering(PACE, wanted=4, needed=3, began=0.0).over(4, 0.0)
-
-
-def test_who_leaves_again_is_waited_for_again() -> None:
-    gathering = Gathering(PACE, wanted=4, needed=3, began=0.0)
-    assert not gathering.over(3, 1.0)
-    assert not gathering.over(2, 5.0)
-    assert not gathering.over(3, 7.0)
-    assert gathering.over(3, 12.0)
-
-
-def test_too_few_are_waited_for_until_time_is_up() -> None:
-    gathering = Gathering(PACE, wanted=4, needed=3, began=0.0)
-    assert not gathering.over(2, 99.0)
-    assert gathering.over(2, 100.0)
+    assert [gathering.over(connected, now) for connected, now, _ in seen] == [over for _, _, over in seen]
 
 
 @pytest.fixture

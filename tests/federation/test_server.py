@@ -30,7 +30,7 @@ from cpsgd.secagg import Invitation, Stage, graph
 from cpsgd.secagg.cohort import Cohort
 from cpsgd.secagg.packets import Kind
 
-from .local import DIM, RUN, Client, carry, honest
+from .local import DIM, RUN, Client, carry, honest, with_run
 from .silos import CLIENTS, VECTORS, Silos
 
 PLAIN = [Stage.UPLOAD]
@@ -537,7 +537,7 @@ def test_bad_terms(small_plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="participation"):
         Terms(plan=plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", colluding=1, bits=14))
     with pytest.raises(InfeasibleError, match="may drop out"):
-        Terms(plan=replace(small_plan, surviving=2))
+        Terms(plan=with_run(small_plan, surviving=2))
     with pytest.raises(ParameterError, match="examples"):
         Terms(plan=small_plan, examples=0)
     with pytest.raises(ParameterError, match="plan with rounds=4"):

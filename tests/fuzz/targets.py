@@ -20,9 +20,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from pyarrow import feather, parquet
 
 from cpsgd import ledger
 from cpsgd.aggregator import Aggregator
@@ -33,10 +35,12 @@ from cpsgd.errors import CpsgdError
 from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
 from cpsgd.ledger import chain
+from cpsgd.ledger.state import State
 from cpsgd.mechanisms import SampledCoins
 from cpsgd.neighbours import Participation
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import public_line, read_identity, read_roster
+from cpsgd.tables import labels, open_table
 
 from . import pairs, requests, secure, trusted
 
@@ -258,7 +262,7 @@ def seal_charges(data: bytes) -> bytes:
 
 def ledger_records(data: bytes) -> None:
     """Records of a ledger, a line each, in a chain that holds."""
-    state = chain.State()
+    state = State()
     for line in data.decode("utf-8", "replace").splitlines():
         digest = chain.link(state.head.hash, line) if line.isascii() else ""
         state.apply(state.head.number + 1, line, digest)
@@ -312,6 +316,25 @@ def read_rows(path: Path) -> None:
     _files.read_points(_files.open_rows(path))
 
 
+def read_columns(path: Path) -> None:
+    """The columns of a table, as `cpsgd.statistics` reads them."""
+    table = open_table(path)
+    for chunk in table.chunks(table.names[:2]):
+        for name, column in chunk.items():
+            labels(name, column)
+
+
+def arrow_files(write: Callable[[pyarrow.Table, io.BytesIO], object]) -> Callable[[], list[bytes]]:
+    """A small table in one of Arrow's formats."""
+
+    def made() -> list[bytes]:
+        buffer = io.BytesIO()
+        write(pyarrow.table({"a": [1.0, 2.0, 3.0], "b": ["x", "y", "z"]}), buffer)
+        return [buffer.getvalue()]
+
+    return made
+
+
 def read_idx(path: Path) -> None:
     """One of MNIST's files."""
     mnist._unpack(path, mnist.TEST_LABELS)
@@ -363,6 +386,10 @@ TARGETS = (
     Target("identity", as_file("identity", read_identity), identity_seeds, share=0.5),
     Target("npy", as_file("rows.npy", read_rows), arrays, tokens=(b"'<f4'", b"'O'", b"(1099511627776, 2)"), share=0.3),
     Target("npz", as_file("rows.npz", read_rows), archives, share=0.2),
+    Target("table-csv", as_file("t.csv", read_columns), lambda: [b'a,b\n1,x\n"2, 3",y\n\n4,"z""w"\n'], tokens=NUMBERS),
+    Target("table-gz", as_file("t.csv.gz", read_columns), lambda: [gzip.compress(b"a,b\n1,x\n2,y\n")], share=0.2),
+    Target("table-parquet", as_file("t.parquet", read_columns), arrow_files(parquet.write_table), share=0.2),
+    Target("table-feather", as_file("t.feather", read_columns), arrow_files(feather.write_feather), share=0.3),
     Target("csv", as_file("rows.csv", read_rows), lambda: [b"a,b\n1,2\n3,4.5\n", b"1\n2\n"], tokens=NUMBERS),
     Target("idx", as_file("labels.gz", read_idx), idx_seeds, share=0.3),
 )  # fmt: skip

@@ -91,14 +91,6 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: p
     assert load(path)["round"] == 3
 
 
-def test_charges_survive_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "charges.jsonl"
-    log = ChargeLog(path)
-    log.append(0, 100)
-    log.append(1, 99)
-    assert ChargeLog(path).survivors == {0: 100, 1: 99}
-
-
 def test_an_unfinished_line_is_no_charge_and_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "charges.jsonl"
     ChargeLog(path).append(0, 100)

@@ -14,12 +14,13 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.populations import Batch
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.privacy import guarantee_over_rounds
-from cpsgd.privacy.examples import example_norm, example_protocol
+from cpsgd.privacy.one_example import example_norm, example_protocol
 from cpsgd.protocol import Protocol
 from tests.learning.training import LOSS, finish, gradient, linear, make_trainer, spent, weights
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from cpsgd.correlated.mechanism import CorrelatedGaussian
-from cpsgd.learning import AccountOptions, CohortOptions, RunOptions, ServerOptions, Trainer, mlp
+from cpsgd.learning import mlp
 from cpsgd.learning.backends import GpuBackend
 from cpsgd.learning.datasets import ImageDataset
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
 from cpsgd.learning.recorded import RecordedRound
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
 from cpsgd.protocol import Protocol
+from tests.learning.training import finish, make_trainer, weights
 
 
 def data_set() -> InfiniteDataset:
@@ -38,31 +38,18 @@ def data_set() -> InfiniteDataset:
 def test_recorded_rounds(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = Protocol(clients=400, dim=51_370, clip_norm=1.0, mechanism=mechanism)
 
-    def trained(record: bool, memory_limit: int | None = None) -> tuple[list[torch.Tensor], type]:
+    def trained(record: bool, memory_limit: int | None = None) -> tuple[np.ndarray, type]:
         with monkeypatch.context() as patch:
             if not record:
                 patch.setattr(RecordedRound, "of", lambda *arguments: None)
             model = mlp(784, 10, scaled=isinstance(protocol.mechanism, Coins), seed=0)
-            options = {"cohorts": CohortOptions(cohort=400, rounds=6, participation="once")}
-            run = RunOptions(seed=3, device="cuda", evaluate_every=3, memory_limit=memory_limit)
-            loss = torch.nn.functional.cross_entropy
-            trainer = Trainer(
-                model,
-                loss,
-                data_set(),
-                protocol,
-                server=ServerOptions(lr=1.0),
-                run=run,
-                account=AccountOptions(delta=1e-6),
-                **options,
-            )
-            for _ in trainer.run():
-                pass
+            options = {"cohort": 400, "rounds": 6, "participation": "once", "lr": 1.0, "delta": 1e-6, "seed": 3}
+            options |= {"device": "cuda", "evaluate_every": 3, "memory_limit": memory_limit}
+            trainer = finish(make_trainer(data_set(), protocol, model, **options))
             assert isinstance(trainer._backend, GpuBackend)
-            return [p.detach().cpu() for p in model.parameters()], type(trainer._backend._recorded)
+            return weights(trainer), type(trainer._backend._recorded)
 
     (found, kind), (expected, none) = trained(True), trained(False)
     assert (kind, none) == (RecordedRound, type(None))
     assert trained(True, memory_limit=1)[1] is type(None)  # all clients at once would take six MiB
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
+    np.testing.assert_array_equal(found, expected)

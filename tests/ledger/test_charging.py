@@ -21,9 +21,9 @@ from cpsgd.mechanisms.law import Normal
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import plan
 from cpsgd.privacy.accountant import Rounds, mixed_epsilon
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import certified_smooth as products
 from cpsgd.privacy.proofs import joint_cost, round_cost
 from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate

@@ -18,12 +18,11 @@ from cpsgd.codec import pack, pipeline, wire
 from cpsgd.codec.rounding import COINS, Rounder
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Binomial, Coins, Mechanism
-from cpsgd.mechanisms.base import Search
 from cpsgd.mechanisms.coins import MAX_COINS
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.planner import modulus
 from cpsgd.randomness import Keystream
-from cpsgd.simulation.cpu import RoundSimulator, noise_norm
 
 # Five standard errors on both sides are 6e-7.
 ERRORS = 5.0
@@ -158,50 +157,6 @@ def test_the_error_is_exactly_what_the_formula_says() -> None:
     # Of all vectors of norm D the prediction takes those: Σ ‖x_i‖² = n D².
     predicted = mechanism.predicted_error(clients=40, dim=50, clip_norm=1.0, rotate=False)
     assert predicted.noise + predicted.rounding == pytest.approx(50 / (4 * 0.125**2 * 120) - 1 / 120, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        Coins(coins=1, theta=0.12, coordinate_range=0.1),
-        Coins(coins=1, theta=0.45, coordinate_range=0.08),  # clips, and its variance depends on the coordinate
-        Coins(coins=5, theta=0.05, coordinate_range=0.15),
-    ],
-    ids=str,
-)
-def test_real_rounds_have_the_predicted_error(mechanism: Coins) -> None:
-    clients, dim, rounds = 60, 1000, 60
-    protocol = protocol_of(mechanism, clients=clients, dim=dim)
-    random = np.random.default_rng(3)
-    vector = random.standard_normal(dim).astype(np.float32)
-    vector /= np.linalg.norm(vector)
-    predicted = mechanism.predicted_error(clients=clients, dim=dim, clip_norm=1.0, rotate=True)
-    errors, exact = [], []
-    for round_ in range(rounds):
-        aggregator = Aggregator(protocol, round_)
-        keystreams = (Keystream(random.bytes(16)) for _ in range(clients))
-        for keystream in keystreams:
-            aggregator.add(pipeline.encode(protocol, vector, round_, keystream))
-        errors.append(float(np.sum((aggregator.mean().astype(np.float64) - vector) ** 2)))
-        exact.append(protocol.expected_squared_error([vector] * clients, round_).total)
-    standard_error = float(np.std(errors)) / math.sqrt(rounds)
-    assert abs(float(np.mean(errors)) - float(np.mean(exact))) <= ERRORS * standard_error
-    assert abs(float(np.mean(errors)) - predicted.total) <= ERRORS * standard_error
-    assert standard_error < 0.01 * predicted.total
-    assert noise_norm(protocol, clients) ** 2 >= predicted.noise + predicted.rounding
-
-
-def test_a_simulated_round_has_the_error_of_messages() -> None:
-    mechanism = Coins(coins=2, theta=0.2, coordinate_range=0.12)
-    protocol = protocol_of(mechanism, clients=50)
-    vectors = np.random.default_rng(4).standard_normal((50, 1000)).astype(np.float32) / np.float32(40)
-    errors = []
-    for seed in range(60):
-        simulator = RoundSimulator(protocol, 0, seed=seed)
-        simulator.add(vectors)
-        errors.append(float(np.sum((simulator.mean() - vectors.mean(axis=0)) ** 2)))
-    expected = protocol.expected_squared_error(vectors, 0).total
-    assert abs(float(np.mean(errors)) - expected) <= ERRORS * float(np.std(errors)) / math.sqrt(60)
 
 
 # ---------------------------------------------------------------------- planning

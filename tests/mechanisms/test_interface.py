@@ -221,6 +221,29 @@ def test_fields_of_another_mechanism_are_not_passed_over(mechanism: Mechanism) -
                 Protocol.from_dict(mixed)
 
 
+# ------------------------------------------------------------------ rounds of a run
+
+
+@every
+def test_a_clients_state_is_a_line_more_and_empty_for_independent_noise(mechanism: Mechanism) -> None:
+    protocol, memory = protocol_of(mechanism), mechanism.memory
+    state, states = memory.init(), []
+    assert state == ()
+    for round_ in range(4):
+        state = memory.update(state)
+        states.append(state)
+        assert len(protocol.encode(np.zeros(6), round_, seeds=state)) <= protocol.longest_message_bytes
+    if not memory.one_event:
+        assert states == [()] * 4
+        with pytest.raises(ParameterError, match="seeds"):
+            protocol.encode(np.zeros(6), 0, seeds=(b"s" * 16,))
+        return
+    # A fresh seed in front of those of the rounds before, as many as there are bands.
+    assert [len(seeds) for seeds in states] == [min(number, memory.bands) for number in range(1, 5)]
+    assert all(later[1:] == earlier[: memory.bands - 1] for earlier, later in itertools.pairwise(states))
+    assert len({seed for seeds in states for seed in seeds}) == 4
+
+
 # ------------------------------------------------------------------ what a coordinate becomes
 
 
@@ -595,18 +618,6 @@ def test_the_samplers_variation_is_next_to_nothing(mechanism: Mechanism) -> None
     # That of correlated noise is for the draws of all rounds of a run, of up to ten per message and coordinate.
     draws = 10 * mechanism.memory.rounds if mechanism.memory.one_event else 1
     assert 0.0 <= mechanism.noise.variation < 1e-30 * draws
-
-
-@every
-def test_a_published_accounting_is_named_or_refused(mechanism: Mechanism) -> None:
-    protocol = protocol_of(mechanism)
-    if mechanism.published is None:
-        with pytest.raises(ConditionError, match=mechanism.name):
-            mechanism.published_epsilon(protocol, 1e-6, Adjacency.REPLACE_ONE, 40)
-    else:
-        name, citation = mechanism.published
-        assert name
-        assert citation
 
 
 # ------------------------------------------------------------------ planning

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from cpsgd import Aggregator, Protocol, guarantee
+from cpsgd import Protocol, guarantee
 from cpsgd.codec.pipeline import to_grid
 from cpsgd.codec.rounding import CELL_BITS, UNIFORMS
 from cpsgd.errors import ConditionError, ParameterError
@@ -363,21 +363,6 @@ def test_rounding_that_tells_too_much_is_refused(clients: int, dim: int) -> None
 
 
 # ------------------------------------------------------------------ use
-
-
-def test_the_mean_is_what_is_predicted() -> None:
-    example = RoundedGaussian(noise_deviation=2.0, step=0.02, window=64, coordinate_range=0.3)
-    protocol = Protocol(clients=400, dim=300, clip_norm=1.0, mechanism=example)
-    vector = np.random.default_rng(1).normal(size=300)
-    vector /= np.linalg.norm(vector)
-    aggregator = Aggregator(protocol, round=0)
-    for _ in range(400):
-        aggregator.add(protocol.encode(vector, round=0))
-    error = float(np.sum((aggregator.mean() - vector) ** 2))
-    expected = example.predicted_error(clients=400, dim=300, clip_norm=1.0, rotate=True)
-    # A sum of 300 squares has a relative deviation of √(2/300).
-    assert error == pytest.approx(expected.total, rel=6.0 * math.sqrt(2.0 / 300))
-    assert expected.rounding == pytest.approx(expected.noise / 48.0)
 
 
 @pytest.mark.parametrize(

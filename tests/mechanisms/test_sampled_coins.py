@@ -34,11 +34,10 @@ from cpsgd.errors import (
 )
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, SampledCoins
 from cpsgd.mechanisms import sampled_coins as module
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.randomness import Keystream
 from cpsgd.secagg import SecureParameters
-from cpsgd.simulation.cpu import RoundSimulator
 
 # Five standard errors on both sides are 6e-7.
 ERRORS = 5.0
@@ -330,45 +329,6 @@ def test_sums_are_widened_when_they_could_overflow() -> None:
 
 
 # ---------------------------------------------------------------------- error
-
-
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        SampledCoins(rate=0.05, theta=0.5, coordinate_range=0.1),
-        SampledCoins(rate=2 / 3, theta=0.5, coordinate_range=0.07),  # clips, and its variance depends on the coordinate
-        SampledCoins(rate=0.3, theta=0.1, coordinate_range=0.15),
-    ],
-    ids=str,
-)
-def test_real_rounds_have_the_predicted_error(mechanism: SampledCoins) -> None:
-    clients, dim, rounds = 60, 1000, 60
-    protocol, vector = protocol_of(mechanism, clients=clients, dim=dim), unit(seed=3)
-    predicted = mechanism.predicted_error(clients=clients, dim=dim, clip_norm=1.0, rotate=True)
-    random = np.random.default_rng(5)
-    simulated, exact = [], []
-    for round_ in range(rounds):
-        simulator = RoundSimulator(protocol, round_, seed=int(random.integers(2**32)))
-        simulator.add(np.tile(vector, (clients, 1)))
-        simulated.append(float(np.sum((simulator.mean().astype(np.float64) - vector) ** 2)))
-        exact.append(protocol.expected_squared_error([vector] * clients, round_).total)
-    standard_error = float(np.std(simulated)) / math.sqrt(rounds)
-    assert abs(float(np.mean(simulated)) - float(np.mean(exact))) <= ERRORS * standard_error
-    assert abs(float(np.mean(simulated)) - predicted.total) <= ERRORS * standard_error
-    assert standard_error < 0.02 * predicted.total
-
-
-def test_real_messages_have_the_predicted_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(6)
-    monkeypatch.setattr(os, "urandom", random.bytes)
-    vector, errors = unit(seed=4), []
-    for round_ in range(60):
-        aggregator = Aggregator(PROTOCOL, round_)
-        for _ in range(40):
-            aggregator.add(pipeline.encode(PROTOCOL, vector, round_, Keystream(random.bytes(16))))
-        errors.append(float(np.sum((aggregator.mean().astype(np.float64) - vector) ** 2)))
-    predicted = MECHANISM.predicted_error(clients=40, dim=1000, clip_norm=1.0, rotate=True).total
-    assert abs(float(np.mean(errors)) - predicted) <= ERRORS * float(np.std(errors)) / math.sqrt(60)
 
 
 # ---------------------------------------------------------------------- planning

@@ -16,25 +16,16 @@ CLIENTS, DIM, DELTA = 1000, 650, 1e-6
 
 def bound(levels: int, trials: int, clip_norm: float = 1.0) -> float:
     """ε by the theorem, with the paper's range; infinite where it does not apply."""
-    protocol = Protocol.rotated_binomial(
-        clients=CLIENTS, dim=DIM, clip_norm=clip_norm, levels=levels, trials=trials, delta=DELTA
-    )
+    size = {"clients": CLIENTS, "dim": DIM, "clip_norm": clip_norm}
     try:
-        return theorem_epsilon(protocol, DELTA)
+        return theorem_epsilon(Protocol.rotated_binomial(**size, levels=levels, trials=trials, delta=DELTA), DELTA)
     except ConditionError:
         return float("inf")
 
 
 def protocol_of(design: PaperDesign, clients: int = CLIENTS, dim: int = DIM, clip_norm: float = 1.0) -> Protocol:
     """The rotated Binomial protocol with fair coins that the design is meant for."""
-    return Protocol.rotated_binomial(
-        clients=clients,
-        dim=dim,
-        clip_norm=clip_norm,
-        levels=design.levels,
-        trials=design.trials,
-        coordinate_range=design.coordinate_range,
-    )
+    return Protocol.rotated_binomial(clients=clients, dim=dim, clip_norm=clip_norm, **vars(design))
 
 
 @pytest.mark.parametrize(("epsilon", "bits"), [(2.0, 6), (8.0, 6), (8.0, 8), (40.0, 5)])

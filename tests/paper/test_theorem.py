@@ -19,6 +19,8 @@ from cpsgd.paper.theorem import (
 from cpsgd.protocol import Protocol
 
 ONE = Sensitivities(l1=1.0, l2=1.0, linf=1.0)
+epsilon_of = partial(binomial_mechanism_epsilon, p=0.5, dim=1, delta=1e-6, sensitivities=ONE)
+trials_of = partial(binomial_mechanism_trials, epsilon=1.0, p=0.5, dim=1, delta=1e-6, sensitivities=ONE)
 
 # k, m and ε at n = 10^4, d = 65,536, δ = 1e-9 with the paper's range for that δ.
 TABLE = [(2, 1, 14.8989), (2, 6, 5.6163), (2, 16, 3.3629), (4, 64, 3.2117), (8, 256, 2.8048), (16, 1024, 2.4231)]
@@ -37,35 +39,32 @@ def changed(protocol: Protocol, **fields: object) -> Protocol:
 
 
 def test_reference_value() -> None:
-    epsilon = binomial_mechanism_epsilon(noise_trials=2000, p=0.5, dim=1, delta=1e-6, sensitivities=ONE)
-    assert epsilon == pytest.approx(0.6375134, abs=5e-8)
+    assert epsilon_of(noise_trials=2000) == pytest.approx(0.6375134, abs=5e-8)
 
 
 @pytest.mark.parametrize(("p", "smallest"), [(0.5, 1483), (0.25, 1978), (0.75, 1978)])
 def test_smallest_noise(p: float, smallest: int) -> None:
-    assert binomial_mechanism_trials(epsilon=1.0, p=p, dim=1, delta=1e-6, sensitivities=ONE) == smallest
-    epsilon_at = partial(binomial_mechanism_epsilon, p=p, dim=1, delta=1e-6, sensitivities=ONE)
-    assert epsilon_at(noise_trials=smallest) <= 1.0
+    assert trials_of(p=p) == smallest
+    assert epsilon_of(noise_trials=smallest, p=p) <= 1.0
     with pytest.raises(ConditionError):  # in this setting the condition decides, not ε
-        epsilon_at(noise_trials=smallest - 1)
+        epsilon_of(noise_trials=smallest - 1, p=p)
 
 
 def test_smallest_noise_where_epsilon_decides() -> None:
-    far = Sensitivities(l1=5.0, l2=3.0, linf=2.0)
-    smallest = binomial_mechanism_trials(epsilon=0.2, p=0.4, dim=7, delta=1e-6, sensitivities=far)
-    epsilon_at = partial(binomial_mechanism_epsilon, p=0.4, dim=7, delta=1e-6, sensitivities=far)
-    assert epsilon_at(noise_trials=smallest) <= 0.2 < epsilon_at(noise_trials=smallest - 1)
+    far = {"p": 0.4, "dim": 7, "sensitivities": Sensitivities(l1=5.0, l2=3.0, linf=2.0)}
+    smallest = trials_of(epsilon=0.2, **far)
+    assert epsilon_of(noise_trials=smallest, **far) <= 0.2 < epsilon_of(noise_trials=smallest - 1, **far)
 
 
 @pytest.mark.parametrize("p", [5e-324, 1e-300, 1e-100, 1e-30, 1.0 - 2.0**-53])
 def test_a_p_next_to_nothing_is_refused_at_once(p: float) -> None:
     with pytest.raises(ConditionError, match="Choose a p nearer"):
-        binomial_mechanism_epsilon(noise_trials=2000, p=p, dim=1, delta=1e-6, sensitivities=ONE)
+        epsilon_of(noise_trials=2000, p=p)
 
 
 def test_no_number_of_trials_makes_up_for_a_p_of_nothing() -> None:
     with pytest.raises(ConditionError, match="choose a larger ε"):
-        binomial_mechanism_trials(epsilon=1.0, p=5e-324, dim=1, delta=1e-6, sensitivities=ONE)
+        trials_of(p=5e-324)
 
 
 def test_constants() -> None:
@@ -96,35 +95,31 @@ def test_sensitivities_are_the_main_text_s() -> None:
 
 def test_condition_names_the_smallest_number_of_trials() -> None:
     with pytest.raises(ConditionError, match=r"23 log\(10 d/δ\).*N=1483 would do") as caught:
-        binomial_mechanism_epsilon(noise_trials=100, p=0.5, dim=1, delta=1e-6, sensitivities=ONE)
+        epsilon_of(noise_trials=100)
     assert "N=100" in str(caught.value)
     with pytest.raises(ConditionError):
-        binomial_mechanism_epsilon(noise_trials=1482, p=0.5, dim=1, delta=1e-6, sensitivities=ONE)
-    binomial_mechanism_epsilon(noise_trials=1483, p=0.5, dim=1, delta=1e-6, sensitivities=ONE)
+        epsilon_of(noise_trials=1482)
+    epsilon_of(noise_trials=1483)
 
 
 def test_condition_on_the_largest_coordinate() -> None:
-    wide = dataclasses.replace(ONE, linf=1000.0)
     with pytest.raises(ConditionError, match=r"N=800[01] would do"):
-        binomial_mechanism_epsilon(noise_trials=7999, p=0.5, dim=1, delta=1e-6, sensitivities=wide)
+        epsilon_of(noise_trials=7999, sensitivities=dataclasses.replace(ONE, linf=1000.0))
 
 
 def test_scale_is_a_unit() -> None:
-    epsilon_of = partial(binomial_mechanism_epsilon, noise_trials=50_000, p=0.3, dim=10, delta=1e-6)
+    at = partial(epsilon_of, noise_trials=50_000, p=0.3, dim=10)
     small = Sensitivities(l1=0.3, l2=0.2, linf=0.1)
     unit = Sensitivities(l1=3.0, l2=2.0, linf=1.0)
-    assert epsilon_of(sensitivities=small, scale=0.1) == pytest.approx(epsilon_of(sensitivities=unit), rel=1e-12)
+    assert at(sensitivities=small, scale=0.1) == pytest.approx(at(sensitivities=unit), rel=1e-12)
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
 def test_without_rotation_two_shares(adjacency: str) -> None:
     protocol = Protocol.binomial(clients=10_000, dim=100, clip_norm=1.0, levels=4, trials=16)
-    sensitivities = quantization_sensitivities(
-        dim=100, clip_norm=1.0, coordinate_range=1.0, levels=4, delta=0.5e-9, adjacency=adjacency
-    )
-    expected = binomial_mechanism_epsilon(
-        noise_trials=160_000, p=0.5, dim=100, delta=0.5e-9, sensitivities=sensitivities
-    )
+    half = {"dim": 100, "delta": 0.5e-9}
+    norms = quantization_sensitivities(clip_norm=1.0, coordinate_range=1.0, levels=4, adjacency=adjacency, **half)
+    expected = epsilon_of(noise_trials=160_000, sensitivities=norms, **half)
     assert theorem_epsilon(protocol, 1e-9, adjacency=adjacency) == expected
 
 

@@ -7,8 +7,8 @@ import pytest
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.planner.examples import plan_examples
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import guarantee
+from cpsgd.privacy.one_example import example_protocol
 
 WISHES = {"examples": 20, "rounds": 30, "dropout": 0.1, "colluding": 1, "secure": True, "bits": 16}
 

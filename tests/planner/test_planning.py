@@ -192,7 +192,14 @@ def test_the_gaussian_beside_it_has_the_honest_survivors_noise_alone(
     colluding: int, dropout: float, honest: int, surviving: int
 ) -> None:
     """The accounting has the last word on a plan, so a search that counts too many is safe, but compares wrongly."""
-    few: dict[str, Any] = {"clients": 50, "dim": 20, "epsilon": 3.0, "delta": 1e-6, "bits": 6}
+    few: dict[str, Any] = {
+        "clients": 50,
+        "dim": 20,
+        "epsilon": 3.0,
+        "delta": 1e-6,
+        "bits": 6,
+        "mechanism": "rounded-gaussian",
+    }
     alone, found = plan(**few), plan(**few, colluding=colluding, dropout=dropout)
     cost = 50 * 50 / (honest * surviving)
     assert found.gaussian_squared_error == pytest.approx(cost * alone.gaussian_squared_error, rel=1e-9)

@@ -20,8 +20,8 @@ from cpsgd.privacy import (
     guarantee_over_rounds,
     renyi_certificate,
 )
-from cpsgd.privacy.examples import example_protocol
-from cpsgd.privacy.proofs import interface as base
+from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.proofs import proof as base
 from cpsgd.privacy.proofs.certified_smooth import smoothed_epsilon
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
@@ -200,7 +200,7 @@ def test_bad_parameters() -> None:
         guarantee(rotated(2, 16), -1e-9)
     with pytest.raises(ConditionError, match="pure differential privacy"):
         guarantee(rotated(2, 16), 0.0)
-    with pytest.raises(ConditionError, match="colluding=6"):
+    with pytest.raises(ParameterError, match="colluding=6"):
         guarantee(rotated(2, 16), 1e-9, surviving=5, colluding=6)
     with pytest.raises(ParameterError, match="colluding"):
         guarantee(rotated(2, 16), 1e-9, colluding=-1)

@@ -23,15 +23,19 @@ WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 
 @pytest.fixture
 def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs the command in an empty folder."""
+    """Runs the command in a folder with nothing but run.toml, the settings of a small model."""
     monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     return lambda *arguments: invoke(accuracy.app, *arguments)
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text().splitlines()))
 
 
 @pytest.mark.slow
 def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("--rounds", 2, "--cohort", 300, "--bits", 2, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     command = ("--out", "figures", "--config", "run.toml", *small, "--json")
     result = figure(*command)
     assert result.exit_code == 0, result.stderr
@@ -40,11 +44,8 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert (data["accounting"], data["seeds"]) == ("ours", [0, 1])
     for panel in data["panels"]:
         line, gaussian = panel["lines"]
-        assert (line["method"], gaussian["method"], data["baseline"]["method"]) == (
-            "coins",
-            "gaussian",
-            "no privacy",
-        )
+        methods = line["method"], gaussian["method"], data["baseline"]["method"]
+        assert methods == ("coins", "gaussian", "no privacy")
         assert line["epsilon"] <= panel["epsilon"]
         assert 0.99 * panel["epsilon"] < gaussian["epsilon"] <= panel["epsilon"]
         assert gaussian["levels"] is None
@@ -52,22 +53,19 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
         first, second = line["accuracy"]
         assert len(first) == len(second) == 2
         assert first != second
-    table = list(csv.DictReader(Path("figures/accuracy.csv").read_text().splitlines()))
+    table = rows_of("figures/accuracy.csv")
     assert len(table) == 5 * 2 * 2
     assert [row["method"] for row in table[::4]] == ["no privacy", "coins", "gaussian", "coins", "gaussian"]
     assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
     assert table[-1]["panel_epsilon"] == "2"
     assert [row["round"] for row in table[:4]] == ["1", "2", "1", "2"]
     assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][1]["accuracy"][1][-1]
-    summary = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
+    summary = rows_of("figures/summary.csv")
     assert [row["method"] for row in summary] == [row["method"] for row in table[::4]]
     line = data["panels"][0]["lines"][0]
     ends = [values[-1] for values in line["accuracy"]]
-    assert [float(summary[1][f"accuracy_{name}"]) for name in ("mean", "min", "max")] == [
-        sum(ends) / 2,
-        min(ends),
-        max(ends),
-    ]
+    found = [float(summary[1][f"accuracy_{name}"]) for name in ("mean", "min", "max")]
+    assert found == [sum(ends) / 2, min(ends), max(ends)]
     assert (summary[1]["seeds"], int(summary[1]["k"]), int(summary[1]["m"])) == ("2", line["levels"], line["trials"])
     assert float(summary[1]["seconds"]) == pytest.approx(sum(line["seconds"]) / 2)
     assert summary[1]["parameters"].startswith(f"{line['trials']} coins of bias up to")
@@ -103,7 +101,6 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_the_accuracy_figure_by_the_papers_accounting(figure: Any) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 3, "--cohort", 300, "--epsilon", 8, "--accounting", "paper")
     result = figure("--out", "figures", *small, "--bits", 8, "--evaluate-every", 2, "--json")
     assert result.exit_code == 0, result.stderr
@@ -127,7 +124,6 @@ def test_the_accuracy_figure_by_the_papers_accounting(figure: Any) -> None:
 
 @pytest.mark.slow
 def test_numbers_first_and_the_picture_later(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--bits", 6, "--epsilon", 4)
 
     def missing(width: float, height: float) -> None:
@@ -141,10 +137,9 @@ def test_numbers_first_and_the_picture_later(figure: Any, monkeypatch: pytest.Mo
         assert not Path("out").exists()
         result = figure("--out", "out", *small, "--no-draw", "--json")
     assert result.exit_code == 0, result.stderr
-    assert [Path(file).name for file in json.loads(result.stdout)["files"]] == [
-        *("accuracy.json", "accuracy.csv", "summary.csv")
-    ]
-    summary = list(csv.DictReader(Path("out/summary.csv").read_text().splitlines()))
+    names = [Path(file).name for file in json.loads(result.stdout)["files"]]
+    assert names == ["accuracy.json", "accuracy.csv", "summary.csv"]
+    summary = rows_of("out/summary.csv")
     assert summary[1]["standard_error"] == ""  # one seed tells nothing of it
     assert not Path("out/accuracy.png").exists()
     assert figure("--out", "out", "--redraw").exit_code == 0
@@ -196,7 +191,6 @@ def test_what_a_training_cannot_be_computed_with(figure: Any, options: tuple[str
 @pytest.mark.slow
 @WITHOUT_GPU
 def test_auto_says_that_it_falls_back(figure: Any) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", "--bits", 6)
     result = figure("--out", "figures", *small, "--epsilon", 4)
     assert result.exit_code == 0, result.stderr
@@ -205,7 +199,6 @@ def test_auto_says_that_it_falls_back(figure: Any) -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
     command = ("--out", "out", "--config", "run.toml", "--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4)
     with monkeypatch.context() as patched:
         patched.setattr("cpsgd.reports.live.interrupts", lambda: nullcontext(lambda: True))

@@ -1,8 +1,13 @@
-"""The numbers behind the paper's Figure 1."""
+"""`reproduction/error_vs_epsilon.py`: the numbers behind the paper's Figure 1, and the files."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +15,7 @@ from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.paper.theorem import Sensitivities, binomial_mechanism_epsilon
 from cpsgd.privacy import gdp_epsilon
 from cpsgd.privacy.proofs.certified_gaussian import certified_epsilon
+from reproduction import error_vs_epsilon
 from reproduction.error_vs_epsilon import SCALES, ErrorFigure, certified_trials, compute
 
 DIM, DELTA, EPSILONS = 64, 1e-6, (0.3, 1.0, 3.0)
@@ -62,3 +68,30 @@ def test_the_trials_really_suffice() -> None:
         noise_trials=trials, p=0.5, dim=DIM, delta=DELTA, sensitivities=norms, scale=1 / 16
     )
     assert paper > 1.0
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs the command in an empty folder, for two values of ε."""
+    monkeypatch.setattr(error_vs_epsilon, "EPSILONS", (0.5, 2.0))
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: invoke(error_vs_epsilon.app, *arguments)
+
+
+@pytest.mark.slow
+def test_files(command: Any) -> None:
+    pytest.importorskip("matplotlib")
+    result = command("--out", "figures", "--dim", 64, "--delta", 1e-6, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    data = json.loads(result.stdout)
+    assert [Path(file).name for file in data["files"]] == ["error-vs-epsilon.png", "error-vs-epsilon.json"]
+    assert Path("figures/error-vs-epsilon.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(Path("figures/error-vs-epsilon.json").read_text()) == data
+
+
+def test_missing_matplotlib_names_the_remedy(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = command("--out", "figures")
+    assert result.exit_code == 2
+    assert "pip install matplotlib" in result.stderr
+    assert not Path("figures").exists()

@@ -139,7 +139,7 @@ def test_changed_messages_are_refused_and_change_nothing() -> None:
     assert refused > 10 * accepted > 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_hundred_thousand_changed_messages_are_refused_and_change_nothing() -> None:
     refused, accepted = fuzz(100_000, seed=2)
     assert refused > 10 * accepted > 0

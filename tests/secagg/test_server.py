@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpsgd.errors import (
     MessageError,
@@ -174,19 +170,3 @@ def test_a_session_has_sixteen_bytes() -> None:
         SecureServer(parameters(3), session=b"short")
     one, other = (SecureServer(parameters(3))._session.identifier for _ in range(2))
     assert one != other
-
-
-OPEN = {(stage, signed): new_round(parameters(3), signed=signed).until(stage) for stage in STAGES for signed in (0, 1)}
-
-
-@given(st.sampled_from(sorted(OPEN, key=str)), st.binary(max_size=300), st.sampled_from(Kind), st.booleans())
-def test_whatever_is_received_meets_typed_errors_only(
-    where: tuple[Stage, int], data: bytes, kind: Kind, framed: bool
-) -> None:
-    current = OPEN[where]
-    session = current.server._session
-    for message in (session.write(kind, 0, data) if framed else data, current.waiting[0] + data):
-        copied = current.copied()
-        for handed_over in (copied.server.receive, copied.answer):
-            with suppress(SecureAggregationError):
-                handed_over(0, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom, norm
+from scipy.stats import binom, chisquare, norm
 
 from cpsgd import Protocol
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
@@ -104,3 +104,18 @@ def _law_of_rounded(mechanism: RoundedGaussian) -> np.ndarray:
         ends = (np.arange(mechanism.window + 1) - 0.5 - mean) / mechanism.noise_deviation
         law = np.convolve(law, np.diff(norm.cdf(ends)))
     return law
+
+
+def goodness_of_fit(integers: np.ndarray, law: np.ndarray) -> float:
+    """Chi-square's p-value, rare outcomes taken together; 0 where something impossible was seen."""
+    seen = np.bincount(integers, minlength=law.size).astype(float)
+    if seen.size > law.size:
+        return 0.0
+    expected = law * integers.size
+    common = expected >= 10
+    observed = np.append(seen[common], seen[~common].sum())
+    expected = np.append(expected[common], expected[~common].sum())
+    if observed[expected <= 0.0].sum():
+        return 0.0
+    keep = expected > 5
+    return float(chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue)

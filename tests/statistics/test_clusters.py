@@ -163,29 +163,6 @@ def test_no_two_vectors_are_further_apart_than_stated(dim: int, clusters: int) -
     assert blocks.distance - 1e-6 < largest <= blocks.distance <= 2.0 * blocks.clip_norm
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"clusters": 51}, ParameterError, "51 for 50 clients"),
-        ({"radius": np.nan}, ParameterError, "radius"),
-        ({"epsilon": 0.0}, ParameterError, "epsilon"),
-        ({"delta": 1.0}, ParameterError, "delta"),
-        ({"initial": np.zeros((2, 3))}, VectorError, "initial centres"),
-        ({"points": np.zeros(4)}, VectorError, "one row per client"),
-        ({"points": np.zeros((0, 4))}, VectorError, "one row per client"),
-        ({"points": np.array([["a"]])}, VectorError, "real numbers"),
-        ({"bits": 8}, InfeasibleError, "clients would do"),
-    ],
-)
-def test_bad_input(changes: dict[str, object], error: type[Exception], words: str) -> None:
-    wishes = {"points": blobs(50, seed=6), "clusters": 2, "epsilon": 2.0, "delta": 1e-6, "radius": 1.0, **changes}
-    heard: list[int] = []
-    with pytest.raises(error, match=words):
-        kmeans(**wishes, advance=heard.append)  # type: ignore[arg-type]
-    assert heard == []
-
-
 def test_a_budget_too_small_says_how_many_rounds_it_buys() -> None:
     points = blobs(2000, seed=7)
     with pytest.raises(InfeasibleError, match=r"too little for 4000 rounds") as caught:

@@ -204,27 +204,6 @@ def test_angles() -> None:
     assert subspace_angle(plane, turned) == pytest.approx(0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"components": 9}, ParameterError, "components"),
-        ({"epsilon": -1.0}, ParameterError, "epsilon"),
-        ({"delta": -1e-9}, ParameterError, "delta"),
-        ({"bits": 0.0}, ParameterError, "bits"),
-        ({"mean": np.zeros(3)}, VectorError, "origin"),
-        ({"points": np.where(np.eye(DIM, k=-2), np.nan, 0.1)}, VectorError, "Row 2 is NaN or infinite at coordinate 0"),
-        ({"epsilon": 0.05, "bits": 8}, InfeasibleError, "clients are needed"),
-    ],
-)
-def test_bad_input(changes: dict[str, object], error: type[Exception], words: str) -> None:
-    wishes = {"points": cloud(60, seed=5), "components": 2, "epsilon": 4.0, "delta": 1e-6, "radius": 1.0, **changes}
-    heard: list[int] = []
-    with pytest.raises(error, match=words):
-        pca(**wishes, advance=heard.append)  # type: ignore[arg-type]
-    assert heard == []
-
-
 def test_components_of_peoples_columns(fixed_seed: None, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     rows = 0.1 + generator.normal(size=(4000, 2)) * [0.3, 0.05]

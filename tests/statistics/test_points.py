@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.errors import VectorError
+from cpsgd.errors import InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import plan
 from cpsgd.statistics import kmeans, pca
 from cpsgd.statistics.clusters import Blocks
@@ -75,3 +75,39 @@ def test_the_guarantee_says_what_it_rests_on(find: Any, options: dict[str, Any],
     found = find(POINTS, 2, 20.0, 1e-6, radius=1.0, bits=8, **options)
     assert found.plan.protocol.replace_one_distance == layout.distance
     assert found.guarantee.assumption.startswith(f"replace-one distance {layout.distance:.6g} because each vector is")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("find", "changes", "error", "words"),
+    [
+        (kmeans, {"clusters": 61}, ParameterError, "61 for 60 clients"),
+        (kmeans, {"radius": np.nan}, ParameterError, "radius"),
+        (kmeans, {"epsilon": 0.0}, ParameterError, "epsilon"),
+        (kmeans, {"delta": 1.0}, ParameterError, "delta"),
+        (kmeans, {"initial": np.zeros((2, 3))}, VectorError, "initial centres"),
+        (kmeans, {"points": np.zeros(4)}, VectorError, "one row per client"),
+        (kmeans, {"points": np.zeros((0, 4))}, VectorError, "one row per client"),
+        (kmeans, {"points": np.array([["a"]])}, VectorError, "real numbers"),
+        (kmeans, {"bits": 8}, InfeasibleError, "would do"),
+        (pca, {"components": 9}, ParameterError, "components"),
+        (pca, {"epsilon": -1.0}, ParameterError, "epsilon"),
+        (pca, {"delta": 0.0}, ParameterError, "delta"),
+        (pca, {"bits": 0.0}, ParameterError, "bits"),
+        (pca, {"mean": np.zeros(3)}, VectorError, "origin"),
+        (
+            pca,
+            {"points": np.where(np.eye(8, k=-2), np.nan, 0.1)},
+            VectorError,
+            "Row 2 is NaN or infinite at coordinate",
+        ),
+        (pca, {"epsilon": 0.05, "bits": 8}, InfeasibleError, "clients are needed"),
+    ],
+)
+def test_bad_input_sends_nothing(find: Any, changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    many = {"clusters": 2} if find is kmeans else {"components": 2}
+    options = {"points": POINTS[:60], **many, "epsilon": 2.0, "delta": 1e-6, "radius": 1.0, **changes}
+    heard: list[int] = []
+    with pytest.raises(error, match=words):
+        find(**options, advance=heard.append)
+    assert heard == []

@@ -1,7 +1,7 @@
-"""What a silo runs.
+"""The silo's app.
 
-Flower starts this file anew for each message of a round, three or five, and only one of them trains: so what is
-slow to import is imported where it is needed.
+Flower runs this file again for each message of a round, three or five, and only one of them trains. So modules that
+are slow to import are imported in functions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ each_in_one_round = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=SHARE, disjoint=
 
 
 def protected(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Under one or the other. What rounds of both kinds cost is counted together where the silo has a memory."""
+    """Applies one of the two conditions. A silo with a memory counts the cost of both kinds of rounds together."""
     if context.run_config["memories"] and "num-partitions" in context.node_config:
-        # A simulation, whose silos have no operator to give them a memory. One of their own comes first.
+        # In a simulation no operator gives silos a memory.
         memory = f"{context.run_config['memories']}/silo-{context.node_config['partition-id']}.memory"
         context.node_config.setdefault("cpsgd-memory", memory)
     conditions = each_in_one_round if context.run_config["correlated"] else all_in_every_round
@@ -39,11 +39,11 @@ def protected(message: Message, context: Context, call_next: ClientAppCallable) 
 
 @app.train(mods=[protected])
 def train(message: Message, context: Context) -> Message:
-    """The sum of the images' clipped gradients. What leaves the silo is this sum, rounded, with noise, and masked."""
+    """Returns the sum of the images' clipped gradients. It leaves the silo rounded, with noise, and masked."""
     from flower_digits import task
 
     model, images = _prepare(message, context)
-    # By the round's number alone, so that no image is in two rounds, whatever the server says and wherever it stops.
+    # The images depend on the round's number only, so that no image is in two rounds, whatever the server says.
     end = SHARE * accepted_round(message)
     chosen = slice(end - SHARE, end) if context.run_config["correlated"] else slice(None)
     found = silo_sum(message, model, task.loss, images.features[chosen], images.labels[chosen])
@@ -52,7 +52,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("baseline")
 def baseline(message: Message, context: Context) -> Message:
-    """One pass of plain SGD, without privacy: only here to compare with. Leave it out where data is private."""
+    """Does one pass of plain SGD without privacy, for comparison. Leave it out if data is private."""
     if "cpsgd-roster" in context.node_config:
         raise PermissionError("A silo with a roster sends nothing without protection.")
     import torch
@@ -73,7 +73,7 @@ def baseline(message: Message, context: Context) -> Message:
 
 
 def _prepare(message: Message, context: Context) -> tuple[torch.nn.Module, Batch]:
-    """The model with the server's parameters, and the silo's images."""
+    """Returns the model with the server's parameters, and the silo's images."""
     import torch
 
     from flower_digits import task

@@ -1,4 +1,4 @@
-"""What the server runs."""
+"""The server's app."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Learns for some rounds, and says how well the model reads the test images."""
+    """Trains for some rounds, and prints the accuracy on the test images."""
     torch.set_num_threads(1)
     settings = context.run_config
     rounds, seed = int(settings["rounds"]), int(settings["seed"])
@@ -41,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
-    """Secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image."""
+    """Returns secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image."""
     bands = int(settings["correlated"])
     images = SHARE if bands else IMAGES
     dim = sum(parameter.numel() for parameter in task.network().parameters())
@@ -79,21 +79,21 @@ class Momentum:
     """
 
     def __init__(self, rate: float, rounds: int, images: int) -> None:
-        """Starts at rest; `images` are those of a silo's sum."""
+        """Starts with velocity 0; `images` is the number of images in a silo's sum."""
         self._rate, self._rounds, self._images = rate, rounds, images
         self._velocity: float | np.ndarray = 0.0
 
     def __call__(self, model: np.ndarray, mean: np.ndarray, round: int) -> np.ndarray:
-        """The next model, from the mean of the silos' sums of gradients."""
+        """Returns the next model, from the mean of the silos' sums of gradients."""
         self._velocity = 0.8 * self._velocity + mean / self._images + 1e-4 * model
         return model - self._rate * min(1.0, 2.0 - 2.0 * (round - 1) / self._rounds) * self._velocity
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What a run that goes on after a stop needs."""
+        """Returns the state for a checkpoint."""
         return {"velocity": np.asarray(self._velocity)}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restores the state from a checkpoint."""
         self._velocity = state["velocity"]
 
 

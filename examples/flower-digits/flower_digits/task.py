@@ -1,4 +1,4 @@
-"""The task: which images a silo holds, the model, and how well a model reads digits it has never seen."""
+"""The task: the silos' images, the model, and its accuracy on test images."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ loss = torch.nn.functional.cross_entropy
 
 
 def network(seed: int = 0) -> torch.nn.Module:
-    """One hidden layer: 4,510 parameters."""
+    """Returns a network with one hidden layer, 4,510 parameters."""
     return mlp(64, 10, (60,), seed=seed)
 
 
 def images_of(silo: int) -> Batch:
-    """The silo's own images: no two silos share one, and none is a test image."""
+    """Returns the silo's images: no two silos share one, and none is a test image."""
     return centred(infinite_digits(SILOS * IMAGES).batch(np.arange(silo * IMAGES, (silo + 1) * IMAGES)))
 
 
 def accuracy(model: torch.nn.Module, images: Batch | None = None) -> float:
-    """Share of the images that the model reads right, by default of the test images."""
+    """Returns the model's accuracy on images, by default the test images."""
     test = centred(infinite_digits(SILOS * IMAGES).test_set()) if images is None else images
     with torch.no_grad():
         found = model(torch.from_numpy(test.features)).argmax(dim=1).numpy()
@@ -33,6 +33,6 @@ def accuracy(model: torch.nn.Module, images: Batch | None = None) -> float:
 
 
 def centred(images: Batch) -> Batch:
-    """Each image with a mean of zero and twice the contrast, by itself: training then needs fewer rounds."""
+    """Gives each image a mean of zero and twice the contrast, so that training needs fewer rounds."""
     features = 2.0 * (images.features - images.features.mean(axis=1, keepdims=True))
     return replace(images, features=features)

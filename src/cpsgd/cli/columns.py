@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from cpsgd._durable import write_file
-from cpsgd._numbers import rounded_up
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
@@ -302,10 +301,7 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         *values,
         *([("bounds", bounds)] if bounds else []),
         ("message", f"{found.dim:,} coordinate{'s' * (found.dim != 1)} of {found.bits:.4g} bits per {found.unit}"),
-        (
-            "privacy",
-            f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g} per {found.unit}, {found.adjacency} neighbours",
-        ),
+        ("privacy", f"{found.claim} per {found.unit}, {found.adjacency} neighbours"),
         ("proved by", found.citation),
         *([] if found.assumption is None else [("assuming", found.assumption)]),
         *([] if result.out is None else [("values", str(result.out))]),

@@ -29,6 +29,8 @@ COUNT = Parameter(converter=whole, validator=validators.Number(gte=0))
 
 def file_option(help: str, *, name: str | None = None, metavar: str = "FILE", group: Group | None = None) -> Parameter:
     """Returns the description of an option that takes a file."""
+    if group is None:  # given as None, it would leave the option out of the help
+        return Parameter(name=name, metavar=metavar, help=help)
     return Parameter(name=name, metavar=metavar, help=help, group=group)
 
 

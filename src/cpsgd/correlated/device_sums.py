@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpsgd._torch import torch
+from cpsgd.correlated.draws import OWN_BITS
 from cpsgd.correlated.run_sums import RunSums, Slots
 from cpsgd.mechanisms.noise import SumRounding
 
@@ -23,10 +24,10 @@ class DeviceLineages(RunSums):
     ) -> None:
         """Rounds of `clients` messages each."""
         super().__init__(mechanism, slots, clients, dim)
-        bands = self.parts.correlation.bands
-        deviation = math.ldexp(self.parts.deviation, self.parts.vector_bits) * math.sqrt(clients)
+        bands = mechanism.bands
+        deviation = math.ldexp(mechanism.noise_deviation, OWN_BITS) * math.sqrt(clients)
         ages = (np.arange(bands)[:, None] - np.arange(bands)) % bands
-        weights = torch.from_numpy(deviation * self.parts.correlation.factors[ages])
+        weights = torch.from_numpy(deviation * mechanism.correlation.factors[ages])
         # Z of round t, over its deviation, is in row t mod b; what a round weighs them with, in a row of its own.
         self._rows = torch.zeros(bands, dim, dtype=torch.float64, device=device)
         self._weights = weights.to(device)
@@ -35,7 +36,9 @@ class DeviceLineages(RunSums):
 
     def on_device(self, count: int) -> SumRounding:
         """Describes the rest of a round's noise, which no other round knows: the clients' own, and rounding."""
-        return self.parts.rest(self.clients)
+        mechanism, count = self._mechanism, self.clients
+        deviation = math.ldexp(math.sqrt(mechanism.noise.own_variance * count), OWN_BITS)
+        return SumRounding(deviation, OWN_BITS, count, int(mechanism.grid.limit), mechanism.centre)
 
     def before_rounding(self, round: int, count: int) -> torch.Tensor:
         """Returns Σ_k g_k Z_(round-k), in points of the vector's grid.
@@ -44,7 +47,7 @@ class DeviceLineages(RunSums):
             ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
         """
         self.check(round, count)
-        bands, keys = self.parts.correlation.bands, self._slots.draw(round)
+        bands, keys = self._mechanism.bands, self._slots.draw(round)
         for row, number in list(self._held.items()):
             if number not in keys:
                 del self._held[row]

@@ -33,12 +33,11 @@ from cpsgd.correlated.draws import (
     own_shifts,
 )
 from cpsgd.correlated.run_memory import MORE, RunMemory
-from cpsgd.correlated.run_sums import RunNoise
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import Extent, Search
 from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.interface import Extent, Search
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.rounded_gaussian import (
     MAX_WINDOW,
@@ -80,6 +79,11 @@ class CorrelatedNoise(RoundedNoise):
     def settled_variance(self) -> float:
         """Variance once a lineage has gone on for b rounds: the largest."""
         return (self.of.noise_deviation * self.of.correlation.spread) ** 2 + self.own_variance
+
+    @property
+    def deviation(self) -> float:
+        """σ, the standard deviation of a client's z, in steps."""
+        return self.of.noise_deviation
 
     @property
     def own_variance(self) -> float:
@@ -159,16 +163,17 @@ class CorrelatedGaussian(RoundedGaussian):
     Attributes:
         noise_deviation: σ, standard deviation of the noise z that each client draws, in steps; from 4 to 2047 where
             it is correlated.
-        bands: How many rounds a draw of noise is in: its own, and those after it that take it away again.
+        bands: Number of rounds that a draw of noise is in: its own, and those after it that take it away again.
         run_length: Rounds of the run that the noise is correlated over; no others may be run with the protocol.
-        separation: Two rounds that a client takes part in are at least so many apart, 1 where it may be in all; None
-            where it takes part in one round of the run at most.
+        separation: The least distance of two rounds of one client, 1 where it may be in all; None where it takes part
+            in one round of the run at most.
         untrusted_holders: Clients per round who may tell the seeds that were handed to them; None where clients keep
             their seeds to themselves, and none may be handed on.
     """
 
     name = "correlated-gaussian"
     title = "Gaussian noise that later rounds take away, before rounding"
+    summary = f"{RoundedGaussian.summary}; {{bands}} bands over a run of {{run_length:,}} rounds"
     planned = False
     least_deviation = LEAST_SIGMA
     caution: ClassVar[str | None] = (
@@ -259,22 +264,6 @@ class CorrelatedGaussian(RoundedGaussian):
         """The middle of the window, and half a point of the finest grid: halves are rounded up."""
         return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
 
-    # ------------------------------------------------------------------ simulation and error
-
-    def run_noise(self) -> RunNoise:
-        """Returns the parts of the noise, for simulations."""
-        return RunNoise(
-            correlation=self.correlation,
-            deviation=self.noise_deviation,
-            own_variance=self.noise.own_variance,
-            vector_bits=OWN_BITS,
-            noise_bits=self.noise_bits,
-            finest_bits=self.finest_bits,
-            limit=int(self.grid.limit),
-            window=self.window,
-            centre=self.centre,
-        )
-
     @property
     def shifts(self) -> tuple[int, ...]:
         """Left shifts of the draws of a client's own noise, coarsest first."""
@@ -323,7 +312,3 @@ class CorrelatedGaussian(RoundedGaussian):
         """Returns a σ of 64 in 12 bits, eight bands, and a run of a thousand rounds."""
         noise = usual_fields(64.0, 1 << 12, 600.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {**noise, "bands": 8, "run_length": 1000}
-
-    def describe(self) -> str:
-        """Returns noise, window, range and run."""
-        return f"{super().describe()}; {self.bands} bands over a run of {self.run_length:,} rounds"

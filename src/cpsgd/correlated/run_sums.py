@@ -18,18 +18,16 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.correlated.draws import FINER_BITS, draw
-from cpsgd.correlated.weights import Correlation
+from cpsgd.correlated.draws import FINER_BITS, OWN_BITS, draw
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, LEAST_RATIO
 from cpsgd.mechanisms.memory import Simulated
-from cpsgd.mechanisms.noise import SumRounding
+from cpsgd.mechanisms.noise import FEW_CLIENTS
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -39,47 +37,10 @@ if TYPE_CHECKING:
 
 Points = NDArray[np.int64]
 
-FEW_CLIENTS = 32
-"""Up to so many clients the rounding of each is drawn by itself."""
-
 # The deviation of the finest draws, in points.
 _LEAST = LEAST_RATIO * CELL
 # Coordinates that are drawn at a time.
 _BLOCK = 1 << 16
-
-
-@dataclass(frozen=True)
-class RunNoise:
-    """The parts of a run's noise where its rounds are correlated, for whoever simulates its sums.
-
-    A client's number is x + Σ_k g_k z_(t-k) + ξ, before it is rounded: ξ is noise of its own that nobody takes away.
-
-    Attributes:
-        correlation: g.
-        deviation: σ, the standard deviation of a client's z, in steps.
-        own_variance: That of ξ, in squared steps.
-        vector_bits: x has 2 to this power of points per step.
-        noise_bits: The same for z.
-        finest_bits: The same for ξ, and for the whole.
-        limit: The largest |x|, in its points.
-        window: Number of integers that a message can hold.
-        centre: The mean of a client's integer whose coordinate is zero.
-    """
-
-    correlation: Correlation
-    deviation: float
-    own_variance: float
-    vector_bits: int
-    noise_bits: int
-    finest_bits: int
-    limit: int
-    window: int
-    centre: float
-
-    def rest(self, count: int) -> SumRounding:
-        """Returns own noise and rounding of the sum of `count` clients' points, without the noise of lineages."""
-        deviation = math.ldexp(math.sqrt(self.own_variance * count), self.vector_bits)
-        return SumRounding(deviation, self.vector_bits, count, self.limit, self.centre)
 
 
 class Slots:
@@ -163,7 +124,6 @@ class RunSums:
 
     def __init__(self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int) -> None:
         """Rounds of `clients` messages each."""
-        self.parts = mechanism.run_noise()
         self.clients = clients
         self._mechanism = mechanism
         self._slots, self._dim = slots, dim
@@ -194,7 +154,7 @@ class SummedLineages(RunSums):
     @property
     def client(self) -> GridPoints:
         """Stands in for each client's mechanism: its kernel, values and bytes of randomness."""
-        return GridPoints(self.parts.limit)
+        return GridPoints(int(self._mechanism.grid.limit))
 
     def noisy(
         self, sums: NDArray[np.uint64], count: int, round: int, own: Keystream, *, seeded: bool = False
@@ -205,10 +165,10 @@ class SummedLineages(RunSums):
             ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
         """
         self.check(round, count)
-        parts, bits = self.parts, self.parts.finest_bits
-        total = (sums.astype(np.int64) - count * parts.limit) << (bits - parts.vector_bits)
+        mechanism, bits = self._mechanism, self._mechanism.finest_bits
+        total = (sums.astype(np.int64) - count * int(mechanism.grid.limit)) << (bits - OWN_BITS)
         total += self._lineages(round)
-        variance = count * parts.own_variance
+        variance = count * mechanism.noise.own_variance
         lost = np.zeros(self._dim, dtype=np.int64)  # twice what is rounded off, all but one of the clients
         if count > FEW_CLIENTS:
             variance += (count - 1) / 12.0
@@ -217,17 +177,17 @@ class SummedLineages(RunSums):
             for _ in range(count - 1):
                 lost += 2 * (own.take(8 * self._dim).view(np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
         total += wide_draw(math.ldexp(math.sqrt(variance), bits), own, self._dim)
-        total += count * (parts.window << (bits - 1))
+        total += count * (mechanism.window << (bits - 1))
         return ((2 * total - lost) >> (bits + 1)).astype(np.uint64)
 
     def _lineages(self, round: int) -> Points:
         keys = self._slots.draw(round)
-        deviation = math.ldexp(self.parts.deviation, self.parts.noise_bits) * math.sqrt(self.clients)
+        deviation = math.ldexp(self._mechanism.noise_deviation, self._mechanism.noise_bits) * math.sqrt(self.clients)
         self._drawn = {
             number: self._drawn[number] if number in self._drawn else wide_draw(deviation, Keystream(key), self._dim)
             for number, key in keys.items()
         }
-        weights = self.parts.correlation.weights
+        weights = self._mechanism.correlation.weights
         total = np.zeros(self._dim, dtype=np.int64)
         for number, points in self._drawn.items():
             total += weights[round - number] * points

@@ -47,7 +47,7 @@ class Held:
         seeds: Seeds by round.
         key: The round, the lineage and the private key of a baton that is awaited.
         handed: Whether the protocol lets seeds pass from client to client; otherwise they never leave this file.
-        given: How often this client had handed seeds on in the run when this was written.
+        given: Number of times that this client had handed seeds on in the run when this was written.
     """
 
     used: int = -1

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from cpsgd._durable import write_file
 from cpsgd._numbers import power, rounded_up, size
 from cpsgd.dashboard import pages, runs, values
 from cpsgd.dashboard.charts import Chart, Series, linear, spending_chart
@@ -30,7 +31,7 @@ def saved_page(run: RecordedRun) -> str:
 def write(path: Path) -> Path:
     """Writes the page of the run in a folder into that folder, as `cpsgd train` does at its end."""
     report = path / REPORT
-    report.write_text(saved_page(runs.read(path, path.name)), encoding="utf-8")
+    write_file(report, saved_page(runs.read(path, path.name)).encode())
     return report
 
 

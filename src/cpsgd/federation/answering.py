@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import getLogger
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,7 +121,7 @@ class ClientSession:
             run: The engine's name of the run, the same on the server; one word.
             state: `state` of the session before, of whatever run.
             memory: Where answers are written down, so that limits hold over all runs and nothing is answered twice.
-            signing: Who the client is and whom it knows; then it takes part in signed rounds only.
+            signing: The client's identity and roster; with these it takes part in signed rounds only.
             secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
                 noisy message. The guarantee then holds only for those who see no more than the mean.
         """
@@ -164,17 +164,17 @@ class ClientSession:
             )
         reply = self._answer(asked, train)
         try:
-            prepared = self._advertise(ahead, ahead=True) if asked.stage is Stage.CONFIRM else self._share_ahead(ahead)
+            prepared = self._answer(ahead, train, ahead=True)
         except CpsgdError as error:
             return Pair.without(reply, f"{type(error).__name__}: {error}").to_bytes()
         return Pair(reply, prepared).to_bytes()
 
-    def _answer(self, asked: Request, train: Train) -> bytes:
+    def _answer(self, asked: Request, train: Train, *, ahead: bool = False) -> bytes:
         if asked.stage is Stage.UPLOAD:
             return self._upload(asked, train)
         if asked.stage is Stage.ADVERTISE:
-            return self._advertise(asked)
-        return self._go_on(asked, train)
+            return self._advertise(asked, ahead=ahead)
+        return self._go_on(asked, train, ahead=ahead)
 
     # ------------------------------------------------------------------ stages
 
@@ -191,11 +191,8 @@ class ClientSession:
             )
         protocol, begun = self._accept(asked)
         self._save(begun)
-        noise = self._noise(protocol)
-        noise.check(asked.round)
-        self._count()
-        number = run_rules(protocol.mechanism).number(asked.round)
-        return protocol.encode(_vector(train, protocol), number, **noise.update(asked.round))
+        vector, number, noise = self._train(protocol, asked.round, train)
+        return protocol.encode(vector, number, **noise)
 
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""
@@ -208,72 +205,68 @@ class ClientSession:
         client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
         reply = client.advertise(asked.payload)
         self._once(asked, ahead=ahead)
-        begun = replace(begun, secrets=client.export_state())
-        self._save(self._with_prepared(begun) if ahead else begun)
+        self._keep(replace(begun, secrets=client.export_state()), ahead)
         return reply
 
-    def _share_ahead(self, asked: Request) -> bytes:
-        """Deals out shares for the next round."""
-        prepared, signing = self._prepared(asked.round), self._signing
-        client = SecureClient.restore(prepared.secrets, identity=signing.identity, roster=signing.roster)
-        # Whatever goes wrong below, no secret is used twice.
-        self._save(replace(self._progress, prepared=""))
-        self._once(asked, ahead=True)
-        reply = client.share(asked.payload)
-        self._save(self._with_prepared(replace(prepared, secrets=client.export_state())))
-        return reply
-
-    def _prepared(self, round: int) -> SessionState:
-        """Returns the state in which a prepared round begins. It counts what the present one counts."""
-        progress = self._progress
-        found = SessionState.from_bytes(progress.prepared.encode()) if progress.prepared else None
-        if found is None or found.round != round:
-            raise RoundError(f"The server's message is for round {round}, which this client has not prepared.")
-        return replace(found, run=progress.run, answered=progress.answered, spent=progress.spent)
-
-    def _with_prepared(self, prepared: SessionState) -> SessionState:
-        """Returns the present state beside the one in which the next round begins: there is at most one."""
-        text = replace(prepared, answered=0, spent={}, prepared="").to_bytes().decode()
-        return replace(self._progress, prepared=text)
-
-    def _go_on(self, asked: Request, train: Train) -> bytes:
-        """Answers a later stage."""
-        progress, signing = self._progress, self._signing
-        if asked.stage is Stage.MASK and asked.round == progress.round + 1 and progress.prepared:
-            # The prepared round begins. With it, whatever is left of the one before is forgotten.
-            progress = self._prepared(asked.round)
-        if asked.round != progress.round:
-            raise RoundError(
-                f"The server's message is for round {asked.round}, and this client is in {progress.round}."
-            )
-        if not progress.secrets:
+    def _go_on(self, asked: Request, train: Train, *, ahead: bool) -> bytes:
+        """Answers a later stage of the round that runs, or of the one that is prepared."""
+        state, signing = self._state_of(asked, ahead), self._signing
+        if not state.secrets:
             raise StageError("This client takes no part in the round, or has left it.")
-        client = SecureClient.restore(progress.secrets, identity=signing.identity, roster=signing.roster)
+        client = SecureClient.restore(state.secrets, identity=signing.identity, roster=signing.roster)
         if client.stage is not asked.stage:
             raise StageError(f"This client is to {client.stage.value} next, not to {asked.stage.value}.")
         # Whatever goes wrong below, no secret is used twice.
-        self._save(replace(progress, secrets=b""))
+        self._keep(replace(state, secrets=b""), ahead)
         if asked.stage is Stage.MASK:
-            protocol = Protocol.from_json(progress.protocol)
+            protocol = Protocol.from_json(state.protocol)
             # Another client that spoils the round does not make this one pay for it.
             client.check_delivery(asked.payload)
-            noise = self._noise(protocol)
-            noise.check(asked.round)
-            self._count()
-            number = run_rules(protocol.mechanism).number(asked.round)
-            integers = protocol.encode_integers(_vector(train, protocol), number, **noise.update(asked.round))
-            reply = client.mask(asked.payload, integers)
+            vector, number, noise = self._train(protocol, asked.round, train)
+            reply = client.mask(asked.payload, protocol.encode_integers(vector, number, **noise))
         else:
-            self._once(asked)
+            self._once(asked, ahead=ahead)
             methods = {Stage.SHARE: client.share, Stage.CONFIRM: client.confirm, Stage.UNMASK: client.unmask}
             reply = methods[asked.stage](asked.payload)
         if client.stage is not Stage.DONE:
-            self._save(replace(self._progress, secrets=client.export_state()))
+            self._keep(replace(state if ahead else self._progress, secrets=client.export_state()), ahead)
         return reply
+
+    def _state_of(self, asked: Request, ahead: bool) -> SessionState:
+        """Returns the state of the round that a request is about."""
+        progress = self._progress
+        begins = asked.stage is Stage.MASK and asked.round == progress.round + 1 and progress.prepared
+        if not ahead and not begins:
+            if asked.round != progress.round:
+                raise RoundError(
+                    f"The server's message is for round {asked.round}, and this client is in {progress.round}."
+                )
+            return progress
+        # Where the prepared round begins, whatever is left of the one before is forgotten.
+        found = SessionState.from_bytes(progress.prepared.encode()) if progress.prepared else None
+        if found is None or found.round != asked.round:
+            raise RoundError(f"The server's message is for round {asked.round}, which this client has not prepared.")
+        return replace(found, run=progress.run, answered=progress.answered, spent=progress.spent)
+
+    def _keep(self, state: SessionState, ahead: bool) -> None:
+        """Saves the state of the round that runs; or that of the next one, of which there is at most one, beside it."""
+        if ahead:
+            text = replace(state, answered=0, spent={}, prepared="").to_bytes().decode() if state.secrets else ""
+            state = replace(self._progress, prepared=text)
+        self._save(state)
+
+    def _train(
+        self, protocol: Protocol, round: int, train: Train
+    ) -> tuple[NDArray[np.float32], int, Mapping[str, Any]]:
+        """Counts the round, trains, and returns the arguments of `Protocol.encode`."""
+        noise = self._noise(protocol)
+        noise.check(round)
+        self._count()
+        return _vector(train, protocol), run_rules(protocol.mechanism).number(round), noise.update(round)
 
     @property
     def _seeds(self) -> SeedFile | None:
-        return None if self._memory is None else self._memory.lineages
+        return None if self._memory is None else self._memory.seeds
 
     def _noise(self, protocol: Protocol) -> NoiseState:
         """Returns the client's state of noise in this run."""

@@ -117,7 +117,7 @@ class Reply(Generic[Node]):
 
 
 class Transport(Protocol[Node]):
-    """What an engine does for a stage."""
+    """The part of an engine in a stage."""
 
     def send(self, session: RoundSession[Node]) -> None:
         """Sends the open stage's requests; drops nodes that they cannot be sent to."""

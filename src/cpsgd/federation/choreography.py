@@ -55,7 +55,7 @@ def begin_round(
     """Returns the session of a round, charged to the ledger and with its first exchange open.
 
     Args:
-        terms: What the round is held to.
+        terms: The terms of all rounds.
         round: Number of the round.
         nodes: Nodes of the round, at most as many as the plan has clients. With a roster the round is for everybody on
             it: those without a node have dropped out from the beginning. Which node is which of them does not matter,

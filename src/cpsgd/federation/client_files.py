@@ -85,7 +85,7 @@ class Memory:
         return cls(Path(path))
 
     @property
-    def lineages(self) -> SeedFile:
+    def seeds(self) -> SeedFile:
         """The seeds of noise that the client holds, in a file beside this one, under this one's lock."""
         return SeedFile(self._path.with_name(self._path.name + ".lineages"), self._opened)
 
@@ -146,7 +146,7 @@ class _Content:
         rounds: Rounds that were answered.
         kinds: Kinds of rounds, by digest.
         stages: Records about other stages as they are.
-        handed: How often seeds were handed on, by run.
+        handed: Number of times that seeds were handed on, by run.
     """
 
     log: OpenLog

@@ -66,7 +66,7 @@ _log = getLogger("cpsgd")
 
 
 class Conduct(Generic[Node]):
-    """What is known about the nodes of a run."""
+    """The conduct of the nodes of a run so far."""
 
     def __init__(self, colluding: int = 1) -> None:
         """Knows nothing against anybody; `colluding` nodes may lie together."""
@@ -131,7 +131,7 @@ class Course(Generic[Node]):
         model: The model so far, as one vector.
         round: Number of the next round, 1 for the first.
         reports: Reports of the rounds so far, those before a restart included.
-        conduct: What is known about the nodes.
+        conduct: The conduct of the nodes.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Course(Generic[Node]):
         """Begins a run, or goes on with the one in the file.
 
         Args:
-            terms: What the rounds are held to.
+            terms: The terms of all rounds.
             model: The model to begin with; not used where a run goes on.
             run: The engine's name of the run, the same on the clients, and another one after a restart.
             apply: Moves the model by the mean; by default the mean is added. Privacy does not depend on it. If it has

@@ -188,7 +188,7 @@ class Limits:
 
 def _check_examples(protocol: Protocol, examples: int) -> None:
     """Refuses, also without a limit on ε, sums of examples whose share the protocol could not tell."""
-    from cpsgd.privacy.examples import example_protocol
+    from cpsgd.privacy.one_example import example_protocol
 
     try:
         example_protocol(protocol, examples)

@@ -136,14 +136,7 @@ class Settlement:
     """
 
     def __init__(self, terms: Terms, round: int, run: str, course: str = "") -> None:
-        """Charges nothing yet.
-
-        Args:
-            terms: What the round is held to.
-            round: Number of the round.
-            run: The engine's name of the run.
-            course: The run that began with the first of these rounds, if it is another one than `run`.
-        """
+        """Charges nothing yet. `course` is the run that began with the first of these rounds, if not `run`."""
         self._terms, self._round, self._run, self._course = terms, round, run, course
         self.entry: Entry | None = None
         self._asked = False  # whether anything about the data was asked for

@@ -24,15 +24,16 @@ from cpsgd.learning.datasets.device_data import DeviceInfinite, on_device
 from cpsgd.learning.datasets.populations import Dataset, PartedDataset
 from cpsgd.learning.devices import enough_memory, own_code
 from cpsgd.learning.estimators import Estimator
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import Loss
 from cpsgd.learning.option_groups import ClientOptions, RunOptions
 from cpsgd.learning.parallel import Processes, SharedRound, Simulator, own_device
 from cpsgd.learning.recorded import RecordedRound
 from cpsgd.mechanisms.memory import Simulated
 from cpsgd.protocol import Protocol
-from cpsgd.simulation.cpu import FloatMean, RoundSimulator
-from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+from cpsgd.simulation.cpu import RoundSimulator, float_mean
+from cpsgd.simulation.device import DeviceRound, device_float_mean
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -216,7 +217,7 @@ class CpuBackend:
         """Starts the simulation of a round of `count` messages; this process' clients are numbered from `first` on."""
         protocol = self._protocol
         if protocol is None:
-            return FloatMean(self.dim, self._clip_norm)
+            return float_mean(self.dim, self._clip_norm)
         source = self._noise.on_host(count, self.dim)
         return RoundSimulator(protocol, number, seed=self._seed, source=source, first=first)
 
@@ -306,7 +307,7 @@ class GpuBackend(CpuBackend):
     def _start(self, number: int, count: int, first: int) -> Simulator:
         protocol = self._protocol
         if protocol is None:
-            return DeviceFloatMean(self.dim, self._clip_norm, self.device)
+            return device_float_mean(self.dim, self._clip_norm, self.device)
         source = self._noise.on_device(count, self.dim, self.device)
         return DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first, source=source)
 

@@ -30,14 +30,13 @@ from cpsgd.learning.option_groups import AccountOptions, FolderOptions
 from cpsgd.learning.run_account import SAMPLED_SIZES
 from cpsgd.learning.settings import Settings, without_privacy
 from cpsgd.learning.trainer import Trainer
-from cpsgd.mechanisms import Binomial
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import Guarantee, guarantee
-from cpsgd.privacy.proofs.published_accounting import published_epsilon
+from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.proofs.published_accounting import accounting_of, published_epsilon
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import Protocol
 from cpsgd.registry import parameters_of, spelled_out
@@ -192,8 +191,8 @@ class Experiment:
         For the paper's mechanism that is the paper's theorem, and there is a second ε with the paper's X at the same k
         and m. `noise_clients` is the number of messages in the smallest round.
         """
-        published = self.protocol.mechanism.published
-        method = None if published is None else published[0]
+        published = accounting_of(self.protocol)
+        method = None if published is None else published.name
         found: dict[str, Any] = {"method": method, "epsilon": None, "reason": None}
         if self._terms.participation.sampled:
             return found | {"reason": "The paper has no bound for sampled cohorts."}
@@ -203,7 +202,7 @@ class Experiment:
             found["epsilon"] = self._paper_epsilon(self.protocol, noise_clients)
         except ConditionError as error:
             found["reason"] = str(error)
-        if published != Binomial.published:
+        if method != "paper-theorem":
             return found
         widened, found["paper_range"] = estimators.at_paper_range(self.protocol, self.settings.delta)
         try:
@@ -214,11 +213,8 @@ class Experiment:
 
     def _paper_epsilon(self, protocol: Protocol, noise_clients: int) -> float:
         counted = self._terms.participation.counted_rounds(self._terms.rounds)
-        delta, adjacency = self.settings.delta, self._terms.adjacency
-        if counted == 1:
-            return protocol.mechanism.published_epsilon(protocol, delta, adjacency, noise_clients)
-        run = Run.of(protocol, rounds=counted, adjacency=adjacency, surviving=noise_clients)
-        return published_epsilon(run, delta)
+        run = Run.of(protocol, rounds=counted, adjacency=self._terms.adjacency, surviving=noise_clients)
+        return published_epsilon(run, self.settings.delta)
 
     def _baselines(self) -> dict[str, Estimator]:
         """Returns the baselines: no noise, Gaussian noise, and more bits."""

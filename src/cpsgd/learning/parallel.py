@@ -15,9 +15,9 @@ import numpy as np
 
 from cpsgd._torch import torch
 from cpsgd.simulation.cpu import FloatMean, RoundSimulator
-from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+from cpsgd.simulation.device import DeviceRound
 
-Simulator = RoundSimulator | FloatMean | DeviceRound | DeviceFloatMean
+Simulator = RoundSimulator | DeviceRound | FloatMean
 """Adds up a round's vectors and returns their mean."""
 
 

@@ -31,8 +31,8 @@ from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.estimators import Estimator, is_private, protocol_of
 from cpsgd.learning.option_groups import AccountOptions
 from cpsgd.ledger import Entry, Ledger, RoundEvent
-from cpsgd.privacy.examples import example_protocol
 from cpsgd.privacy.guarantees import Guarantee, guarantee
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
 
@@ -71,7 +71,7 @@ class Spending:
         )
         self.delta = account.delta
         self.epsilon = account.epsilon
-        self.sampled = cohorts.participation.sampled
+        self.sampled, self._once = cohorts.participation.sampled, cohorts.scheme == "once"
         self.sizes: Counter[int] = Counter()
         self._messages = cohorts.messages
         self._overflow = cohorts.overflow
@@ -85,11 +85,15 @@ class Spending:
         Raises `ConditionError` if nothing is proved about them.
         """
         sizes = self.sizes if survivors is None else Counter(survivors)
+        found = self.cost(sizes)
+        return replace(found, run=self._rounds(sizes)) if found is not None and self._once else found
+
+    def cost(self, sizes: Counter[int]) -> Guarantee | None:
+        """Returns the guarantee of rounds with these sizes; if clients are in one round only, that of the costliest."""
         if not sizes:
             return None
-        if self.run.participation.scheme == "once":
-            # A client is in one round only, at worst in the smallest one.
-            return replace(self._proved(self.delta, Counter([min(sizes)])), run=self._rounds(sizes))
+        if self._once:
+            return self._proved(self.delta, Counter([min(sizes)]))
         left = self.delta - sizes.total() * self._overflow
         if left <= 0.0:
             raise ConditionError(f"{sizes.total():,} rounds spend δ={self.delta:g} on draws of too many clients alone.")
@@ -131,7 +135,7 @@ class Spending:
 
         The answer is no for a round that nothing is proved about.
         """
-        if survivors <= self.run.colluding:
+        if survivors <= self.run.conditions.colluding:
             return False
         if 0 < self._floor <= survivors:
             return True
@@ -321,8 +325,8 @@ class RunAccount:
             return {"epsilon": None, "delta": None, "method": None}
         if spending.sampled and not evaluated:
             return {"epsilon": None, "delta": spending.delta, "method": None}
-        found = spending.guarantee()
-        epsilon, method = (0.0, None) if found is None else (found.epsilon, found.method)
+        found = spending.cost(spending.sizes)
+        epsilon, method = (0.0, None) if found is None else (found.claim.epsilon, found.method)
         return {"epsilon": epsilon, "delta": spending.delta, "method": method}
 
     def check(self, cohorts: Cohorts, folder: RunFolder | None, rounds: range, survivors: int) -> None:

@@ -50,12 +50,7 @@ def link(previous: str, text: str) -> str:
 
 
 def read_record(expected: int, previous: str, number: object, text: object, digest: object) -> dict[str, Any]:
-    """Returns the body of the record that follows one with the hash `previous`.
-
-    Raises:
-        LedgerChainError: It does not follow.
-        LedgerFormatError: It is no record.
-    """
+    """Returns the body of the record that follows one with the hash `previous`."""
     if number != expected or isinstance(number, bool):
         raise LedgerChainError(f"Record {expected} of the ledger is missing: records were removed or inserted.")
     if not isinstance(text, str) or len(text) > LONGEST_RECORD or not text.isascii():
@@ -116,11 +111,7 @@ def read_abandon(body: dict[str, Any]) -> int:
 
 
 def closed(entry: Entry, body: dict[str, Any]) -> Entry:
-    """Returns an entry as it is after the record by which it was released or given up.
-
-    Raises:
-        ParameterError: The record is about another one.
-    """
+    """Returns an entry as it is after the record by which it was released or given up."""
     number, time = body["number"], body["time"]
     if body["kind"] == "abandon":
         about, after = read_abandon(body), replace(entry, abandoned_as=number)

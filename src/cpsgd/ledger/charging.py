@@ -9,7 +9,7 @@ tails:
 * Where noise is correlated over the rounds of a run, each of them has the μ and the tail of the whole run. A run is a
   partition, whoever is in its rounds; rounds without one are a run each.
 
-Rounds of one protocol and one participation go to `guarantee_over_rounds`. Otherwise one accountant composes the
+Rounds of one protocol and one participation are one `Run`. Otherwise one accountant composes the
 equivalent Gaussians (`accountant.mixed_epsilon`). Where a round has no Gaussian certificate, or a poor one among few
 rounds, basic composition is left: each kind of round has its ε and its share of δ, and these add up.
 """
@@ -31,11 +31,10 @@ from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
-from cpsgd.privacy.guarantees import guarantee_over_rounds
+from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
-from cpsgd.privacy.proofs.interface import SAMPLED_TAIL_SHARE, TAIL_SHARES
+from cpsgd.privacy.proofs.proof import SAMPLED_TAIL_SHARE, TAIL_SHARES
 from cpsgd.promise import Claim, Sense
-from cpsgd.run import Run
 
 BASIC = "basic composition"
 _BASIC_CITATION = (
@@ -100,11 +99,7 @@ class Total:
 
 
 def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent] = ()) -> Total:
-    """Returns the cost of entries, together with further rounds that are not on record.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
-    """
+    """Returns the cost of entries, together with further rounds that are not on record."""
     account = Account()
     steps = [(entry.number, False, entry) for entry in entries]
     steps += [(entry.released_as or entry.number, True, entry) for entry in entries if entry.released]
@@ -117,11 +112,7 @@ def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent
 
 
 def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
-    """Returns the cost of all rounds of these accounts for somebody who is in all of them.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
-    """
+    """Returns the cost of all rounds of these accounts for somebody who is in all of them."""
     now = _groups(accounts)
     if budget.filter is not None:
         return _total(budget, accounts, _cheapest([now], budget))
@@ -143,9 +134,6 @@ def over_periods(budget: Budget, accounts: Sequence[Account]) -> Total:
 
     Where rounds are chosen by results and the budget's filter does not allow all of them, a filter made afterwards
     proves nothing. Then ε and δ of the periods that have rounds are added up.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
     """
     limits = budget.filter
     if limits is None:
@@ -167,9 +155,6 @@ def priced(
         accounts: The accounts that count towards it.
         further: The further rounds.
         reserved: Number of rounds before these, for a filter (`State.reserved`); by default that of the accounts.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
     """
     before = sum(account.reserved for account in accounts) if reserved is None else reserved
     octaves = [None if budget.filter is None else octave_of(before + place) for place in range(len(further))]
@@ -186,9 +171,6 @@ def affordable(
     A proof about more rounds is one about these. So beyond 128 rounds a few more of the same kind are counted, 1 % at
     most, where the budget allows it, and there is nothing to prove for the next ones. A filter needs none of this: it
     adds up.
-
-    Raises:
-        ConditionError: Nothing is proved about them.
     """
     first, *others = accounts
     kind, room = kind_of(event, event.survivors), first.room
@@ -375,7 +357,7 @@ def _whole_run(kinds: frozenset[EntryKind]) -> bool:
 
 
 def _several_runs(groups: Groups) -> bool:
-    """Whether there are several runs that are one event each: none of them is a round of another."""
+    """Returns whether there are several runs that are one event each: none of them is a round of another."""
     return sum(count for _, count in groups) > 1 and any(_whole_run(kinds) for kinds, _ in groups)
 
 
@@ -392,7 +374,7 @@ def _sampled(groups: Groups) -> bool:
 
 
 def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    """Returns the proof of `guarantee_over_rounds`; for one set of several kinds, that of the costliest."""
+    """Returns the guarantee of one run; for one set of several kinds, that of the costliest."""
     ((kinds, count), *_) = groups
     if len(groups) == 1 and len(kinds) > 1:
         if count > 1:
@@ -403,9 +385,7 @@ def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     for kinds, count in _ordered(groups):
         (kind,) = kinds
         sizes[kind.honest] += count
-    found = guarantee_over_rounds(
-        kind.protocol, delta, participation=kind.participation, adjacency=adjacency, surviving=sizes
-    )
+    found = guarantee(kind.run(adjacency, sizes), delta)
     return _Proof(found.epsilon, found.method, found.citation, found.tail)
 
 
@@ -437,7 +417,7 @@ def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, a
         # Repetitions of one kind are smoothed together; of several kinds, a client may meet each once.
         (kind,) = kinds
         joint = _joint_cost(kind, count, _JOINT_SHARE * delta, adjacency)
-        if joint is not None and joint_suffices(_run(kind, adjacency)):
+        if joint is not None and joint_suffices(kind.run(adjacency)):
             return joint, participation
     costs = [_cost(kind, share * delta, adjacency) for kind in kinds]
     if joint is not None and joint.mu < costs[0].mu:
@@ -445,21 +425,15 @@ def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, a
     return costliest(costs, count), participation
 
 
-def _run(kind: EntryKind, adjacency: Adjacency, count: int = 1) -> Run:
-    return Run.of(
-        kind.protocol, rounds=count, participation=kind.participation, adjacency=adjacency, surviving=kind.honest
-    )
-
-
 @lru_cache(maxsize=4096)
 def _cost(kind: EntryKind, tail: float, adjacency: Adjacency) -> Rounds:
-    return round_cost(_run(kind, adjacency), tail)
+    return round_cost(kind.run(adjacency), tail)
 
 
 @lru_cache(maxsize=4096)
 def _joint_cost(kind: EntryKind, count: int, tail: float, adjacency: Adjacency) -> Rounds | None:
     try:
-        return joint_cost(_run(kind, adjacency, count), tail)
+        return joint_cost(kind.run(adjacency, rounds=count), tail)
     except ConditionError:
         return None
 

@@ -12,9 +12,11 @@ from typing import Any, Self
 from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.entries import RoundEvent, name, read_protocol
-from cpsgd.neighbours import Participation
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.privacy.one_example import example_protocol
+from cpsgd.promise import Surviving
 from cpsgd.protocol import MAX_CLIENTS, Protocol
+from cpsgd.run import Run
 
 LAST_OCTAVE = 62
 """The largest `Entry.octave`."""
@@ -68,6 +70,13 @@ class EntryKind:
         if self.reserved is None or self.reserved == self.honest:
             return self
         return _unique(replace(self, honest=self.reserved))
+
+    def run(self, adjacency: Adjacency, surviving: Surviving | None = None, rounds: int | None = None) -> Run:
+        """Returns rounds of this kind as a run; `surviving` may give them other numbers of messages."""
+        sizes = self.honest if surviving is None else surviving
+        return Run.of(
+            self.protocol, rounds=rounds, participation=self.participation, adjacency=adjacency, surviving=sizes
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values."""
@@ -164,12 +173,7 @@ class Tally:
         self._groups: Counter[frozenset[EntryKind]] = Counter()
 
     def add(self, kind: EntryKind, partition: str, count: int = 1) -> None:
-        """Adds rounds, or removes them where `count` is negative.
-
-        Raises:
-            ParameterError: There are too few to remove, or the partition is a run of another protocol or of fewer
-                rounds. Nothing was changed.
-        """
+        """Adds rounds, or removes them where `count` is negative."""
         rounds = self._rounds.get(partition, Counter())
         if partition:
             _check_one_run(rounds + Counter({kind: count}))
@@ -200,10 +204,6 @@ class Tally:
 
         Args:
             further: Rounds that are not in the tally: partition, kind and count.
-
-        Raises:
-            ParameterError: In a partition a run with correlated noise meets another protocol, or has more rounds than
-                it may have.
         """
         groups = self._groups.copy()
         partitions: dict[str, Counter[EntryKind]] = {}
@@ -277,22 +277,14 @@ class Account:
         self._since.clear()
 
     def release(self, event: RoundEvent, survivors: int, octave: int | None = None) -> None:
-        """Releases a round that was reserved, with this many messages.
-
-        Raises:
-            ParameterError: There is no such round. Nothing was changed.
-        """
+        """Releases a round that was reserved, with this many messages."""
         self._close(event, octave)
         after = kind_of(event, survivors, octave)
         self.tally.add(after, event.partition)
         self._changed(event.partition, after, -1)
 
     def abandon(self, event: RoundEvent, octave: int | None = None) -> None:
-        """Gives up a round that was reserved.
-
-        Raises:
-            ParameterError: There is no such round. Nothing was changed.
-        """
+        """Gives up a round that was reserved."""
         self._close(event, octave)
         self.rounds -= 1
 

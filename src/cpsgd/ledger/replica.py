@@ -115,11 +115,7 @@ class Replica:
     """
 
     def __init__(self, path: Path, timeout: float, witness: Witness | None) -> None:
-        """Reads the file, if there is one.
-
-        Raises:
-            WitnessError: The file does not contain what the witness has seen.
-        """
+        """Reads the file, if there is one."""
         self.path = path
         self.witness = witness
         self.store = sqlite_store.Store(self.path, _validate.non_negative("timeout", timeout))

@@ -44,10 +44,6 @@ def read(connection: Connection, *, whole: bool = False) -> tuple[State, Remembe
     Args:
         connection: A transaction.
         whole: Whether to read all records, and treat the index as damaged.
-
-    Raises:
-        LedgerFormatError: It is damaged.
-        LedgerChainError: It was tampered with.
     """
     cached = sqlite_store.has_cache(connection)
     if cached and not whole:

@@ -103,10 +103,6 @@ class State:
             text: The record's text.
             digest: The record's hash.
             entries: Place to look up the entries that the record is about; by default `self.entries`.
-
-        Raises:
-            LedgerChainError: It does not follow the records before it.
-            LedgerFormatError: No ledger would have written it.
         """
         expected = self.head.number + 1
         body = read_record(expected, self.head.hash, number, text, digest)
@@ -226,11 +222,7 @@ class State:
 
     @classmethod
     def from_text(cls, text: str, head: Head) -> Self:
-        """Returns the state that `to_text` wrote, after the snapshot's own record.
-
-        Raises:
-            ParameterError: It is not what this release writes.
-        """
+        """Returns the state that `to_text` wrote, after the snapshot's own record."""
         try:
             data = json.loads(text)
             if data["version"] != STATE_VERSION:

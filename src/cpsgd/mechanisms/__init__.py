@@ -1,17 +1,17 @@
-"""One file per mechanism. `base.py` is the interface, and `cpsgd.registry` names them all."""
+"""One file per mechanism. `interface.py` has the questions, and `cpsgd.registry` names them all."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cpsgd._lazy import on_demand
-from cpsgd.mechanisms.base import ErrorBound as ErrorBound
-from cpsgd.mechanisms.base import ExpectedError as ExpectedError
-from cpsgd.mechanisms.base import Mechanism as Mechanism
 from cpsgd.mechanisms.binomial import Binomial as Binomial
 from cpsgd.mechanisms.coins import Coins as Coins
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
-from cpsgd.mechanisms.gaussian import Gaussian as Gaussian
+from cpsgd.mechanisms.float_gaussian import Gaussian as Gaussian
+from cpsgd.mechanisms.interface import ErrorBound as ErrorBound
+from cpsgd.mechanisms.interface import ExpectedError as ExpectedError
+from cpsgd.mechanisms.interface import Mechanism as Mechanism
 from cpsgd.mechanisms.lazy_coins import LazyCoins as LazyCoins
 from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian as RoundedGaussian
 from cpsgd.mechanisms.sampled_coins import SampledCoins as SampledCoins

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,12 @@ from cpsgd import _validate
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, WINDOW_BITS, WORKING_BITS, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import lattice
-from cpsgd.mechanisms.base import ErrorBound, Search
+from cpsgd.mechanisms.interface import ErrorBound, Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Array, Law, Window, check_points, window_of_ratios
 from cpsgd.mechanisms.noise import FairCoins
-from cpsgd.neighbours import Adjacency
-from cpsgd.paper import bounds, theorem
+from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 MAX_TRIALS = 2**31
 MAX_COINS = 256
@@ -129,8 +125,8 @@ class Binomial(Lattice):
 
     name = "binomial"
     title = "rounding and Binomial noise"
+    summary = "k = {levels:,} levels in ±{coordinate_range:.4g}, m = {trials:,} trials, p = {p:g}"
     sampler_remedy = "use p=0.5 and at most 256 trials, or add noise"
-    published: ClassVar[tuple[str, str] | None] = ("paper-theorem", theorem.CITATION)
 
     trials: int
     p: float = 0.5
@@ -164,10 +160,6 @@ class Binomial(Lattice):
             )
         )
 
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """Returns ε of the paper's Theorem 1."""
-        return theorem.theorem_epsilon(protocol, delta, adjacency=adjacency, noise_clients=honest)
-
     # ------------------------------------------------------------------ planning
 
     @classmethod
@@ -199,10 +191,6 @@ class Binomial(Lattice):
         """Returns k + m = 16 values: four bits."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "trials": 14}
-
-    def describe(self) -> str:
-        """Returns levels, range and coins."""
-        return f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, m = {self.trials:,} trials, p = {self.p:g}"
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
         """Returns the fields of protocol files since 0.1.0, which name no mechanism."""

@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Self
 
 from cpsgd import _validate
 from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms import published
-from cpsgd.mechanisms.base import Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Rounding, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted
-from cpsgd.neighbours import Adjacency
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 MAX_COINS = 4096
 # More coins than these bring nothing that other mechanisms do not do faster: every coin takes two bytes of keystream.
@@ -44,7 +39,6 @@ class Coins(Tilted):
 
     name = "coins"
     title = "biased coins"
-    published: ClassVar[tuple[str, str] | None] = published.POISSON_BINOMIAL
     fewest_values = 2
     # At ½ a coordinate at the end of its range would be certain.
     most_theta = 0.5 - 2.0**-FRACTION_BITS
@@ -69,17 +63,6 @@ class Coins(Tilted):
         """Returns the law of coins with odds between ½ - θ and ½ + θ."""
         low, high = 0.5 - self.theta, 0.5 + self.theta
         return Steps(low=(high, low), high=(low, high), clients=honest, copies=self.coins)
-
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """Returns ε by Rényi divergences of single coordinates, all of them at their worst."""
-        return published.poisson_binomial_epsilon(
-            coins=self.coins,
-            theta=self.theta,
-            clients=honest,
-            dim=protocol.dim,
-            delta=delta,
-            adjacency=adjacency,
-        )
 
     @property
     def keystream_bytes(self) -> int:

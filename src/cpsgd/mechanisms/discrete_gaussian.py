@@ -28,21 +28,16 @@ import math
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec.rounding import WORKING_BITS, Table
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms import lattice, published
+from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
 from cpsgd.mechanisms.symmetric import MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise
-from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 # From here on the noise's variance is v to all digits: 1 - 8π²v e^(-2π²v) + ... of it.
 _FINE = 4.0
@@ -120,23 +115,14 @@ class DiscreteGaussian(Symmetric):
 
     name = "discrete-gaussian"
     title = "rounding and discrete Gaussian noise"
-    noise_name = "discrete Gaussian"
-    published: ClassVar[tuple[str, str] | None] = published.DISCRETE_GAUSSIAN
+    summary = (
+        "k = {levels:,} levels in ±{coordinate_range:.4g}, discrete Gaussian noise of variance {sigma_squared:.6g} "
+        "within ±{noise_limit:,}"
+    )
     noise_type = DiscreteGaussianNoise
     least_size = 2.0**-6
 
     sigma_squared: float
-
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """Returns ε by the authors' concentrated differential privacy."""
-        return published.discrete_gaussian_epsilon(
-            norm=protocol.clip_norm / self.scale,
-            sigma_squared=self.sigma_squared,
-            clients=honest,
-            dim=protocol.dim,
-            delta=delta,
-            adjacency=adjacency,
-        )
 
 
 def integer_variance(variance: float) -> float:

@@ -30,8 +30,8 @@ from cpsgd import _validate
 from cpsgd.codec.clip import MAX_LEVELS
 from cpsgd.codec.rounding import PythonKernel, Rounder, Table
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms.base import Search
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Array, Summands
 from cpsgd.randomness import Keystream

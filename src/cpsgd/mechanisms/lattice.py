@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.codec.clip import MAX_LEVELS, Grid
 from cpsgd.codec.rounding import KEYSTREAM_BYTES, Rounder, Table
-from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.clipping import gaussian_rounding, worst_rounding
+from cpsgd.mechanisms.interface import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.paper import bounds
 from cpsgd.randomness import Keystream

@@ -13,13 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cpsgd.codec.pack import Integers
-from cpsgd.codec.rounding import Flipper, PythonKernel
-from cpsgd.mechanisms.base import Search
-from cpsgd.mechanisms.sampled_coins import MAX_RATE, SampledCoins
+from cpsgd.mechanisms.interface import Search
+from cpsgd.mechanisms.sampled_coins import MAX_RATE, LazyFlipper, SampledCoins
 from cpsgd.mechanisms.tilted import FRACTION_BITS
 
 _ONE = 1 << FRACTION_BITS
@@ -37,13 +33,10 @@ class LazyCoins(SampledCoins):
 
     name = "lazy-coins"
     title = "biased coins that are flipped now and then"
+    summary = "1 coin of bias up to {theta:.4g}, flipped with probability {rate:.4g}, in ±{coordinate_range:.4g}"
     fewest_values = 3
     not_summed = None
     caution = None
-
-    def kernel(self) -> LazyFlipper:
-        """Returns the kernel that flips the coins."""
-        return LazyFlipper(int(self.grid.limit), self._below)
 
     def packer(self) -> tuple[LazyFlipper, int]:
         """Returns the kernel: all coordinates are sent."""
@@ -78,30 +71,3 @@ class LazyCoins(SampledCoins):
         """Returns as many flips as 400 coins, or as there are clients for."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "rate": min(0.5, max(100.0 / clients, 2.0**-10))}
-
-    def describe(self) -> str:
-        """Returns rate, tilt and range."""
-        return (
-            f"1 coin of bias up to {self.theta:.4g}, flipped with probability {self.rate:.4g}, in "
-            f"±{self.coordinate_range:.4g}"
-        )
-
-
-class LazyFlipper(PythonKernel):
-    """Coins that are flipped where a first word of 16 bits is below a limit: 2 for heads, 0 for tails, and 1 elsewhere.
-
-    Instructions and addresses are the same whatever is flipped.
-    """
-
-    def __init__(self, limit: int, below: int) -> None:
-        self._flipper, self._below = Flipper(limit, 1), np.uint16(below)
-
-    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Writes the integers."""
-        size = 2 * grid.size
-        self._flipper.values(grid, keystream[size : 2 * size], values)
-        flipped = (keystream[:size].view("<u2") < self._below).astype(np.uint32)
-        # 2 f c + 1 - f, without a branch.
-        values *= np.uint32(2)
-        values *= flipped
-        values += np.uint32(1) - flipped

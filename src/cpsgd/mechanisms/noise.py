@@ -26,6 +26,10 @@ class FairCoins:
     trials: int
 
 
+FEW_CLIENTS = 32
+"""The most clients whose rounding is drawn one by one in a sum; the rounding of more is a Gaussian draw."""
+
+
 @dataclass(frozen=True)
 class SumRounding:
     """Noise that is added before the rounding, for a device that draws it for a whole sum.

@@ -27,11 +27,11 @@ from cpsgd.codec.clip import Grid
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Rounding, Search
 from cpsgd.mechanisms.binomial import Binomial
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH
 from cpsgd.mechanisms.discrete_gaussian import closeness
 from cpsgd.mechanisms.fine_gaussian import CELL
+from cpsgd.mechanisms.interface import RANGES, Extent, Mechanism, Rounding, Search
 from cpsgd.mechanisms.law import RoundedNormal
 from cpsgd.mechanisms.noise import Noise, SumRounding
 
@@ -65,6 +65,10 @@ class RoundedGaussian(Mechanism):
 
     name = "rounded-gaussian"
     title = "Gaussian noise before rounding"
+    summary = (
+        "Gaussian noise of {noise_deviation:.4g} steps of {step:.4g}, rounded to one of {window:,} integers, in "
+        "±{coordinate_range:.4g}"
+    )
     sampler_remedy: ClassVar[str] = "use a wider window, more noise per client (noise_deviation), or more clients"
     fewest_values = 12
     least_deviation: ClassVar[float] = LEAST_SIGMA
@@ -262,13 +266,6 @@ class RoundedGaussian(Mechanism):
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
         """Returns a σ of 4 in 8 bits, and as much noise in the sum as a vector is long."""
         return usual_fields(4.0, 256, 90.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
-
-    def describe(self) -> str:
-        """Returns noise, window and range."""
-        return (
-            f"Gaussian noise of {self.noise_deviation:.4g} steps of {self.step:.4g}, rounded to one of {self.window:,} "
-            f"integers, in ±{self.coordinate_range:.4g}"
-        )
 
 
 @dataclass(frozen=True)

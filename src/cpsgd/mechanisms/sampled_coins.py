@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec.pack import Integers, Sampled
-from cpsgd.codec.rounding import Flipper
-from cpsgd.mechanisms.base import Rounding, Search
+from cpsgd.codec.rounding import Flipper, PythonKernel
 from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Rounding, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.tilted import FRACTION_BITS, Tilted, sixteenth_bits
 
@@ -50,6 +50,7 @@ class SampledCoins(Tilted):
 
     name = "sampled-coins"
     title = "biased coins for some coordinates"
+    summary = "1 coin of bias up to {theta:.4g} for {rate:.4g} of the coordinates in ±{coordinate_range:.4g}"
     fewest_values = 1
     not_summed: ClassVar[str | None] = (
         "The sampled-coins protocol is not for secure aggregation or other transports that add up integers: a client "
@@ -88,9 +89,9 @@ class SampledCoins(Tilted):
         """Two to choose a coordinate, two for its coin."""
         return 4
 
-    def kernel(self) -> Any:
+    def kernel(self) -> LazyFlipper:
         """Returns the kernel that writes all integers; the choice of coordinates is from the keystream, too."""
-        return _WholeKernel(Flipper(int(self.grid.limit), 1), self._below)
+        return LazyFlipper(int(self.grid.limit), self._below)
 
     def device_rounding(self) -> Rounding:
         """Describes the same to a device."""
@@ -110,7 +111,7 @@ class SampledCoins(Tilted):
 
     @property
     def values(self) -> int:
-        """-1, 0 and 1."""
+        """3: -1, 0 and 1."""
         return 3
 
     @property
@@ -146,23 +147,22 @@ class SampledCoins(Tilted):
         reach = cls.usual_range(dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {"rate": 0.1, "theta": 0.25, "coordinate_range": reach}
 
-    def describe(self) -> str:
-        """Returns share, tilt and range."""
-        return (
-            f"1 coin of bias up to {self.theta:.4g} for {self.rate:.4g} of the coordinates in "
-            f"±{self.coordinate_range:.4g}"
-        )
 
+class LazyFlipper(PythonKernel):
+    """Coins that are flipped where a first word of 16 bits is below a limit: 2 for heads, 0 for tails, and 1 elsewhere.
 
-class _WholeKernel:
-    """Writes all integers of a client, those of coordinates that its message leaves out among them; for simulation."""
+    Instructions and addresses are the same whatever is flipped.
+    """
 
-    def __init__(self, flipper: Flipper, below: int) -> None:
-        self._flipper, self._below = flipper, np.uint16(below)
+    def __init__(self, limit: int, below: int) -> None:
+        self._flipper, self._below = Flipper(limit, 1), np.uint16(below)
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Writes twice the coin where the first word of a coordinate is below the limit, and 1 elsewhere."""
+        """Writes the integers."""
         size = 2 * grid.size
         self._flipper.values(grid, keystream[size : 2 * size], values)
+        flipped = (keystream[:size].view("<u2") < self._below).astype(np.uint32)
+        # 2 f c + 1 - f, without a branch.
         values *= np.uint32(2)
-        values[keystream[:size].view("<u2") >= self._below] = 1
+        values *= flipped
+        values += np.uint32(1) - flipped

@@ -17,20 +17,15 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec.rounding import WORKING_BITS, Table, kernels
-from cpsgd.mechanisms import lattice, published
+from cpsgd.mechanisms import lattice
 from cpsgd.mechanisms.law import Array, Window, window_of_ratios
 from cpsgd.mechanisms.symmetric import DEFAULT_TRUNCATION, MAX_SIZE, Symmetric, SymmetricLaw, SymmetricNoise
-from cpsgd.neighbours import Adjacency
 from cpsgd.randomness import Keystream
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 # What is left of a recurrence's first ratio when it reaches the first one that is used.
 _FORGOTTEN = 2.0**-60
@@ -97,23 +92,14 @@ class Skellam(Symmetric):
 
     name = "skellam"
     title = "rounding and Skellam noise"
-    noise_name = "Skellam"
-    published: ClassVar[tuple[str, str] | None] = published.SKELLAM
+    summary = (
+        "k = {levels:,} levels in ±{coordinate_range:.4g}, Skellam noise of variance {variance:.6g} "
+        "within ±{noise_limit:,}"
+    )
     noise_type = SkellamNoise
     least_size = 2.0**-20
 
     variance: float
-
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """Returns ε by the authors' Rényi bound."""
-        return published.skellam_epsilon(
-            norm=protocol.clip_norm / self.scale,
-            variance=self.variance,
-            clients=honest,
-            dim=protocol.dim,
-            delta=delta,
-            adjacency=adjacency,
-        )
 
 
 def truncation(variance: float, limit: int) -> float:

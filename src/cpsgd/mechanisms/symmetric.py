@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from cpsgd import _validate
 from cpsgd.codec.rounding import COINS, KEYSTREAM_BYTES, Table
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Law, check_points
 
@@ -119,9 +119,6 @@ class Symmetric(Lattice):
     fewest_values = 4
     sampler_remedy = "use a larger noise_limit, or add noise"
 
-    noise_name: ClassVar[str]
-    """The name of the noise in a line of parameters."""
-
     noise_type: ClassVar[type[SymmetricNoise]]
     """The noise; its `size_name` is the field that holds v."""
 
@@ -208,13 +205,6 @@ class Symmetric(Lattice):
         """Returns the noise of 14 coins."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, cls.noise_type.size_name: 3.5}
-
-    def describe(self) -> str:
-        """Returns levels, range and noise."""
-        return (
-            f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, {self.noise_name} noise of variance "
-            f"{self.size:.6g} within ±{self.noise_limit:,}"
-        )
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.codec.clip import Grid
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.base import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.clipping import ENOUGH_REACH, LEAST_REACH, clipped_square
+from cpsgd.mechanisms.interface import RANGES, Extent, Mechanism, Search
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.noise import FairCoins, Noise
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate

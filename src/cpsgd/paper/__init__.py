@@ -1,4 +1,4 @@
-"""The paper's own theorems, bounds and rules, each found by its number. No guarantee of this package rests on them.
+"""The paper's theorems, bounds and rules, each found by its number. No guarantee of this package rests on them.
 
 | in the paper | here |
 |---|---|

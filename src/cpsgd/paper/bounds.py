@@ -12,7 +12,7 @@ from cpsgd.errors import ConditionError
 
 
 def coordinate_range(*, clients: int, dim: int, clip_norm: float, delta: float) -> float:
-    """X^max = 2 D √(log(2nd/δ)/d), the paper's range for Rot(π_sk(Bin(m, p))) (Theorem 4).
+    """Returns X^max = 2 D √(log(2nd/δ)/d), the paper's range for Rot(π_sk(Bin(m, p))) (Theorem 4).
 
     Example:
         >>> round(coordinate_range(clients=10_000, dim=65_536, clip_norm=1.0, delta=1e-9), 4)
@@ -26,7 +26,7 @@ def coordinate_range(*, clients: int, dim: int, clip_norm: float, delta: float) 
 
 
 def gaussian_error(*, clients: int, dim: int, sigma: float) -> tuple[float, str]:
-    """Theorem 2: the Gaussian protocol."""
+    """Returns the bound of Theorem 2, for the Gaussian protocol."""
     return dim * sigma**2 / clients, "cpSGD, Theorem 2 (Gaussian protocol): d σ²/n"
 
 
@@ -40,7 +40,7 @@ def rounding_error(
     noise_variance: float,
     grid_step: float,
 ) -> tuple[float, str]:
-    """Theorem 3: π_sk(Bin(m, p)).
+    """Returns the bound of Theorem 3, for π_sk(Bin(m, p)).
 
     Args:
         clients: n.
@@ -49,7 +49,7 @@ def rounding_error(
         coordinate_range: X^max; the theorem takes D, and a larger one is as good.
         levels: k.
         noise_variance: m p (1 - p).
-        grid_step: What the codec moves a coordinate by at most, beside clipping.
+        grid_step: The largest change of a coordinate by the codec, beside clipping.
 
     Raises:
         ConditionError: Coordinates would be clipped.
@@ -74,11 +74,10 @@ def rotated_error(
     noise_variance: float,
     grid_step: float,
 ) -> tuple[float, str]:
-    """Theorem 4: Rot(π_sk(Bin(m, p))), constants corrected. The arguments are those of `rounding_error`.
+    """Returns the bound of Theorem 4, for Rot(π_sk(Bin(m, p))), with corrected constants; see `rounding_error`.
 
-    The theorem prints 2 log(2nd/δ) D² where Theorem 3 gives d X² = 4 log(2nd/δ) D² for its X^max, and 4 D² δ² for the
-    bad rotations. Here: Theorem 3's terms, and D² with probability δ, since clipping moves no vector by more than
-    itself.
+    The theorem prints 2 log(2nd/δ) D² where Theorem 3 gives d X² = 4 log(2nd/δ) D² for its X^max, and 4 D² δ² for
+    rotations that leave a coordinate outside. This bound has Theorem 3's terms, and D² with probability δ.
 
     Raises:
         ConditionError: X^max is too small for any δ < 1.
@@ -101,10 +100,10 @@ def rotated_error(
 
 
 def _spread(clients: int, dim: int, coordinate_range: float, levels: int, noise_variance: float) -> float:
-    """(d X²/(n (k-1)²)) (1 + 4 m p (1-p)), Theorem 3 with X^max for D."""
+    """Returns (d X²/(n (k-1)²)) (1 + 4 m p (1-p)), Theorem 3 with X^max for D."""
     return dim * coordinate_range**2 / (clients * (levels - 1) ** 2) * (1.0 + 4.0 * noise_variance)
 
 
 def _moved(dim: int, clip_norm: float, grid_step: float) -> float:
-    """What the codec itself may move a vector by: the margin of clipping and float32 on the way, and the grid."""
+    """Returns the largest change of a vector by the codec: the margin of clipping, float32 and the grid."""
     return clip_norm * 2.0**-18 + math.sqrt(dim) * grid_step

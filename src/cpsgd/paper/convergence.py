@@ -1,4 +1,4 @@
-"""What the paper proves about convergence: its Corollary 1 for SGD with quantized, noisy gradients.
+"""The paper's Corollary 1 on the convergence of SGD with quantized, noisy gradients.
 
 Let F be L-smooth with ‖∇F‖ <= D everywhere and F(w⁰) - F(w*) <= D_F, and let T rounds of SGD with the step size γ use
 estimates of the gradient with the variance and bias below. Then the expected squared norm of the gradient, at a round
@@ -31,7 +31,7 @@ from cpsgd.errors import ParameterError
 
 
 def gradient_variance(*, sampling: float, estimation: float) -> float:
-    """σ² = 2 (variance of the cohort's mean gradient) + 2 (squared error of its estimate), equation (2).
+    """Returns σ² = 2 (variance of the cohort's mean gradient) + 2 (squared error of its estimate), equation (2).
 
     Args:
         sampling: Largest E‖g - ∇F‖² over the rounds; for a cohort of n clients drawn at random it falls as 1/n.
@@ -41,7 +41,7 @@ def gradient_variance(*, sampling: float, estimation: float) -> float:
 
 
 def step_size(*, smoothness: float, initial_gap: float, variance: float, rounds: int) -> float:
-    """γ = min{1/L, √(2 D_F) / (σ √(LT))}, the step size for which `gradient_norm_bound` holds.
+    """Returns γ = min{1/L, √(2 D_F) / (σ √(LT))}, the step size for which `gradient_norm_bound` holds.
 
     Example:
         >>> step_size(smoothness=1.0, initial_gap=2.0, variance=4.0, rounds=100)
@@ -65,7 +65,7 @@ def gradient_norm_bound(
     gradient_bound: float = 0.0,
     bias: float = 0.0,
 ) -> float:
-    """The bound on E‖∇F(w^t)‖², t uniform over the rounds: 2 D_F L/T + 2 √2 σ √(L D_F)/√T + D B.
+    """Returns the bound on E‖∇F(w^t)‖², t uniform over the rounds: 2 D_F L/T + 2 √2 σ √(L D_F)/√T + D B.
 
     Args:
         smoothness: L, the Lipschitz constant of ∇F.

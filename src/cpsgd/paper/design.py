@@ -1,12 +1,13 @@
-"""What the paper's own accounting allows: its Theorem 1 and its range, for a number of bits.
+"""Designs by the paper's own accounting, its Theorem 1 and its range, for a number of bits.
 
-For comparison only. The planner's certificates need less noise for the same ε, and the theorem is not valid for all
-parameters (see docs/accounting.md).
+For comparison only: the planner needs less noise for the same ε, and the theorem does not hold for all parameters
+(docs/accounting.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
@@ -27,10 +28,10 @@ class PaperDesign:
 def paper_design(
     clients: int, dim: int, epsilon: float, delta: float, clip_norm: float = 1.0, *, bits: int
 ) -> PaperDesign:
-    """The rotated Binomial protocol with k + m = 2^bits that the paper's theorem allows for one round.
+    """Returns the rotated Binomial protocol with k + m = 2^bits that the paper's theorem allows for one round.
 
-    With the paper's X^max, more levels mean less noise and a larger ε by its Theorem 1: the largest k that keeps
-    (epsilon, delta) is taken, and m = 2^bits - k.
+    With the paper's X^max, more levels mean less noise and a larger ε. Takes the largest k that keeps (epsilon, delta),
+    and m = 2^bits - k.
 
     Raises:
         InfeasibleError: Even k = 2 does not keep it.
@@ -43,22 +44,15 @@ def paper_design(
     size = 1 << _validate.integer("bits", bits, low=2, high=24)
     reach = bounds.coordinate_range(clients=clients, dim=dim, clip_norm=clip_norm, delta=delta)
 
+    of_size = partial(
+        rounded_epsilon, clients=clients, dim=dim, clip_norm=clip_norm, coordinate_range=reach, delta=delta
+    )
+
     def kept(levels: int) -> bool:
         try:
-            found = rounded_epsilon(
-                clients=clients,
-                dim=dim,
-                clip_norm=clip_norm,
-                coordinate_range=reach,
-                levels=levels,
-                trials=size - levels,
-                p=0.5,
-                rotate=True,
-                delta=delta,
-            )
+            return of_size(levels=levels, trials=size - levels, p=0.5, rotate=True) <= epsilon
         except ConditionError:
             return False
-        return found <= epsilon
 
     if not kept(2):
         raise InfeasibleError(

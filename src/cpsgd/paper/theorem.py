@@ -1,8 +1,8 @@
-"""The paper's own privacy bound: Theorem 1 (the Binomial mechanism) and what it gives for its protocols.
+"""The paper's own privacy bound: Theorem 1 on the Binomial mechanism, and its use for the paper's protocols.
 
 Agarwal, Suresh, Yu, Kumar, McMahan: "cpSGD: Communication-efficient and differentially-private distributed SGD",
 NeurIPS 2018. This is the baseline; the certificates of this package are several times smaller. Numbers are rounded
-up, and where a condition of the theorem fails, `ConditionError` says what would satisfy it.
+up. If a condition of the theorem fails, `ConditionError` names a remedy.
 
 For comparison only: the theorem is false for neighbours several standard deviations of the noise apart
 (docs/accounting.md, section 2), so no guarantee of this package rests on it.
@@ -21,7 +21,7 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 
 if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
+    from cpsgd.codec.pipeline import Parameters
 
 CITATION = (
     "Theorem 1 with the sensitivities of stochastic rounding: Agarwal, Suresh, Yu, Kumar and McMahan, "
@@ -30,13 +30,13 @@ CITATION = (
 
 # A dozen roundings of about 1e-16 each.
 _SAFE = 1.0 + 1e-14
-# More trials than these are no remedy, and more than those are no float.
+# The most trials that an error names, and the most that a float holds.
 _MOST_NAMED, _MOST_TRIALS = 2**53, 2**1000
 
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """Δ₁, Δ₂ and Δ∞: how far neighbours can be apart in the norms of those orders."""
+    """Δ₁, Δ₂ and Δ∞: the largest distances between neighbours, in three norms."""
 
     l1: float
     l2: float
@@ -53,9 +53,9 @@ class Constants:
 
     @classmethod
     def of(cls, p: float) -> Constants:
-        """The constants at min(p, 1 - p).
+        """Returns the constants at min(p, 1 - p).
 
-        The paper's proof takes p <= 1/2 "by symmetry", and b_p as printed is not symmetric: flipping all coins maps
+        The paper's proof takes p <= 1/2 "by symmetry", but b_p as printed is not symmetric. Flipping all coins maps
         one case to the other. At p = 1/2, c_p is 7√2/4 = 2.4749; the theorem rounds it to 5/2.
         """
         p = min(p, 1.0 - p)
@@ -71,7 +71,7 @@ class Constants:
 def binomial_mechanism_epsilon(
     *, noise_trials: int, p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float = 1.0
 ) -> float:
-    """ε of Theorem 1: f(D) + s (Z - Np) with Z ~ Binomial(N, p) in every coordinate is (ε, δ)-private.
+    """Returns ε of Theorem 1: f(D) + s (Z - Np) with Z ~ Binomial(N, p) in every coordinate is (ε, δ)-private.
 
     Args:
         noise_trials: N.
@@ -109,10 +109,10 @@ def binomial_mechanism_epsilon(
 def binomial_mechanism_trials(
     *, epsilon: float, p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float = 1.0
 ) -> int:
-    """The smallest N with which Theorem 1 applies and promises at most this ε.
+    """Returns the smallest N for which Theorem 1 applies and gives at most `epsilon`.
 
     Raises:
-        ConditionError: There is none that a float can hold.
+        ConditionError: No N that a float can hold suffices.
 
     Example:
         >>> one = Sensitivities(l1=1.0, l2=1.0, linf=1.0)
@@ -143,14 +143,14 @@ def quantization_sensitivities(
     delta: float,
     adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
 ) -> Sensitivities:
-    """Δ₁, Δ₂, Δ∞ of stochastic k-level rounding, in units of s = 2X/(k - 1), all holding with probability 1 - δ.
+    """Returns Δ₁, Δ₂, Δ∞ of stochastic k-level rounding in units of s = 2X/(k - 1), with probability 1 - δ.
 
     The lemma behind the paper's theorem for π_sk(Bin): with a = √d Δ/s for neighbours at Euclidean distance Δ (2D for
     replace-one, so a = √d D/q and Δ/s = D/q with the paper's q = X/(k - 1)) and L = log(2/δ),
 
         Δ₁ = a + √(2 a L) + 4L/3,   Δ₂ = Δ/s + √(Δ₁ + √(2 a L)),   Δ∞ = k + 1.
 
-    For zero-out a coordinate moves by at most half the range, so there Δ∞ = (k - 1)/2 + 2.
+    For zero-out a coordinate changes by at most half the range: Δ∞ = (k - 1)/2 + 2.
     """
     _validate.integer("dim", dim, low=1)
     _validate.integer("levels", levels, low=2)
@@ -170,28 +170,26 @@ def quantization_sensitivities(
 
 
 def theorem_epsilon(
-    protocol: Protocol,
+    protocol: Parameters,
     delta: float,
     *,
     adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
     noise_clients: int | None = None,
 ) -> float:
-    """ε of the paper's theorems for π_sk(Bin(m, p)) and Rot(π_sk(Bin(m, p))), for the δ wanted *in total*.
-
-    See `rounded_epsilon`.
+    """Returns ε of the paper's theorems for π_sk(Bin(m, p)) and Rot(π_sk(Bin(m, p))); see `rounded_epsilon`.
 
     Args:
         protocol: A Binomial protocol.
         delta: δ in (0, 1), in total.
         adjacency: The paper's is "replace-one".
-        noise_clients: How many honest clients' noise is in the sum; all of the protocol's if None.
+        noise_clients: Number of honest clients whose noise is in the sum; by default all of the protocol's.
 
     Raises:
         ConditionError: There is no noise, too little of it for Theorem 1, or for Rot the range X is too small.
         ParameterError: The paper has no such theorem for the protocol's mechanism.
     """
     mechanism: Any = protocol.mechanism
-    if mechanism.published is None or mechanism.published[1] != CITATION:
+    if mechanism.name != "binomial":
         raise ParameterError(
             f"The paper's Theorem 1 is about Binomial noise, not about {mechanism.name}; use cpsgd.guarantee."
         )
@@ -224,13 +222,12 @@ def rounded_epsilon(
     adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
     noise_clients: int | None = None,
 ) -> float:
-    """ε by Theorem 1 of rounding to k levels plus Binomial(m, p) noise, for the δ wanted *in total*, rounded up.
+    """Returns ε by Theorem 1 of rounding to k levels plus Binomial(m, p) noise, rounded up. `delta` is the total δ.
 
-    π_sk(Bin) is (ε, 2δ')-private and Rot(π_sk(Bin)) (ε, 3δ')-private, ε by Theorem 1 at δ' with the lemma's
-    sensitivities: one share of δ' for the theorem, one for the lemma, and with rotation one for rotations that leave
-    a coordinate beyond X. Here δ' = δ/2 and δ' = δ/3. For Rot the paper sets X = 2D√(log(2nd/δ)/d); a larger X is
-    as good, a smaller one is refused. (Coordinates are clipped, so the lemma holds whatever the rotation does and the
-    third share is not really needed. It is kept, since this is the paper's bound.)
+    π_sk(Bin) is (ε, 2δ')-private and Rot(π_sk(Bin)) (ε, 3δ')-private, with ε by Theorem 1 at δ' and the lemma's
+    sensitivities. One share of δ' is for the theorem, one for the lemma, and one for rotations that leave a coordinate
+    beyond X. So δ' = δ/2 or δ/3. For Rot the paper sets X = 2D√(log(2nd/δ)/d); a larger X is as good, a smaller one is
+    refused. Coordinates are clipped here, so that the third share is not needed; it is kept as in the paper.
 
     Raises:
         ConditionError: There is no noise, too little of it for Theorem 1, or for Rot the range X is too small.
@@ -239,7 +236,7 @@ def rounded_epsilon(
     honest = clients if noise_clients is None else _validate.integer("noise_clients", noise_clients, low=0)
     if rotate:
         needed = bounds.coordinate_range(clients=clients, dim=dim, clip_norm=clip_norm, delta=delta)
-        # Privacy does not hang on this condition, so a range that was rounded on its way through a file will do.
+        # Privacy does not depend on this condition, so a range that was rounded in a file is accepted.
         if coordinate_range < needed * (1.0 - 1e-6):
             raise ConditionError(
                 f"The paper's theorem for Rot takes X = 2D√(log(2nd/δ)/d) = {needed:.6g} (larger is fine), "
@@ -269,12 +266,12 @@ def _check(p: float, dim: int, delta: float, sensitivities: Sensitivities, scale
 
 
 def _needed_variance(dim: int, delta: float, sensitivities: Sensitivities, scale: float) -> float:
-    """Max(23 log(10 d/δ), 2 Δ∞/s), rounded up."""
+    """Returns max(23 log(10 d/δ), 2 Δ∞/s), rounded up."""
     return max(23.0 * math.log(10.0 * dim / delta), 2.0 * sensitivities.linf / scale) * _SAFE
 
 
 def _smallest(enough: Callable[[int], bool]) -> int | None:
-    """The smallest N that is enough, as all larger ones are; None where that is more than a float can hold."""
+    """Returns the smallest N that is enough, as all larger ones are; None if it exceeds what a float can hold."""
     short, smallest = 0, 1
     while not enough(smallest):
         short, smallest = smallest, 2 * smallest
@@ -291,7 +288,7 @@ def _condition_holds(trials: int, p: float, needed: float) -> bool:
 
 
 def _epsilon(trials: int, p: float, dim: int, delta: float, sensitivities: Sensitivities, scale: float) -> float:
-    """Equation of Theorem 1, rounded up, without its condition."""
+    """Returns ε by the equation of Theorem 1, rounded up, without its condition."""
     constants = Constants.of(p)
     variance = trials * p * (1.0 - p)
     log, log10 = math.log(1.25 / delta), math.log(10.0 / delta)

@@ -295,7 +295,7 @@ class _Run:
             except ConditionError:
                 return None
             # Zero where the range itself keeps neighbours close; less noise is not looked for then.
-            unit = max(unit, scale * found.run_noise().deviation * (1.0 + 1e-9))
+            unit = max(unit, scale * found.noise.deviation * (1.0 + 1e-9))
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
@@ -328,7 +328,7 @@ class _Run:
     def _error(self, mechanism: Mechanism) -> float:
         """Returns the mean over rounds of the squared error of the model so far."""
         of_z, of_own, of_bias = self._weights
-        setting, noise = self.problem.setting, cast(CorrelatedGaussian, mechanism).run_noise()
+        setting, noise = self.problem.setting, cast(CorrelatedGaussian, mechanism).noise
         per_unit = setting.dim * mechanism.scale**2 / setting.surviving
         own = noise.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping

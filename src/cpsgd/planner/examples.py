@@ -1,6 +1,6 @@
 """Plans for the privacy of single examples, of which a client sends the sum of several clipped gradients.
 
-What that protects, and why, is in `cpsgd.privacy.examples`.
+What that protects, and why, is in `cpsgd.privacy.one_example`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.planner.planning import Plan, plan_for
 from cpsgd.planner.problem import Problem
 from cpsgd.planner.requirements import Requirements
-from cpsgd.privacy.examples import HEADROOM
+from cpsgd.privacy.one_example import HEADROOM
 
 
 def plan_examples(

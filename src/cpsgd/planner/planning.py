@@ -92,9 +92,9 @@ class Plan:
 
     @property
     def wished_epsilon(self) -> float:
-        """The ε asked for; the frontier's other points keep it, too."""
-        assert self.protocol.promise is not None
-        return self.protocol.promise.claim.epsilon
+        """The ε asked for, which the frontier's other points keep, too; the proved one if nothing is promised."""
+        promise = self.protocol.promise
+        return self.guarantee.epsilon if promise is None else promise.claim.epsilon
 
     @property
     def reference(self) -> str:

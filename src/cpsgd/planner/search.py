@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
-from cpsgd.mechanisms.base import Search
+from cpsgd.mechanisms.interface import Search
 from cpsgd.planner import modulus
 from cpsgd.planner.target import Target
 from cpsgd.protocol import MAX_RADIX

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
 
+from cpsgd._lazy import Late
 from cpsgd.errors import ParameterError
+
+if TYPE_CHECKING:
+    from scipy import fft
+else:
+    fft = Late("scipy.fft")
 
 Array = NDArray[np.float64]
 Schedule = Literal["constant", "linear", "late"]
@@ -115,6 +120,6 @@ class Workload:
 def _convolved(one: Array, other: Array) -> Array:
     """As `scipy.signal` does it, which alone takes half a second to import."""
     size = len(one) + len(other) - 1
-    length = next_fast_len(size, real=True)
-    found: Array = irfft(rfft(one, length) * rfft(other, length), length)
+    length = fft.next_fast_len(size, real=True)
+    found: Array = fft.irfft(fft.rfft(one, length) * fft.rfft(other, length), length)
     return found[:size]

@@ -31,12 +31,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erf, ndtr, ndtri
 
+from cpsgd._lazy import Late
 from cpsgd.mechanisms.law import Array
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 FINE_POINTS = 2**17
 """Points of the grid for final answers."""
@@ -82,7 +88,9 @@ class SampledRounds:
     def farthest(self, level: float) -> float:
         """The output beyond which there is about so much mass, over all rounds."""
         tail = level / self.count
-        farthest = max(-float(ndtri(min(0.5, tail))), self.mu - float(ndtri(min(0.5, tail / self.rate))))
+        farthest = max(
+            -float(special.ndtri(min(0.5, tail))), self.mu - float(special.ndtri(min(0.5, tail / self.rate)))
+        )
         return max(min(farthest, self.mu + _FARTHEST, self._largest), 0.5 * self.mu + 1e-3)
 
     @property
@@ -162,8 +170,8 @@ def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
     # An output is computed from a loss, or a loss from an output, with a few roundings.
     short = 16.0 * _UNIT * (2.0 + float(loss[-1]) - math.log(rate) + mu * (mu + float(x[-1])))
     inexact = _SPECIAL + 8.0 * _UNIT * float(x[-1]) ** 2
-    second = ndtr(-x)
-    first = (1.0 - rate) * second + rate * ndtr(mu - x)
+    second = special.ndtr(-x)
+    first = (1.0 - rate) * second + rate * special.ndtr(mu - x)
     width = -np.expm1(-np.diff(loss))
     # Masses between two points. Tails are rounded up, towards larger losses, ...
     mass = -np.diff(first) * (1.0 + inexact)
@@ -180,7 +188,7 @@ def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
     below[:-1] += upper
     below[1:] += mass - upper
     below[-1] += second[-1]
-    above[0] += (1.0 - rate) * float(erf(mu / math.sqrt(8.0))) + 4.0 * inexact
+    above[0] += (1.0 - rate) * float(special.erf(mu / math.sqrt(8.0))) + 4.0 * inexact
     infinite = float(first[-1]) * (1.0 + inexact)
     return _Losses(np.concatenate([loss, -loss]), np.concatenate([above, below]), infinite, short)
 

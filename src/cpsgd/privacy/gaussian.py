@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-from scipy.special import erfcx, ndtr
+from typing import TYPE_CHECKING
 
 from cpsgd import _validate
+from cpsgd._lazy import Late
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 # Assumed of scipy.special.erfcx and ndtr: relative error within this (the tests compare them with mpmath).
 _SPECIAL = 1e-14
@@ -50,10 +55,12 @@ def _delta(mu: float, epsilon: float) -> float:
     error = _SPECIAL + 2.0**-51 * far
     scale = 0.5 * math.exp(-0.5 * near * near)
     error_of_scale = 2.0**-51 * (1.0 + far * abs(near))
-    far_term = float(erfcx(far / math.sqrt(2.0))) * (1.0 - error)
+    far_term = float(special.erfcx(far / math.sqrt(2.0))) * (1.0 - error)
     if near < 0.0:  # δ is not small here, and erfcx might overflow
-        return min(1.0, float(ndtr(-near)) * (1.0 + error) - scale * far_term * (1.0 - error_of_scale))
-    return max(scale * (1.0 + error_of_scale) * (float(erfcx(near / math.sqrt(2.0))) * (1.0 + error) - far_term), _TINY)
+        return min(1.0, float(special.ndtr(-near)) * (1.0 + error) - scale * far_term * (1.0 - error_of_scale))
+    return max(
+        scale * (1.0 + error_of_scale) * (float(special.erfcx(near / math.sqrt(2.0))) * (1.0 + error) - far_term), _TINY
+    )
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:

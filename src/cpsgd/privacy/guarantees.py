@@ -13,9 +13,9 @@ from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.examples import example_protocol
+from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import all_proofs, best
-from cpsgd.privacy.proofs.interface import check
+from cpsgd.privacy.proofs.proof import check
 from cpsgd.promise import Claim, Surviving
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -170,6 +170,7 @@ def guarantee(
         return _proved(subject, delta)
     if surviving == 0:
         raise ConditionError("No client's noise is in the sum (surviving=0): there is no privacy.")
+    _validate.integer("colluding", colluding, low=0, high=subject.clients if surviving is None else surviving)
     return _proved(Run.of(subject, adjacency=adjacency, surviving=surviving, colluding=colluding), delta)
 
 

@@ -29,7 +29,7 @@ class SecureSum:
 
     Attributes:
         sums: The sums of the survivors' integers modulo M, type uint32.
-        survivors: Who contributed. Their number goes into `Protocol.decode_sum` and, as `surviving`, into `guarantee`.
+        survivors: Clients that contributed. Their number goes into `Protocol.decode_sum` and `guarantee`.
         disputed: Pairs of clients one of whom dealt, or the other revealed, a share that is wrong. The sum is right all
             the same. `offenders` says who must have.
     """

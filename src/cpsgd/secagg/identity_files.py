@@ -45,8 +45,7 @@ def create_identity(path: Path, name: str | None = None) -> Ed25519PrivateKey:
     except FileExistsError:
         raise IdentityFileError(f"{path} exists already, and no key is overwritten. Choose another name.") from None
     if name is not None:
-        with public.open("x", encoding="utf-8") as lines:
-            lines.write(public_line(identity, name) + "\n")
+        create_file(public, f"{public_line(identity, name)}\n".encode())
     return identity
 
 

@@ -76,7 +76,7 @@ class Session:
     """One attempt at a round.
 
     Attributes:
-        parameters: What the server proposed.
+        parameters: The parameters that the server proposed.
         identifier: 16 public random bytes, new in each attempt; the graph follows from them.
         signed: Whether those who sign keys and survivors are on a roster, or else known for this round only.
     """
@@ -122,7 +122,7 @@ class Invitation:
     """A server's proposal to one client.
 
     Attributes:
-        session: What it proposes.
+        session: The proposed session.
         client: The number the client has in the round.
     """
 

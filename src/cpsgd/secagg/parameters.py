@@ -111,7 +111,7 @@ class SecureParameters:
             clients: n.
             dim: d.
             bits: b.
-            fingerprint: What the integers mean.
+            fingerprint: Fingerprint of the protocol that the integers belong to.
             round: Number of the round.
             dropout: Share of the clients that may fall silent, at whatever stage.
             colluding: Clients who may tell the server all they know.
@@ -161,7 +161,7 @@ class SecureParameters:
         Args:
             protocol: A protocol planned with `plan(..., secure=True)`.
             round: Number of the round.
-            clients: How many are invited: by default, and at most, as many as the protocol is planned for.
+            clients: Number of invited clients: by default, and at most, as many as the protocol is planned for.
             dropout: As in `choose`.
             colluding: As in `choose`.
             failure: As in `choose`.
@@ -202,7 +202,7 @@ class SecureParameters:
     @property
     def masks(self) -> masks.Masks:
         """The masks, which also write integers as bytes."""
-        return masks.of(2**self.bits if self.modulus is None else self.modulus)
+        return masks.Masks(2**self.bits if self.modulus is None else self.modulus)
 
     @property
     def upload_bytes(self) -> int:

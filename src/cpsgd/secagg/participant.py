@@ -415,8 +415,8 @@ class ClientState:
     """Everything a client must remember. Secrets are forgotten as soon as no later stage needs them.
 
     Attributes:
-        stage: What the client does next.
-        invitation: What it agreed to; None before.
+        stage: The client's next stage.
+        invitation: The invitation it agreed to; None before.
         channel_private: X25519 private key of the channels, until the shares are delivered.
         mask_private: X25519 private key of the masks, until the upload.
         signing_private: Ed25519 private key that was made for the round, until the survivors are signed; with a roster
@@ -442,14 +442,10 @@ class ClientState:
     survivors: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Returns all of it, readable by whoever holds the bytes."""
+        """Returns the state, readable by whoever holds the bytes."""
         sections = [
             self.invitation.write() if self.invitation else b"",
-            self.channel_private,
-            self.mask_private,
-            self.signing_private,
-            self.seed,
-            self.own_share,
+            *(self.channel_private, self.mask_private, self.signing_private, self.seed, self.own_share),
             packets.write_entries({client: advert.to_bytes() for client, advert in self.adverts.items()}),
             self.cohort,
             packets.write_entries(self.received),
@@ -467,28 +463,19 @@ class ClientState:
             SecureAggregationError: The bytes are damaged.
         """
         sections, stage = _sections(data)
-        invitation = Invitation.read(sections[0]) if sections[0] else None
+        invited, channel, mask, signing, seed, own_share, listed, cohort, received, survivors = sections
+        invitation = Invitation.read(invited) if invited else None
         if (invitation is None) != (stage is Stage.ADVERTISE):
             raise MessageError("The saved state contradicts itself.")
-        if any(len(secret) not in (0, keys.KEY_BYTES) for secret in sections[1:5]):
+        if any(len(secret) not in (0, keys.KEY_BYTES) for secret in (channel, mask, signing, seed)):
             raise MessageError("The saved state holds a key of the wrong length.")
-        if len(sections[5]) not in (0, shamir.SHARE_BYTES):
+        if len(own_share) not in (0, shamir.SHARE_BYTES):
             raise MessageError("The saved state holds a share of the wrong length.")
         most = invitation.session.parameters.neighbours + 1 if invitation else 0
-        adverts = packets.read_entries(sections[6], ADVERT_BYTES, most)
-        return cls(
-            stage=stage,
-            invitation=invitation,
-            channel_private=sections[1],
-            mask_private=sections[2],
-            signing_private=sections[3],
-            seed=sections[4],
-            own_share=sections[5],
-            adverts={client: Advert.from_bytes(entry) for client, entry in adverts.items()},
-            cohort=sections[7],
-            received=packets.read_entries(sections[8], PAIR_BYTES, most),
-            survivors=sections[9],
-        )
+        entries = packets.read_entries(listed, ADVERT_BYTES, most)
+        adverts = {client: Advert.from_bytes(entry) for client, entry in entries.items()}
+        shares = packets.read_entries(received, PAIR_BYTES, most)
+        return cls(stage, invitation, channel, mask, signing, seed, own_share, adverts, cohort, shares, survivors)
 
 
 def _sections(data: bytes) -> tuple[list[bytes], Stage]:

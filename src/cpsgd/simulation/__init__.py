@@ -1,1 +1,1 @@
-"""Many clients on this machine: on its processors (`cpu.py`) or on a PyTorch device such as a GPU (`device/`)."""
+"""Simulation of many clients on this machine: on its processors (`cpu.py`) or on a PyTorch device (`device.py`)."""

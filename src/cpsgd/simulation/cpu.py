@@ -1,21 +1,18 @@
-"""A round on this machine: every client's vector is really clipped, rotated and rounded, the noise is drawn once.
+"""Simulates a round on this machine: each client's vector is clipped, rotated and rounded, the noise is drawn once.
 
-Only the sum of a round is released, and the noise of n clients has a law that can be drawn in one go: the sum of n
-independent Binomial(m, p) is Binomial(nm, p). So the simulator rounds each client's vector by itself and asks the
-mechanism for the noise of the whole sum. The law of the sum, hence of the mean, is the one of n encoded messages in an
-`Aggregator` (the tests compare the two), at a fraction of the cost: no noise per client, no packing, no header. Where
-the rounding is the noise, as with biased coins, every client's coins are tossed by its own kernel and nothing is left
-to draw.
+Only the sum of a round is released, and the noise of n clients can be drawn at once: the sum of n independent
+Binomial(m, p) is Binomial(nm, p). The simulator rounds each client's vector by itself and asks the mechanism for the
+noise of the whole sum. The law of the mean is that of n encoded messages in an `Aggregator`, which the tests verify;
+noise per client, packing and headers are saved. Where the rounding is the noise, as with biased coins, each client's
+coins are tossed by its own kernel and there is nothing left to draw.
 
-The noise of a sum in one go is as close to its law as the table it is drawn from. A client that counts coins draws
-exactly, while the sum of so many coins comes from a table of 128-bit numbers, within some 1e-35 in each coordinate;
-times e^ε that may be more than δ where ε is large. What is claimed about a release must hold for it. So without a seed,
-where noise is to protect, it is drawn in one go only where that is no further from the law than the accounting counts
-for the clients' own samplers, and otherwise client by client. With a seed nothing is protected.
+Noise of a sum is as close to its law as the table it is drawn from. A client that counts coins draws exactly; the sum
+of all coins comes from a table of 128-bit numbers, within about 1e-35 per coordinate. Times e^ε that may exceed δ if ε
+is large. So, without a seed, noise is drawn at once only where that is no further from the law than the accounting
+counts for the clients' own samplers, and otherwise client by client. With a seed nothing is protected.
 
-A vector with NaN or infinity in it counts as the zero vector, and nobody is told. To stop instead would be an answer
-that depends on one client's data and that no guarantee covers; as it is, every client's contribution has norm at most
-D, whatever it holds.
+A vector with NaN or infinity counts as the zero vector, silently. To stop instead would be an answer that depends on
+one client's data and that no guarantee covers.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from typing import Protocol as TypingProtocol
@@ -40,9 +38,9 @@ from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 
-# Rows a thread takes at a time: enough to hide the cost of handing them out.
+# Rows that a thread takes at a time.
 _ROWS = 16
-# The draw that belongs to no client, numbered after any client.
+# Number of the draw for the noise of the sum, beyond any client's.
 _NOISE = 2**64 - 1
 
 
@@ -51,7 +49,7 @@ class SumSource(TypingProtocol):
 
     @property
     def client(self) -> Any:
-        """Stands in for each client's mechanism: its `kernel()`, `values` and `keystream_bytes`."""
+        """Replaces each client's mechanism: has `kernel()`, `values` and `keystream_bytes`."""
 
     @property
     def variance(self) -> float:
@@ -80,7 +78,7 @@ class FreshNoise:
         return 0.0
 
     def noisy(self, sums: Sums, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Sums:
-        """Adds the noise of all clients in one go where that is as exact as the accounting says, or `seeded`."""
+        """Adds the noise of all clients at once where that is as exact as the accounting says, or if `seeded`."""
         at_once = seeded or self._noise.sum_variation(count) <= count * self._noise.variation
         draw = self._noise.of_sum if at_once else self._noise.of_clients
         total: Sums = sums + draw(count, len(sums), own).astype(sums.dtype)
@@ -90,7 +88,7 @@ class FreshNoise:
 class RoundSimulator:
     """The sum of one round's messages, and its mean.
 
-    Memory is 12 bytes per coordinate and thread, and nothing per client.
+    Takes 12 bytes of memory per coordinate and thread, and nothing per client.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -115,11 +113,11 @@ class RoundSimulator:
         Args:
             protocol: The parameters of the round.
             round: Its number, which fixes the rotation.
-            seed: None for randomness from the operating system. A number makes the round repeatable, whatever the
-                chunks and threads: good for experiments, but noise that can be repeated protects nobody.
+            seed: None for randomness from the operating system. A number makes the round repeatable, for any chunks
+                and threads; noise that can be repeated protects nobody.
             threads: Threads that share the rows of a chunk.
             source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
-            first: The number of the first client, where a round's clients are shared: each has numbers of its own.
+            first: Number of the first client, if several processes share a round's clients.
         """
         self.protocol = protocol
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
@@ -164,17 +162,16 @@ class RoundSimulator:
             self.add(zero[: count - start])
 
     def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
-        """The estimate of the mean of the vectors, noise included. The first call draws the noise and ends the round.
+        """Returns the estimate of the mean, noise included. The first call draws the noise and ends the round.
 
-        As from an `Aggregator`: a protocol made by `plan` promises an ε for a number of messages, and with fewer the
-        mean is refused.
+        A protocol made by `plan` promises an ε for a number of messages; with fewer the mean is refused.
 
         Args:
-            accept_epsilon: Release it all the same if the ε that is true is at most this.
+            accept_epsilon: Release the mean nevertheless if the true ε is at most this.
 
         Raises:
             EmptyError: No vector was added.
-            GuaranteeError: So few messages keep neither what was promised nor `accept_epsilon`.
+            GuaranteeError: There are too few messages for the promised ε and for `accept_epsilon`.
         """
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
@@ -189,7 +186,7 @@ class RoundSimulator:
         return self._sums
 
     def noise_norm(self) -> float:
-        """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
+        """Returns √E‖noise‖² of the mean: the noise added, and rounding at its largest."""
         return noise_norm(self.protocol, self.count, variance=self._source.variance)
 
     def _noisy_sums(self) -> Sums:
@@ -200,7 +197,7 @@ class RoundSimulator:
     def _rounded_sum(self, vectors: NDArray[np.float32], starts: range) -> NDArray[np.uint64]:
         protocol = self.protocol
         sums = np.zeros(protocol.dim, dtype=np.uint64)
-        # 32-bit sums are twice as fast to add to; they are emptied before they could overflow.
+        # Adding to 32-bit sums is twice as fast; they are emptied before they could overflow.
         small = np.zeros(protocol.dim, dtype=np.uint32)
         room = (2**32 - 1) // (self._values - 1)
         values = np.empty(protocol.dim, dtype=np.uint32)
@@ -208,7 +205,7 @@ class RoundSimulator:
         buffer = Keystream.buffer(size)
         held = 0
         for start in starts:
-            # Without a seed rows share a stream: to make one takes as long as to round a short vector.
+            # Without a seed rows share a stream, as making one takes as long as rounding a short vector.
             shared = Keystream() if self._seed is None else None
             for row in range(start, min(start + _ROWS, len(vectors))):
                 try:
@@ -227,7 +224,7 @@ class RoundSimulator:
         return sums
 
     def _keystream(self, number: int) -> Keystream:
-        """The randomness of one client, or of the sum's noise."""
+        """Returns the randomness of one client, or of the sum's noise."""
         if self._seed is None:
             return Keystream()
         text = b"cpsgd simulation v1" + struct.pack("<QQQ", self._seed, self.round, number)
@@ -235,53 +232,57 @@ class RoundSimulator:
 
 
 class FloatMean:
-    """The mean of clipped vectors in floats, without noise or rounding: what a round without privacy computes.
+    """The mean of clipped vectors in floats, without noise or rounding: a round without privacy.
 
-    It has the methods of `RoundSimulator`, so that the two can stand in for each other.
+    It has the methods of `RoundSimulator`. Made by `float_mean` on the CPU, by `device_float_mean` on a device.
     """
 
-    def __init__(self, dim: int, clip_norm: float) -> None:
-        """Starts an empty round."""
-        self.count = 0
-        self._clip_norm = _validate.positive("clip_norm", clip_norm)
-        self._sums = np.zeros(dim)
+    def __init__(self, sums: Any, clipped_sum: Callable[[Any], Any]) -> None:
+        """Starts an empty round.
 
-    def add(self, vectors: NDArray[np.float32]) -> None:
+        Args:
+            sums: An array or tensor of zeros.
+            clipped_sum: Returns the sum of rows, each clipped.
+        """
+        self.count = 0
+        self.sums = sums
+        self._clipped_sum = clipped_sum
+
+    def add(self, vectors: Any) -> None:
         """Adds some clients' vectors, one row per client; a row with NaN or infinity counts as zeros."""
-        self._sums += clipped_sum(vectors, self._clip_norm)
+        self.sums += self._clipped_sum(vectors)
         self.count += len(vectors)
 
     def add_zeros(self, count: int) -> None:
         """Adds `count` zero vectors."""
         self.count += count
 
-    def mean(self) -> NDArray[np.float32]:
-        """The mean of the clipped vectors.
+    def mean(self) -> Any:
+        """Returns the mean of the clipped vectors, in float32.
 
         Raises:
             EmptyError: No vector was added.
         """
         if self.count == 0:
             raise EmptyError("There is no mean: no vector was added.")
-        return (self._sums / self.count).astype(np.float32)
-
-    @property
-    def sums(self) -> Sums:
-        """The sums so far."""
-        return self._sums
+        mean = self.sums / self.count
+        return mean.astype(np.float32) if isinstance(mean, np.ndarray) else mean.float()
 
     def noise_norm(self) -> float:
-        """Zero: there is no noise."""
+        """Returns zero: there is no noise."""
         return 0.0
 
 
-def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.float64]:
-    """The sum of the rows, longer ones scaled down to norm `clip_norm`, without any rounding or noise.
+def float_mean(dim: int, clip_norm: float) -> FloatMean:
+    """Returns an empty round without privacy on the CPU."""
+    bound = _validate.positive("clip_norm", clip_norm)
+    return FloatMean(np.zeros(dim), lambda vectors: clipped_sum(vectors, bound))
 
-    A row with NaN or infinity adds nothing.
-    """
-    # A row at a time: a matrix product would wake BLAS's threads, which fight with PyTorch's over the processor.
-    # In float64, so that what one row adds does not depend on the others by more than the last digits.
+
+def clipped_sum(vectors: NDArray[np.float32], clip_norm: float) -> NDArray[np.float64]:
+    """Returns the sum of the rows, each clipped to norm `clip_norm`. A row with NaN or infinity adds nothing."""
+    # A row at a time: a matrix product would start BLAS's threads, which compete with PyTorch's for the processor.
+    # In float64, so that one row's contribution depends on the others in the last digits only.
     sums = np.zeros(vectors.shape[1])
     scaled = np.empty(vectors.shape[1], dtype=np.float32)
     for row in vectors:

@@ -1,16 +1,15 @@
-"""A round whose clients, sums and mean stay on a PyTorch device: `cpsgd.simulation.cpu` for GPUs.
+"""Simulates a round on a PyTorch device such as a GPU, as `cpsgd.simulation.cpu` does on the CPU.
 
-Its kernels are written twice: in plain PyTorch (`device_plain.py`), for any device, and in CUDA C++ (`device_cuda.py`),
-for NVIDIA GPUs. `device_cuda.py` says where their integers differ.
+There are two implementations of the kernels: plain PyTorch (`device_plain.py`) for any device, and CUDA C++
+(`device_cuda.py`) for NVIDIA GPUs. `device_cuda.py` lists where their integers differ.
 
-The law of the mean is that of `RoundSimulator`, and so of single messages: every client's vector is really clipped,
-rotated and rounded, the noise of the sum is drawn once, where rounding is not itself the noise. Three things differ.
+The law of the mean is that of `RoundSimulator`: each client's vector is clipped, rotated and rounded, and the noise of
+the sum is drawn once, unless rounding is itself the noise. Three things differ.
 
-* Random numbers come from a counter (Philox), not from a cipher: fine for experiments, but a simulation whose numbers
-  can be predicted protects nobody.
-* The second look at a vector's norm after the rotation (`cpsgd.codec.clip.enforce`) is left out. It makes the bound a
-  fact where float32 arithmetic might leave it by a millionth, and changes nothing else.
-* A vector that is more than 10^18 times too long counts as zero, as one that is not finite does everywhere.
+* Random numbers come from a counter (Philox), not from a cipher. Numbers that can be predicted protect nobody.
+* The second check of a vector's norm after the rotation (`cpsgd.codec.clip.enforce`) is left out. It corrects float32
+  arithmetic, by which the norm may exceed the bound by a millionth.
+* A vector more than 10^18 times too long counts as zero, as one that is not finite does.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import os
 import struct
 from types import ModuleType
 from typing import Any
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +28,14 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.codec import clip, wire
-from cpsgd.correlated.device_sums import DeviceLineages
-from cpsgd.correlated.run_sums import FEW_CLIENTS
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms.law import Normal
-from cpsgd.mechanisms.noise import FairCoins, SumRounding
+from cpsgd.mechanisms.noise import FEW_CLIENTS, FairCoins, SumRounding
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.simulation import device_cuda
 from cpsgd.simulation import device_plain as plain
-from cpsgd.simulation.cpu import FreshNoise, noise_norm
+from cpsgd.simulation.cpu import FloatMean, FreshNoise, noise_norm
 from cpsgd.simulation.device_kernels import current
 from cpsgd.simulation.products import Layout, Products
 
@@ -46,20 +44,27 @@ _MAX_DIM = 1 << 30
 
 
 def carried(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A copy of an array on a device, without waiting for the work the device still has to do."""
+    """Returns a copy of an array on a device, without waiting for the device's earlier work."""
     tensor = torch.tensor(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+class DeviceSource(TypingProtocol):
+    """The source of the noise of a round's sum on a device."""
+
+    @property
+    def variance(self) -> float:
+        """The noise's variance per client."""
+
+    def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
+        """Describes the fresh noise of `count` clients to a device; None where the host must draw it."""
+
+    def before_rounding(self, round: int, count: int) -> torch.Tensor | float:
+        """Returns the noise that other rounds share, to be added before rounding, in grid points."""
+
+
 class DeviceRound:
     """The sum of one round's messages and its mean, on a device.
-
-    Attributes:
-        protocol: The parameters of the round.
-        round: Its number.
-        count: How many clients' messages were added.
-        device: Where everything is computed.
-        source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=4, clip_norm=1.0, levels=256, trials=16)
@@ -78,17 +83,17 @@ class DeviceRound:
         device: torch.device | str,
         kernels: ModuleType | None = None,
         first: int = 0,
-        source: DeviceLineages | None = None,
+        source: DeviceSource | None = None,
     ) -> None:
         """Starts an empty round.
 
         Args:
             protocol: The parameters of the round.
             round: Its number, which fixes the rotation.
-            seed: What the round's random numbers follow from; None takes a seed from the operating system.
-            device: Where vectors are, and where everything is computed.
+            seed: Determines the round's random numbers; None takes a seed from the operating system.
+            device: The device of the vectors, which computes everything.
             kernels: `device_plain` or `device_cuda`; by default the latter where it runs.
-            first: The number of the first client, where a round's clients are shared: each has numbers of its own.
+            first: Number of the first client, if several processes share a round's clients.
             source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
 
         Raises:
@@ -108,22 +113,21 @@ class DeviceRound:
         self._grid, self._rounding = protocol.mechanism.grid, protocol.mechanism.device_rounding()
         dtype = torch.float64 if self._grid is None else torch.int64
         self._sums = torch.zeros(protocol.dim, dtype=dtype, device=device)
-        # A GPU has its number there, also where none was given.
+        # This device has a number, even if none was given.
         self.device = self._sums.device
         self._kernels = kernels or (device_cuda if device_cuda.runs_on(self.device) else plain)
         self._mean: torch.Tensor | None = None
-        self.source: FreshNoise | DeviceLineages = FreshNoise(protocol.mechanism) if source is None else source
-        # The keys of rounding and coins, and the rotation's signs.
+        self.source: DeviceSource = FreshNoise(protocol.mechanism) if source is None else source
         self.take_inputs(carried(self.inputs(self.round, self._seed), self.device))
 
     def inputs(self, round: int, seed: int) -> NDArray[np.uint8]:
-        """What tells the device which of a run's rounds is computed."""
+        """Returns the random keys and the rotation's signs of a round, as bytes for the device."""
         keys = b"".join(_key(purpose, round, seed).to_bytes(8, "little") for purpose in ("rounding", "coins"))
-        found = np.frombuffer(keys, dtype=np.uint8)
+        inputs = np.frombuffer(keys, dtype=np.uint8)
         if not self.protocol.rotate:
-            return found
+            return inputs
         signs = self.protocol.rotation_signs(round)
-        return np.concatenate([found, signs, np.zeros(-len(signs) % 8, dtype=np.uint8)])
+        return np.concatenate([inputs, signs, np.zeros(-len(signs) % 8, dtype=np.uint8)])
 
     @property
     def inputs_size(self) -> int:
@@ -131,11 +135,15 @@ class DeviceRound:
         return len(self._inputs)
 
     def take_inputs(self, inputs: torch.Tensor) -> None:
-        """Makes this the round that these `inputs` on the device tell, whenever they are read."""
+        """Takes the `inputs` of a round, on the device. Kernels read them when they run."""
         self._inputs, self._signs = inputs, inputs[16:] if self.protocol.rotate else None
+        self._encoding = None
+        if self._grid is not None and self._rounding is not None:
+            bound = self.protocol.clip_norm * (1.0 - clip.MARGIN)
+            self._encoding = plain.Encoding(self._signs, bound, self._grid.unit, inputs[:8], self._rounding)
 
     def renumber(self, round: int, seed: int) -> None:
-        """Makes this that round for all noise that is drawn from now on."""
+        """Sets the number and seed of the round, for noise drawn from now on."""
         self.round, self._seed, self._mean = round, seed, None
 
     def restart(self) -> None:
@@ -156,24 +164,18 @@ class DeviceRound:
             vectors = _rows(vectors, protocol.dim, self.device)
         elif not self.takes(vectors.layout):
             raise VectorError(f"The round takes no products of {vectors.layout.dim} coordinates here: write them out.")
-        if isinstance(vectors, torch.Tensor) and (self._grid is None or self._rounding is None):
+        if self._encoding is None:
+            assert isinstance(vectors, torch.Tensor)
             self._sums += _clipped_sum(vectors, protocol.clip_norm)
             self.count += len(vectors)
             return
-        assert self._grid is not None
-        options: dict[str, Any] = {
-            "bound": protocol.clip_norm * (1.0 - clip.MARGIN),
-            "unit": self._grid.unit,
-            "keys": self._inputs[:8],
-            "first": self._first + self.count,
-            "rounding": self._rounding,
-        }
+        first = self._first + self.count
         with current(self.device):
             if isinstance(vectors, torch.Tensor):
-                self._kernels.add_rows(vectors, self._sums, self._signs, **options)
+                self._kernels.add_rows(vectors, self._sums, self._encoding, first)
                 self.count += len(vectors)
             else:
-                self._kernels.add_products(vectors, self._sums, self._signs, **options)
+                self._kernels.add_products(vectors, self._sums, self._encoding, first)
                 self.count += len(vectors.factors)
 
     def add_zeros(self, count: int) -> None:
@@ -184,7 +186,7 @@ class DeviceRound:
             self.add(torch.zeros(size, dtype=torch.float32, device=self.device))
 
     def mean(self) -> torch.Tensor:
-        """The estimate of the mean of the vectors, noise included. The first call draws the noise and ends the round.
+        """Returns the estimate of the mean, noise included. The first call draws the noise and ends the round.
 
         Raises:
             EmptyError: No vector was added.
@@ -202,11 +204,11 @@ class DeviceRound:
         return self._sums
 
     def noise_norm(self) -> float:
-        """√E‖noise‖² of the mean, the noise that was added and that of rounding at its largest."""
+        """Returns √E‖noise‖² of the mean: the noise added, and rounding at its largest."""
         return noise_norm(self.protocol, self.count, variance=self.source.variance)
 
     def takes(self, layout: Layout) -> bool:
-        """Whether `add` takes products of this layout."""
+        """Returns whether `add` takes products of this layout."""
         rounding = self._rounding if self._kernels is device_cuda and self.protocol.rotate else None
         if rounding is None or layout.dim != self.protocol.dim:
             return False
@@ -215,7 +217,7 @@ class DeviceRound:
     def _noisy_mean(self) -> torch.Tensor:
         protocol, mechanism = self.protocol, self.protocol.mechanism
         self._add_noise()
-        # As `cpsgd.codec.pipeline.decode`: the mean of what was added is taken off, in float64.
+        # As `cpsgd.codec.pipeline.decode`: the mean of the noise is subtracted, in float64.
         middle, sums = self.count * mechanism.centre, self._sums
         if protocol.modulus is not None:
             lowest = math.ceil(middle - 0.5 * protocol.modulus)
@@ -245,7 +247,7 @@ class DeviceRound:
             self._sums += torch.from_numpy(drawn).to(self.device)
 
     def _round_sums(self, noise: SumRounding) -> None:
-        """From sums of grid points to those of integers that were rounded, each after its noise."""
+        """Replaces sums of grid points by sums of the integers that noisy grid points are rounded to."""
         generator = torch.Generator(self.device)
         generator.manual_seed(_key("rounding of sums", self.round, self._seed))
         drawn: dict[str, Any] = {"generator": generator, "device": self.device, "dtype": torch.float64}
@@ -257,50 +259,17 @@ class DeviceRound:
         if noise.clients <= FEW_CLIENTS:
             for _ in range(noise.clients - 1):
                 levels += torch.rand(self.protocol.dim, **drawn) - 0.5
-        else:  # the sum of so many is a Gaussian, too
+        else:  # the sum of many uniform numbers is close to a Gaussian
             levels += math.sqrt((noise.clients - 1) / 12.0) * torch.randn(self.protocol.dim, **drawn)
         levels += noise.clients * noise.centre
         self._sums.copy_(torch.floor(levels + 0.5))
 
 
-class DeviceFloatMean:
-    """The mean of clipped vectors in floats, without noise or rounding: what a round without privacy computes."""
-
-    def __init__(self, dim: int, clip_norm: float, device: torch.device | str) -> None:
-        """Starts an empty round."""
-        self.count = 0
-        self._clip_norm = _validate.positive("clip_norm", clip_norm)
-        self._sums = torch.zeros(dim, dtype=torch.float64, device=device)
-        self.device = self._sums.device
-
-    def add(self, vectors: torch.Tensor) -> None:
-        """Adds some clients' vectors, one row per client."""
-        vectors = _rows(vectors, len(self._sums), self.device)
-        self._sums += _clipped_sum(vectors, self._clip_norm)
-        self.count += len(vectors)
-
-    def add_zeros(self, count: int) -> None:
-        """Adds `count` zero vectors."""
-        self.count += count
-
-    def mean(self) -> torch.Tensor:
-        """The mean of the clipped vectors.
-
-        Raises:
-            EmptyError: No vector was added.
-        """
-        if self.count == 0:
-            raise EmptyError("There is no mean: no vector was added.")
-        return (self._sums / self.count).to(torch.float32)
-
-    @property
-    def sums(self) -> torch.Tensor:
-        """The sums so far."""
-        return self._sums
-
-    def noise_norm(self) -> float:
-        """Zero: there is no noise."""
-        return 0.0
+def device_float_mean(dim: int, clip_norm: float, device: torch.device | str) -> FloatMean:
+    """Returns an empty round without privacy on a device."""
+    bound = _validate.positive("clip_norm", clip_norm)
+    sums = torch.zeros(dim, dtype=torch.float64, device=device)
+    return FloatMean(sums, lambda vectors: _clipped_sum(_rows(vectors, dim, sums.device), bound))
 
 
 def _text(purpose: str, round: int, seed: int) -> bytes:
@@ -308,23 +277,23 @@ def _text(purpose: str, round: int, seed: int) -> bytes:
 
 
 def _key(purpose: str, round: int, seed: int) -> int:
-    """63 bits that random numbers for one purpose in a round follow from."""
+    """Returns the key, 63 bits, of random numbers for one purpose in a round."""
     return int.from_bytes(hashlib.sha256(_text(purpose, round, seed)).digest()[:8], "little") >> 1
 
 
 def _rows(vectors: torch.Tensor, dim: int, device: torch.device) -> torch.Tensor:
-    """The rows, if they are what is expected; a copy where they overlap or are not whole, as kernels take them."""
+    """Checks the rows. Returns them, or a copy if they overlap or are not contiguous."""
     right = vectors.ndim == 2 and vectors.shape[1] == dim and vectors.dtype == torch.float32
     if not right or vectors.device != device:
         raise VectorError(
             f"Expected rows of {dim} float32 on {device}, got {vectors.dtype} of shape {tuple(vectors.shape)} on "
             f"{vectors.device}."
         )
-    whole = vectors.stride(1) == 1 and (len(vectors) < 2 or vectors.stride(0) >= dim)
-    return vectors if whole else vectors.contiguous()
+    contiguous = vectors.stride(1) == 1 and (len(vectors) < 2 or vectors.stride(0) >= dim)
+    return vectors if contiguous else vectors.contiguous()
 
 
 def _clipped_sum(vectors: torch.Tensor, clip_norm: float) -> torch.Tensor:
-    """The sum of the rows, longer ones scaled down to norm `clip_norm`; those that are broken are left out."""
+    """Returns the sum of the rows, each clipped to norm `clip_norm`; rows that are not finite are left out."""
     factors = plain.clip_factors(vectors, clip_norm * (1.0 - clip.MARGIN))
     return factors.to(torch.float32) @ vectors

@@ -1,15 +1,15 @@
-"""The kernels of a round in CUDA C++: `device_plain.py` for NVIDIA GPUs from Ampere on.
+"""The kernels of `device_plain.py` in CUDA C++, for NVIDIA GPUs from Ampere on.
 
-* From 2^13 to 2^16 - 1 coordinates one kernel does it all (`device_fused.cu`): a client's vector is clipped, rotated
-  and rounded within one multiprocessor, and the sums of the clients that it takes on stay there, too, unless their
-  integers are large. Nothing is written but sums. It was written for the paper's network of 51,370 parameters. Where
-  a block's share does not fit in shared memory, or integers are those of many coins, the vector is left to the others.
-* Longer vectors take passes over memory (`device_long.py`).
-* The steps one by one serve all else (`device_steps.cu`).
+* From 2^13 to 2^16 - 1 coordinates one kernel clips, rotates and rounds a client's vector within one multiprocessor
+  (`device_fused.cu`). Small integers are added up there, too, and only sums are written. It was written for the paper's
+  network of 51,370 parameters. The other kernels take vectors that do not fit in shared memory, or integers of many
+  coins.
+* Longer vectors take several passes over memory (`device_long.py`).
+* All other vectors are processed step by step (`device_steps.cu`).
 
 The integers are those of `device_plain.py`, bit for bit, with three exceptions. The last digit of a clipped vector's
-factor may be another. 4 to 15 coins may be drawn by inversion (`device_kernels.py`). Long vectors are added up in
-another order.
+factor may differ. 4 to 15 coins may be drawn by inversion (`device_kernels.py`). Long vectors are added up in another
+order.
 """
 
 from __future__ import annotations
@@ -19,94 +19,74 @@ from functools import cache
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.simulation import device_kernels as kernels
 from cpsgd.simulation import device_long as long
 from cpsgd.simulation import device_plain as plain
+from cpsgd.simulation.device_plain import Encoding
 from cpsgd.simulation.products import Layout, Products, chunk_tables
 
 _FUSED = "simulation/device_rounding.cu", "simulation/device_fused.cu"
 _STEPS = "simulation/device_rounding.cu", "simulation/device_steps.cu"
-# Transforms that the fused kernel takes, as powers of two, and the largest that one block takes.
+# Smallest transform that the fused kernel takes and largest that one block takes, as powers of two.
 _SMALLEST_FUSED, _LARGEST = 13, 15
 # Bytes of shared memory that the fused kernel takes beside its numbers: to align them, and for its variables.
 _ALIGNMENT, _STATIC = 4096, 16
 # Threads and rows of a block that rounds.
 _SUM_THREADS, _SUM_ROWS = 128, 128
-# Any way to round, for kernels that do not.
+# Rounding for kernels that do not round.
 _NONE = Rounding(1, 1, 1)
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels run on a device."""
+    """Returns whether the kernels run on a device."""
     return kernels.compiles(device)
 
 
 def takes(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None = None) -> bool:
-    """Whether the fused kernel takes such vectors, or products of a layout, rounded in this way."""
+    """Returns whether the fused kernel takes vectors of `dim` coordinates, or products, with this rounding."""
     if not (_SMALLEST_FUSED <= _log(dim) <= _LARGEST and kernels.can_draw(rounding)):
         return False
     return fused_memory(dim, rounding, layout) <= kernels.shared_memory(device) - _STATIC
 
 
 def fused_memory(dim: int, rounding: Rounding, layout: Layout | None = None) -> int:
-    """Bytes of shared memory that a block of the fused kernel asks for."""
+    """Returns the bytes of shared memory that a block of the fused kernel needs."""
     size, rest, _ = plain.split(dim)
     words = 0 if kernels.is_wide(rounding) else kernels.sum_words(rounding, 32) + _tail_words(rounding, rest, size)
     places = words * (size // 32) + _factor_places(layout)
     return _ALIGNMENT + 4 * (size + places) + kernels.table_bytes(rounding)
 
 
-def add_rows(
-    rows: torch.Tensor,
-    sums: torch.Tensor,
-    signs: torch.Tensor | None,
-    *,
-    bound: float,
-    unit: float,
-    keys: torch.Tensor,
-    first: int,
-    rounding: Rounding,
-) -> None:
+def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: int) -> None:
     """Adds rows to `sums` as `device_plain.add_rows` does. The rows are overwritten."""
     (count, dim), device = rows.shape, rows.device
-    options: dict[str, Any] = {"keys": keys, "first": first, "rounding": rounding}
-    if signs is None:
+    bound, unit, rounding = encoding.bound, encoding.unit, encoding.rounding
+    if encoding.signs is None:
         plain.scale(rows, bound, unit)
     elif takes(device, dim, rounding):
         scales = torch.empty(count, device=device)
         lengths = _lengths(device, dim, None)
         lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
-        _encode([rows, rows.stride(0)], scales, sums, signs, dim, None, **options)
+        _encode([rows, rows.stride(0)], scales, sums, encoding, first, None)
         return
     elif is_long(device, dim) and kernels.can_draw(rounding):
-        long.add_rows(rows, sums, signs, bound=bound, unit=unit, **options)
+        long.add_rows(rows, sums, encoding, first)
         return
     else:
-        scale_and_rotate(rows, signs, bound, unit)
-    round_and_sum(rows, sums, **options)
+        scale_and_rotate(rows, encoding.signs, bound, unit)
+    round_and_sum(rows, sums, keys=encoding.keys, first=first, rounding=rounding)
 
 
-def add_products(
-    products: Products,
-    sums: torch.Tensor,
-    signs: torch.Tensor,
-    *,
-    bound: float,
-    unit: float,
-    keys: torch.Tensor,
-    first: int,
-    rounding: Rounding,
-) -> None:
+def add_products(products: Products, sums: torch.Tensor, encoding: Encoding, first: int) -> None:
     """Adds vectors that are products to `sums`, as `add_rows` does."""
     factors, layout = products.factors, products.layout
     device, count = factors.device, len(factors)
     chunks, pairs, ends = _tables(layout, device)
     scales = torch.empty(count, device=device)
-    arguments = [factors, ends, scales, count, len(layout.layers), bound, unit]
+    arguments = [factors, ends, scales, count, len(layout.layers), encoding.bound, encoding.unit]
     _lengths(device, layout.dim, layout)(grid=(-(-count // 8), 1, 1), block=(256, 1, 1), args=arguments)
-    options: dict[str, Any] = {"keys": keys, "first": first, "rounding": rounding}
-    _encode([factors, chunks, pairs], scales, sums, signs, layout.dim, layout, **options)
+    _encode([factors, chunks, pairs], scales, sums, encoding, first, layout)
 
 
 def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> None:
@@ -153,26 +133,17 @@ def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
 
 
 def is_long(device: torch.device, dim: int) -> bool:
-    """Whether vectors are for `device_long.py`: too long for one block, or for its shared memory."""
+    """Returns whether vectors are too long for one block or its shared memory, and so for `device_long.py`."""
     return _log(dim) > _LARGEST or (long.supports(dim) and 4 << _log(dim) > kernels.shared_memory(device))
 
 
 def _encode(
-    vectors: list[Any],
-    scales: torch.Tensor,
-    sums: torch.Tensor,
-    signs: torch.Tensor,
-    dim: int,
-    layout: Layout | None,
-    *,
-    keys: torch.Tensor,
-    first: int,
-    rounding: Rounding,
+    vectors: list[Any], scales: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: int, layout: Layout | None
 ) -> None:
     device, count = sums.device, len(scales)
-    kernel = _fused(device, dim, rounding, layout)
+    kernel = _fused(device, len(sums), encoding.rounding, layout)
     blocks = min(torch.cuda.get_device_properties(device).multi_processor_count * kernel.blocks, count)
-    arguments = [*vectors, scales, signs, sums, count, first, keys]
+    arguments = [*vectors, scales, encoding.signs, sums, count, first, encoding.keys]
     if kernel.exact is not None:
         late = torch.empty((blocks, 3 * kernel.threads * 32, 2), dtype=torch.int32, device=device)
         arguments += [kernel.exact, late]
@@ -182,45 +153,38 @@ def _encode(
 
 
 @dataclass(frozen=True)
-class FusedKernel:
-    """The fused kernel, compiled for one kind of vectors.
+class Kernel:
+    """A compiled kernel and its sizes.
 
     Attributes:
         launch: The kernel.
-        threads: Threads of a block.
-        blocks: Blocks that share a multiprocessor.
-        memory: Bytes of shared memory.
-        exact: The table for draws by inversion; None where there are none.
-        far_words: Words of a block's sums in global memory; 0 where they are in shared memory.
+        threads: Threads of a row in a block.
+        memory: Bytes of shared memory of a block.
+        rows: Rows of a block.
+        blocks: Blocks that share a multiprocessor, of the fused kernel.
+        exact: The table for draws by inversion; None if there are none.
+        far_words: Words of a block's sums in global memory; 0 if they are in shared memory.
     """
 
     launch: Any
     threads: int
-    blocks: int
     memory: int
-    exact: torch.Tensor | None
-    far_words: int
+    rows: int = 1
+    blocks: int = 0
+    exact: torch.Tensor | None = None
+    far_words: int = 0
 
 
-@dataclass(frozen=True)
-class Step:
-    """A kernel of `device_steps.cu`: the threads and rows of a block, and its bytes of shared memory."""
-
-    launch: Any
-    threads: int
-    rows: int
-    memory: int
-
-
-# Kernels are never thrown away: rounds that were recorded know nothing but their addresses.
+# Kernels are kept forever, as recorded rounds refer to them by address.
 @cache
-def _fused(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> FusedKernel:
+def _fused(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> Kernel:
     size, rest, _ = plain.split(dim)
     threads, memory = size // 32, fused_memory(dim, rounding, layout)
     launch = kernels.compiled(device, "encode", _FUSED, _fused_names(dim, rounding, layout), memory)
     far = (32 + _tail_words(rounding, rest, size)) * threads if kernels.is_wide(rounding) else 0
     blocks = min(1024 // threads, max(1, kernels.shared_memory(device) // (memory + 1024)))
-    return FusedKernel(launch, threads, blocks, memory, kernels.exact_table(rounding, device), far)
+    exact = kernels.exact_table(rounding, device)
+    return Kernel(launch, threads, memory, blocks=blocks, exact=exact, far_words=far)
 
 
 @cache
@@ -241,28 +205,25 @@ def _fused_names(dim: int, rounding: Rounding, layout: Layout | None) -> dict[st
 
 
 def _factor_places(layout: Layout | None) -> int:
-    """Places of factors in shared memory, four of them free after each 32."""
+    """Returns the places of factors in shared memory, four of them free after each 32."""
     return (max(layout.factors if layout else 0, 32) * 36 // 32 + 35) // 4 * 4
 
 
 def _tail_words(rounding: Rounding, rest: int, size: int) -> int:
-    """Words of a thread's sums of the coordinates beyond the first 2^j, as the kernel's TAIL_WORDS."""
+    """Returns the words of a thread's sums of the coordinates beyond the first 2^j, the kernel's TAIL_WORDS."""
     whole = 32 if rest and size < 1 << _LARGEST else -(-rest // (size // 32))
     return kernels.sum_words(rounding, whole)
 
 
 @cache
-def _step(device: torch.device, kernel: str, log: int) -> Step:
+def _step(device: torch.device, kernel: str, log: int) -> Kernel:
     tile = max(log, 10)
     threads, memory = 1 << (tile - 5), 4 << log if log > 10 else 0
     # Rows of one warp share a block.
     rows = 4 if kernel == "rotate" and log <= 10 else 1
-    names = kernels.definitions(tile, log, _NONE) | {
-        "LOG": log,
-        "REGISTERS": 1 << min(5, max(0, log - 5)),
-        "PACK": rows,
-    }
-    return Step(kernels.compiled(device, kernel, _STEPS, names, memory), threads, rows, memory)
+    names = {"LOG": log, "REGISTERS": 1 << min(5, max(0, log - 5)), "PACK": rows}
+    names = kernels.definitions(tile, log, _NONE) | names
+    return Kernel(kernels.compiled(device, kernel, _STEPS, names, memory), threads, memory, rows)
 
 
 @cache
@@ -278,7 +239,7 @@ def _tosser(device: torch.device) -> Any:
 
 @cache
 def _tables(layout: Layout, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The factors to multiply: for chunks of 16 coordinates, for single ones, and where factors end."""
+    """Returns the factors to multiply, of chunks of 16 coordinates and of single ones, and the ends of factors."""
     chunks, pairs = chunk_tables(layout)
     ends = torch.tensor(layout.ends, dtype=torch.int32, device=device)
     return torch.from_numpy(chunks).to(device), torch.from_numpy(pairs).to(device), ends

@@ -17,29 +17,31 @@ from typing import Any
 import numpy as np
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.simulation import device_kernels as kernels
 from cpsgd.simulation import device_plain as plain
 
 _FILES = "simulation/device_rounding.cu", "simulation/device_long.cu"
-# Of the kernels: bits of the numbers in a tile, threads of a block, and bits that one pass over distant ones takes.
+# Bits of a tile's coordinates, threads of a block, and the most bits that one pass over distant coordinates takes.
 _TILE_BITS, _THREADS, _MOST_BITS = 13, 256, 10
 _TILE = 1 << _TILE_BITS
-# Blocks that share a multiprocessor: those of the last pass are more, as they need fewer registers.
+# Blocks that share a multiprocessor; more in the last pass, which needs fewer registers.
 _BLOCKS, _LAST_BLOCKS = 2, 3
 # Pieces of work for a block of the last pass, and the fewest rows of a piece.
 _PIECES, _FEWEST_ROWS = 8, 16
-# Draws that a block may put off: a tile's, and some.
+# Draws that a block may postpone.
 _LATE = _TILE + 1024
+# The kernel of the last pass, its bytes of shared memory, and the table for draws by inversion.
+_Last = tuple[Any, int, torch.Tensor | None]
 
 
 def supports(dim: int) -> bool:
-    """Whether vectors are long enough."""
+    """Returns whether vectors are long enough."""
     return dim >= 2 * _TILE
 
 
 def stages(dim: int) -> tuple[list[int], list[int]]:
-    """The order in which the bits of coordinates are transformed, the first time and the second.
+    """Returns the order in which bits of coordinates are transformed, in the first transform and in the second.
 
     Example:
         >>> stages(1 << 16)
@@ -55,21 +57,12 @@ def stages(dim: int) -> tuple[list[int], list[int]]:
     return low + [bit for part in others for bit in part[0]] + last[1], after
 
 
-def add_rows(
-    rows: torch.Tensor,
-    sums: torch.Tensor,
-    signs: torch.Tensor,
-    *,
-    bound: float,
-    unit: float,
-    keys: torch.Tensor,
-    first: int,
-    rounding: Rounding,
-) -> None:
-    """Adds rows to `sums` as `device_plain.add_rows` does. The rows are overwritten."""
-    scales = _spread(rows, signs, bound, unit)
-    kernel, memory, exact = _finish(rows.device, _log(rows.shape[1]), rounding)
-    _last_pass(kernel, memory, rows, scales, sums, first, keys, exact)
+def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: plain.Encoding, first: int) -> None:
+    """Adds rows to `sums` as `device_plain.add_rows` does, with a rotation. The rows are overwritten."""
+    assert encoding.signs is not None
+    scales = _spread(rows, encoding.signs, encoding.bound, encoding.unit)
+    last = _finish(rows.device, _log(rows.shape[1]), encoding.rounding)
+    _last_pass(last, rows, scales, sums, first, encoding.keys)
 
 
 def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> None:
@@ -77,7 +70,7 @@ def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit
     scales = _spread(rows, signs, bound, unit)
     nothing = torch.empty(0, dtype=torch.int64, device=rows.device)
     kernel = _pass(rows.device, _log(rows.shape[1]), "finish", WRITE=1)
-    _last_pass(kernel, 4 * _TILE, rows, scales, nothing, 0, nothing, None)
+    _last_pass((kernel, 4 * _TILE, None), rows, scales, nothing, 0, nothing)
 
 
 def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
@@ -105,7 +98,7 @@ def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
 
 
 def _spread(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
-    """Does all passes but the last, and returns the factors of the rows of the result."""
+    """Does all passes but the last, and returns the factors of the resulting rows."""
     (count, dim), device = rows.shape, rows.device
     log = _log(dim)
     parts = 2 << (log - _TILE_BITS)
@@ -141,16 +134,9 @@ def _launch(kernel: Any, rows: torch.Tensor, arguments: list[Any], memory: int =
 
 
 def _last_pass(
-    kernel: Any,
-    memory: int,
-    rows: torch.Tensor,
-    scales: torch.Tensor,
-    sums: torch.Tensor,
-    first: int,
-    keys: torch.Tensor,
-    exact: torch.Tensor | None,
+    last: _Last, rows: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, first: int, keys: torch.Tensor
 ) -> None:
-    (count, dim), device = rows.shape, rows.device
+    (count, dim), device, (kernel, memory, exact) = rows.shape, rows.device, last
     rest = dim - (1 << _log(dim))
     blocks = _LAST_BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
     tiles = -(-dim // _TILE)
@@ -166,7 +152,7 @@ def _log(dim: int) -> int:
 
 
 def _passes(log: int) -> list[tuple[int, int]]:
-    """The passes over distant coordinates: the first bit and the number of bits of each."""
+    """Returns the first bit and the number of bits of each pass over distant coordinates."""
     bits = log - _TILE_BITS
     if bits <= _MOST_BITS:
         return [(_TILE_BITS, bits)]
@@ -174,7 +160,7 @@ def _passes(log: int) -> list[tuple[int, int]]:
 
 
 def _far_stages(first: int, bits: int) -> tuple[list[int], list[int]]:
-    """The order of bits within a pass: one transform's, and that of a transform before it."""
+    """Returns the order of bits within a pass, for one transform and for a transform before it."""
     columns = _TILE_BITS - bits
     numbers = list(range(max(columns, 8), _TILE_BITS)), list(range(columns, min(8, _TILE_BITS)))
     upper, lower = ([first + number - columns for number in part] for part in numbers)
@@ -188,8 +174,7 @@ def _pass(device: torch.device, log: int, kernel: str, **names: int) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _finish(device: torch.device, log: int, rounding: Rounding) -> tuple[Any, int, torch.Tensor | None]:
-    """The last pass, its bytes of shared memory, and the table for draws by inversion."""
+def _finish(device: torch.device, log: int, rounding: Rounding) -> _Last:
     names = _definitions(log, rounding, _LAST_BLOCKS) | {"WRITE": 0}
     memory = 4 * (_TILE + kernels.sum_words(rounding, 32) * _THREADS) + kernels.table_bytes(rounding)
     kernel = kernels.compiled(device, "finish", _FILES, names, memory)

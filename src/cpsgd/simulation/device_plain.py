@@ -7,9 +7,10 @@ words come from a counter, and all else is integers: so kernels in PyTorch and i
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from cpsgd._torch import torch
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 
 # Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 _ROUNDS = 10
@@ -18,23 +19,42 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 
 LONGEST = 1e18
-"""Rows that are longer than this many times the norm they are clipped to count as zero."""
+"""A row longer than this many times the norm it is clipped to counts as zero."""
 
 ROUNDING, COINS, TOSSES = 0, 1, 2
-"""The purposes of random words: the third word of a counter. There are several kinds of tosses, numbered upwards."""
+"""The purposes of random words: the third word of a counter. Several kinds of tosses are numbered upwards."""
 
 SLAB = 1024
-"""Neighbouring coordinates that take the same word of neighbouring counters."""
+"""Number of neighbouring coordinates that take the same word of neighbouring counters."""
 
 FEW_COINS = 64
 """The most coins that are tossed one by one."""
 
-# Counters worked on at a time: enough to fill a GPU, small enough for its memory.
+# Counters worked on at a time: enough to fill a GPU, few enough for its memory.
 _COUNTERS = 1 << 22
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """The way clients' rows become integers in a round.
+
+    Attributes:
+        signs: Those of the rotation, one bit each; None for no rotation.
+        bound: The norm that rows are clipped to.
+        unit: Grid units in 1.
+        keys: The key of the random words, eight bytes.
+        rounding: The way grid points become integers.
+    """
+
+    signs: torch.Tensor | None
+    bound: float
+    unit: float
+    keys: torch.Tensor
+    rounding: Rounding
+
+
 def philox(key: int, c0: torch.Tensor, c1: torch.Tensor, c2: int) -> tuple[torch.Tensor, ...]:
-    """Four random 32-bit words, as int64, for each counter (c0, c1, c2, 0).
+    """Returns four random 32-bit words, as int64, for each counter (c0, c1, c2, 0).
 
     Example:
         >>> zero = torch.zeros(1, dtype=torch.int64)
@@ -53,19 +73,19 @@ def philox(key: int, c0: torch.Tensor, c1: torch.Tensor, c2: int) -> tuple[torch
 
 
 def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Low and high half of a 32-bit by 32-bit product; 64 bits that wrap around still hold it."""
+    """Returns the low and high halves of a 32-bit by 32-bit product, which 64 bits hold even if they wrap around."""
     full = b * a
     return full & _WORD, (full >> 32) & _WORD
 
 
 def sign_values(signs: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    """`count` signs ±1 from bit `first` on; a 1 means minus."""
+    """Returns `count` signs ±1 from bit `first` on; a 1 means minus."""
     bits = torch.arange(first, first + count, device=signs.device)
     return 1.0 - 2.0 * ((signs[bits >> 3] >> (bits & 7).to(torch.uint8)) & 1).to(torch.float32)
 
 
 def hadamard(rows: torch.Tensor) -> None:
-    """The unnormalised Walsh–Hadamard transform of each row, in place. Rows have a power of two of coordinates."""
+    """Applies the unnormalised Walsh–Hadamard transform to each row, in place. The length is a power of two."""
     distance = 1
     while distance < rows.shape[1]:
         pairs = rows.view(len(rows), -1, 2, distance)
@@ -77,7 +97,7 @@ def hadamard(rows: torch.Tensor) -> None:
 
 
 def split(dim: int) -> tuple[int, int, float]:
-    """2^j, r and 2^(-j/2) of `cpsgd.codec.rotate`, the last as a float32 number."""
+    """Returns 2^j, r and 2^(-j/2) of `cpsgd.codec.rotate`, the last as a float32 number."""
     bits = dim.bit_length() - 1
     return 1 << bits, dim - (1 << bits), float(torch.tensor(math.pow(2.0, -0.5 * bits), dtype=torch.float32))
 
@@ -89,15 +109,15 @@ def scale(rows: torch.Tensor, bound: float, unit: float) -> None:
 
 
 def clip_factors(rows: torch.Tensor, bound: float) -> torch.Tensor:
-    """Returns the factors that bring rows to norm at most `bound`. Broken rows become zero, in place.
+    """Returns the factors that bring rows to norm at most `bound`.
 
-    Broken are rows that are not finite, or so long that the squares of their coordinates would not be.
+    Rows that are not finite, or too long for finite squares of their coordinates, become zero, in place.
     """
     lengths = torch.linalg.vector_norm(rows / bound, dim=1).to(torch.float64)
     # A comparison with NaN is false.
-    whole = lengths < LONGEST
-    rows.masked_fill_(~whole[:, None], 0.0)
-    return torch.where(whole & (lengths > 1.0), 1.0 / lengths, 1.0)
+    usable = lengths < LONGEST
+    rows.masked_fill_(~usable[:, None], 0.0)
+    return torch.where(usable & (lengths > 1.0), 1.0 / lengths, 1.0)
 
 
 def rotate(rows: torch.Tensor, signs: torch.Tensor) -> None:
@@ -133,33 +153,19 @@ def _swap(rows: torch.Tensor, size: int, rest: int) -> None:
     rows[:, :rest] = tail
 
 
-def add_rows(
-    rows: torch.Tensor,
-    sums: torch.Tensor,
-    signs: torch.Tensor | None,
-    *,
-    bound: float,
-    unit: float,
-    keys: torch.Tensor,
-    first: int,
-    rounding: Rounding,
-) -> None:
+def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: int) -> None:
     """Clips, rotates and rounds clients' rows, and adds the integers to `sums`. The rows are overwritten.
 
     Args:
         rows: One row of float32 per client.
         sums: Sums of integers (int64).
-        signs: Those of the rotation, one bit each; None for no rotation.
-        bound: The norm that rows are clipped to.
-        unit: Grid units in 1.
-        keys: The key of the random words, eight bytes.
-        first: The number of the first client.
-        rounding: The way grid points become integers.
+        encoding: The way rows become integers.
+        first: Number of the first client.
     """
-    scale(rows, bound, unit)
-    if signs is not None:
-        rotate(rows, signs)
-    round_and_sum(rows, sums, keys=keys, first=first, rounding=rounding)
+    scale(rows, encoding.bound, encoding.unit)
+    if encoding.signs is not None:
+        rotate(rows, encoding.signs)
+    round_and_sum(rows, sums, keys=encoding.keys, first=first, rounding=encoding.rounding)
 
 
 def round_and_sum(
@@ -177,12 +183,12 @@ def round_and_sum(
 
 
 def key_of(keys: torch.Tensor) -> int:
-    """The number that eight bytes hold."""
+    """Returns the integer that eight bytes hold."""
     return int.from_bytes(keys.view(torch.uint8).cpu().numpy().tobytes(), "little")
 
 
 def _slabs(key: int, clients: torch.Tensor, dim: int, purpose: int, slabs: int) -> torch.Tensor:
-    """The words that coordinates take, [clients, groups, 4, 1024]: a counter's four words belong to four slabs.
+    """Returns the words that coordinates take, [clients, groups, 4, 1024]: a counter's four words for four slabs.
 
     Coordinates are in slabs of 1024, and `slabs` of these in a group: place p of group b has counter (1024·b + p,
     client). Coordinate c is in group c div (1024·slabs), and its place is c mod 1024.
@@ -194,12 +200,12 @@ def _slabs(key: int, clients: torch.Tensor, dim: int, purpose: int, slabs: int) 
 
 
 def _words(key: int, clients: torch.Tensor, dim: int, purpose: int) -> torch.Tensor:
-    """A random word for each client and coordinate; see `_slabs`, in groups of four."""
+    """Returns a random word for each client and coordinate; see `_slabs`, in groups of four."""
     return _slabs(key, clients, dim, purpose, 4).flatten(1)[:, :dim]
 
 
 def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, rounding: Rounding) -> torch.Tensor:
-    """One draw each, by the lower half of a word; whether it is included, by the upper half."""
+    """Rounds each point by the lower half of a word; the upper half decides whether it is included."""
     words = _words(key, clients, points.shape[1], ROUNDING)
     bits = rounding.fraction_bits
     drawn = (points + ((words & 0xFFFF) >> (16 - bits))) >> bits
@@ -207,9 +213,9 @@ def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, rounding: Rou
 
 
 def _heads(points: torch.Tensor, key: int, clients: torch.Tensor, rounding: Rounding) -> torch.Tensor:
-    """Coins one by one. Of eight slabs the first four take the lower halves of the words, the others the upper ones.
+    """Tosses coins one by one. Of eight slabs the first four take the lower halves of words, the others the upper.
 
-    See `_slabs`; each coin has a third word of its own.
+    See `_slabs`; each coin has its own third word of the counter.
     """
     dim = points.shape[1]
     heads = torch.zeros_like(points)
@@ -224,8 +230,8 @@ def _many_heads(points: torch.Tensor, key: int, clients: torch.Tensor, rounding:
     """Counts the 16-bit random numbers below the point, one for each coin, digit by digit.
 
     Of the numbers that agree with the point so far, those with 0 where the point has 1 are below it (heads) and those
-    with 1 where it has 0 above; the others still agree. Only their number matters: the ones among as many random
-    bits. About half agree each time, so that two bits per coin are enough.
+    with 1 where it has 0 are above; the others still agree. Their number is that of ones among as many random bits.
+    About half agree each time, so that two bits per coin are enough.
     """
     heads = torch.zeros_like(points)
     left = torch.full_like(points, rounding.coins or 0)
@@ -256,7 +262,7 @@ def add_coins(sums: torch.Tensor, *, keys: torch.Tensor, trials: int) -> None:
 
 
 def _ones(words: torch.Tensor) -> torch.Tensor:
-    """Ones in the binary digits of 32-bit numbers."""
+    """Returns the number of ones in the binary digits of 32-bit numbers."""
     words = words - ((words >> 1) & 0x55555555)
     words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F

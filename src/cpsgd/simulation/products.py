@@ -1,4 +1,4 @@
-"""Gradients of dense layers as products of two numbers each, which kernels take without their being written out."""
+"""Gradients of dense layers as products of two factors per coordinate, which kernels multiply on the fly."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from cpsgd._torch import torch
 
-# Chunks of coordinates in the kernel's tables: their number and size; those with nothing to multiply, and those whose
-# coordinates have factors of their own.
+# Number and size of the chunks of coordinates in the kernel's tables; marks of empty chunks, and of chunks whose
+# coordinates have their own factors.
 _CHUNKS, _CHUNK = 4096, 16
 _NOTHING, _MIXED = 0xFFFFFFFF, 0xFFFFFFFE
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The products that make up a vector: layers' weights, each row by row, followed by their biases.
+    """The layout of a vector of products: layers' weights, each row by row, followed by their biases.
 
     Attributes:
         layers: Width and depth of each layer.
@@ -28,28 +28,28 @@ class Layout:
 
     @property
     def dim(self) -> int:
-        """Coordinates of a vector."""
+        """Number of coordinates of a vector."""
         return sum(width * depth + width for width, depth in self.layers)
 
     @property
     def ends(self) -> list[int]:
-        """Ends of the groups of factors: for each layer those that came in, then those that flow back."""
+        """Ends of the groups of factors: for each layer its inputs, then its gradients."""
         return list(accumulate(size for width, depth in self.layers for size in (depth, width)))
 
     @property
     def factors(self) -> int:
-        """Factors of a vector; the last is 1, for biases."""
+        """Number of factors of a vector; the last is 1, for biases."""
         return self.ends[-1] + 1
 
     def pairs(self) -> NDArray[np.int64]:
-        """The two factors of each coordinate, [dim, 2]: what flows back and what came in."""
-        found = []
+        """Returns the numbers of the two factors of each coordinate, [dim, 2]: a gradient and an input."""
+        parts = []
         one = self.factors - 1
         for (width, depth), middle in zip(self.layers, self.ends[::2], strict=True):
             back, incoming = middle + np.arange(width), middle - depth + np.arange(depth)
-            found.append(np.stack(np.meshgrid(back, incoming, indexing="ij"), axis=-1).reshape(-1, 2))
-            found.append(np.stack([back, np.full(width, one)], axis=-1))
-        return np.concatenate(found)
+            parts.append(np.stack(np.meshgrid(back, incoming, indexing="ij"), axis=-1).reshape(-1, 2))
+            parts.append(np.stack([back, np.full(width, one)], axis=-1))
+        return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Products:
 
 
 def chunk_tables(layout: Layout) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Places of factors in shared memory, left + 2^16 · right, of chunks [4096] and coordinates [16, 4096].
+    """Returns places of factors in shared memory, left + 2^16 · right, of chunks [4096] and coordinates [16, 4096].
 
-    Of a chunk whose coordinates are one factor times 16 neighbours the places of the first are enough. After each 32
-    factors four places are left free, so that threads that read different chunks read different banks.
+    For a chunk whose coordinates are one factor times 16 neighbours, the places of the first coordinate are enough.
+    Four places after each 32 factors are left free, so that threads that read different chunks read different banks.
     """
     factors = layout.pairs()
     places = factors + factors // 32 * 4

@@ -17,7 +17,7 @@ from cpsgd import _validate
 from cpsgd.errors import ColumnError, ParameterError
 from cpsgd.protocol import MAX_CLIENTS
 from cpsgd.statistics.planned import Geometry, Matrix
-from cpsgd.statistics.rows import Bounds, Groups, Reading, RowQuestion, check_bounds, check_categories, codes, size_of
+from cpsgd.statistics.rows import Bounds, Groups, Reading, RowQuestion, check_categories, codes, size_of
 from cpsgd.tables import Chunk, numbers
 
 
@@ -58,9 +58,7 @@ class Mean(RowQuestion):
     statistic = "mean"
 
     def __init__(self, bounds: Bounds, *, group_by: Groups | None = None) -> None:
-        super().__init__(group_by)
-        self.bounds = check_bounds(bounds)
-        self.columns = tuple(self.bounds)
+        super().__init__(group_by, bounds)
         low, high = np.array(list(self.bounds.values())).T
         self._middle, self._unit = 0.5 * low + 0.5 * high, high - low
         self._weight = 0.5 * math.sqrt(len(self.columns))  # b
@@ -129,9 +127,8 @@ class Sum(RowQuestion):
     combine = "sum"
 
     def __init__(self, bounds: Bounds, *, rows: int = 1, group_by: Groups | None = None) -> None:
-        super().__init__(group_by)
-        self.bounds = check_bounds(bounds)
-        self.columns = self._names = tuple(self.bounds)
+        super().__init__(group_by, bounds)
+        self._names = self.columns
         self.rows = self._rows = _validate.integer("rows", rows, low=1, high=MAX_CLIENTS)
         low, high = np.array(list(self.bounds.values())).T
         self._is_centred = rows == 1 and self.groups is None
@@ -240,12 +237,11 @@ class Histogram(RowQuestion):
         rows: int = 1,
         group_by: Groups | None = None,
     ) -> None:
-        super().__init__(group_by)
+        super().__init__(group_by, None, [column])
         if (edges is None) == (categories is None):
             raise ParameterError("Give the edges of a histogram's bins or its categories; not both.")
         if not isinstance(column, str):
             raise ParameterError("Expected column to be the name of one column.")
-        self.columns, self.bounds = (column,), {}
         self.rows = self._rows = _validate.integer("rows", rows, low=1, high=MAX_CLIENTS)
         self._edges = None if edges is None else _check_edges(edges)
         if self._edges is None:

@@ -21,6 +21,7 @@ from cpsgd import _validate
 from cpsgd.errors import ColumnError, ParameterError, TableError
 from cpsgd.planner.requirements import BEST
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 from cpsgd.statistics.aggregates import Count, Histogram, Mean, Sum
 from cpsgd.statistics.planned import Charge, Matrix, Planned, Vectors, events_of, simulated
@@ -243,7 +244,8 @@ def _release(
     Charge.check(ledger, population)
     advance, source = options.get("advance"), open_table(table)
     people = People(source, user, question.needed)
-    asked, first = _planned(question, search, people.count, options)
+    target = Claim(options["epsilon"], options["delta"])
+    asked, first = _planned(question, search, people.count, target, options)
     rounds = [each for each in (first, asked) if each is not None]
     tail = 0.0 if first is None else beyond(first)  # refuses where no useful bounds could be found
     charge = Charge.of(ledger, population, [each.protocol for each in rounds], f"statistics: {question.statistic}")
@@ -265,7 +267,7 @@ def _release(
         asked = replace(asked, question=question)
         end = _add_all(people, question, asked.protocol, source, None, None)
     result = replace(asked.result(end(), people.count, confidence=confidence), unit="row" if user is None else "user")
-    return result if first is None else replace(result, **_together(rounds, options["epsilon"], options["delta"]))
+    return result if first is None else replace(result, **_together(rounds, target))
 
 
 def _check(options: StatisticOptions, question: RowQuestion) -> None:
@@ -280,10 +282,10 @@ def _check(options: StatisticOptions, question: RowQuestion) -> None:
 
 
 def _planned(
-    question: RowQuestion, search: _BoundsSearch | None, clients: int, options: StatisticOptions
+    question: RowQuestion, search: _BoundsSearch | None, clients: int, target: Claim, options: StatisticOptions
 ) -> tuple[Planned[Statistic], Planned[Statistic] | None]:
-    """Returns the question's plan and that of the search for bounds, together within (ε, δ)."""
-    epsilon, delta = options["epsilon"], options["delta"]
+    """Returns the question's plan and that of the search for bounds, together within the target."""
+    epsilon, delta = target.epsilon, target.delta
     chosen: dict[str, Any] = {"bits": options.get("bits"), "mechanism": options.get("mechanism", BEST)}
     if chosen["bits"] is None and chosen["mechanism"] == BEST:
         chosen = {"bits": _BITS, "mechanism": "binomial"}
@@ -296,7 +298,7 @@ def _planned(
             each.plan(clients, gdp_epsilon(shift, delta), delta, **chosen)
             for each, shift in zip((question, search.ranges), shifts, strict=True)
         )
-        if _total([first, asked], epsilon, delta).epsilon <= epsilon:
+        if _total([first, asked], target).epsilon <= epsilon:
             return asked, first
     return (
         question.plan(clients, (1.0 - SHARE) * epsilon, (1.0 - SHARE) * delta, **chosen),
@@ -304,24 +306,27 @@ def _planned(
     )
 
 
-def _total(rounds: Sequence[Planned[Statistic]], epsilon: float, delta: float) -> Total:
+def _total(rounds: Sequence[Planned[Statistic]], target: Claim) -> Total:
     from cpsgd.ledger import Budget
     from cpsgd.ledger.charging import total
 
-    budget = Budget(population="table", epsilon=epsilon, delta=delta)
+    budget = Budget(population="table", epsilon=target.epsilon, delta=target.delta)
     return total(budget, [], events_of([each.protocol for each in rounds]))
 
 
-def _together(rounds: Sequence[Planned[Statistic]], epsilon: float, delta: float) -> dict[str, Any]:
+def _together(rounds: Sequence[Planned[Statistic]], target: Claim) -> dict[str, Any]:
     """Returns the guarantee of both rounds: by the accountant, or added up where that is less."""
-    found = _total(rounds, epsilon, delta)
+    found = _total(rounds, target)
     proof = (found.epsilon, found.method, found.citation)
-    if found.epsilon > epsilon:
+    if found.epsilon > target.epsilon:
         spent = float(np.sum([each.plan.guarantee.epsilon for each in rounds]))
         citation = "ε and δ of both rounds added: Dwork and Roth 2014, Theorem 3.16"
         proof = (spent, "basic composition", citation)
     assumption = "; ".join(found.assumptions) or None
-    return dict(zip(("epsilon", "method", "citation"), proof, strict=True)) | {"delta": delta, "assumption": assumption}
+    return dict(zip(("epsilon", "method", "citation"), proof, strict=True)) | {
+        "delta": target.delta,
+        "assumption": assumption,
+    }
 
 
 def _add_all(

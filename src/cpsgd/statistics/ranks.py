@@ -30,7 +30,7 @@ import numpy as np
 from cpsgd import _validate
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.statistics.planned import Geometry, Matrix, Planned
-from cpsgd.statistics.rows import Bounds, Groups, Reading, RowQuestion, Statistic, check_bounds
+from cpsgd.statistics.rows import Bounds, Groups, Reading, RowQuestion, Statistic
 from cpsgd.tables import Chunk, numbers
 
 _MOST_BINS = 1 << 12
@@ -118,9 +118,7 @@ class Quantiles(RowQuestion):
         bins: int = 512,
         group_by: Groups | None = None,
     ) -> None:
-        super().__init__(group_by)
-        self.bounds = check_bounds(bounds)
-        self.columns = tuple(self.bounds)
+        super().__init__(group_by, bounds)
         if isinstance(quantiles, float | int | str) or not len(quantiles):
             raise ParameterError("Expected quantiles to be a list of numbers between 0 and 1.")
         self.quantiles = tuple(_validate.probability("quantiles", each) for each in quantiles)
@@ -195,8 +193,7 @@ class Ranges(RowQuestion):
     statistic = "ranges"
 
     def __init__(self, columns: Sequence[str]) -> None:
-        super().__init__(None)
-        self.columns, self.bounds = tuple(columns), {}
+        super().__init__(None, None, columns)
 
     @property
     def geometry(self) -> Geometry:

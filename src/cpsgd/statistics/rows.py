@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd._numbers import rounded_up
 from cpsgd.errors import ParameterError, TableError, VectorError
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy import Guarantee
+from cpsgd.promise import Claim
 from cpsgd.statistics.planned import Matrix, Planned, Question, Vectors
 from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, open_table, text_of
 
@@ -240,6 +240,11 @@ class Statistic:
     bounds: dict[str, tuple[float, float]]
 
     @property
+    def claim(self) -> Claim:
+        """The proved (ε, δ)."""
+        return Claim(self.epsilon, self.delta)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the values."""
         return self.reading.names
@@ -294,7 +299,7 @@ class Statistic:
         more = ", …" if self.reading.values.size > _SHOWN else ""
         return (
             f"<{self.statistic} of {self.users:,} {self.unit}s: {', '.join(shown)}{more}; "
-            f"ε = {rounded_up(self.epsilon)}, δ = {self.delta:g}, {self.adjacency}>"
+            f"{self.claim}, {self.adjacency}>"
         )
 
 
@@ -315,12 +320,13 @@ class RowQuestion(Question[Statistic]):
     """
 
     statistic: str
-    columns: tuple[str, ...]
-    bounds: dict[str, tuple[float, float]]
     combine: Combine = "mean"
     rows: int | None = None
 
-    def __init__(self, group_by: Groups | None) -> None:
+    def __init__(self, group_by: Groups | None, bounds: Bounds | None, columns: Sequence[str] = ()) -> None:
+        """Checks the groups and the bounds, whose columns the question is about, or others without bounds."""
+        self.bounds = {} if bounds is None else check_bounds(bounds)
+        self.columns = tuple(self.bounds) or tuple(columns)
         self.group_by: str | None = None
         self.groups: tuple[str, ...] | None = None
         if group_by is not None:

@@ -79,7 +79,10 @@ def test_the_baseline_is_always_there() -> None:
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level != _native.simd_level()])
 def test_level_agrees_with_the_twin(level: str) -> None:
-    tests = [str(Path(__file__).with_name(name)) for name in ("test_numpy_twin.py", "test_accounting_twin.py")]
+    tests = [
+        str(Path(__file__).with_name(name))
+        for name in ("test_numpy_twin.py", "test_accounting_twin.py", "test_modular_twin.py")
+    ]
     assert "passed" in run(level, *PYTEST, *tests)
 
 

@@ -26,28 +26,7 @@ from ..stages import clipped, keystream_bytes, lowest, rounder  # noqa: TID252 -
 TWO = np.array([2**62, 2**63], np.uint64), np.zeros(2, np.uint64)
 # Around every boundary of the blocking: lanes, tiles, leaves, powers of two.
 DIMENSIONS = [
-    1,
-    2,
-    3,
-    5,
-    8,
-    15,
-    16,
-    17,
-    31,
-    33,
-    63,
-    64,
-    100,
-    255,
-    256,
-    257,
-    1000,
-    4095,
-    4096,
-    4097,
-    10_000,
-    2**15 + 1,
+    *(1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 100, 255, 256, 257, 1000, 4095, 4096, 4097, 10_000, 2**15 + 1),
     51_370,
 ]
 

@@ -189,8 +189,8 @@ class Federation:
         self.supernodes[node].wait(10)
 
     def memory(self, node: int) -> list[list[str]]:
-        """The words of the lines in a node's memory."""
-        return [line.split() for line in (self.directory / f"memory-{node}").read_text().splitlines()]
+        """The words of the lines in a node's memory, without the hashes."""
+        return [line.split()[:3] for line in (self.directory / f"memory-{node}").read_text().splitlines()]
 
     def logs(self) -> str:
         """What all processes wrote."""

@@ -13,6 +13,7 @@ from flwr.app import Context, RecordDict
 
 import cpsgd
 from cpsgd.engines.flower import CpsgdStrategy, cpsgd_mod
+from tests.federation.local import with_run
 
 from .local import LocalGrid, Node, adds, model
 
@@ -23,7 +24,8 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "v0_1_0"
 def test_rounds_of_the_old_release_count(run: int, released: list[bool], tmp_path: Path) -> None:
     """Of three rounds two were answered, in run 1: one more is, of another run, and none twice."""
     recorded = json.loads((DATA / "flower.json").read_text())
-    plan = replace(cpsgd.plan(**recorded["plan"]), protocol=cpsgd.Protocol.from_dict(recorded["protocol"]), colluding=1)
+    plan = replace(cpsgd.plan(**recorded["plan"]), protocol=cpsgd.Protocol.from_dict(recorded["protocol"]))
+    plan = with_run(plan, colluding=1)
     nodes = []
     for i in range(4):
         path = tmp_path / f"memory-{i}"

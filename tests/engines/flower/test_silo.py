@@ -13,7 +13,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.learning.models import mlp
 from cpsgd.planner import Plan
 from cpsgd.planner.examples import plan_examples
-from cpsgd.privacy.examples import example_norm
+from cpsgd.privacy.one_example import example_norm
 
 from .local import LocalGrid, Node
 

@@ -17,6 +17,7 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import keys
+from tests.federation.local import with_run
 
 from .local import LocalGrid, Node, adds, model
 
@@ -184,7 +185,7 @@ def test_bad_settings(small_plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="participation"):
         CpsgdStrategy(plan(4, DIM, 8.0, 1e-5, rounds=3, secure=True, participation="once", colluding=1, bits=14))
     with pytest.raises(InfeasibleError, match="may drop out"):
-        CpsgdStrategy(replace(small_plan, surviving=2))
+        CpsgdStrategy(with_run(small_plan, surviving=2))
     short = CpsgdStrategy(small_plan, apply=lambda model, mean, round: mean[:3])
     with pytest.raises(ParameterError, match="apply to return 40"):
         short.start(LocalGrid(nodes()), model(DIM), num_rounds=1, timeout=1.0)

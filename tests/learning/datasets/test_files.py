@@ -48,12 +48,33 @@ def test_a_file_arrives_whole_and_alone(server: Any, target: Path) -> None:
     assert seen[-1] == len(CONTENT)
 
 
-def test_goes_on_where_an_earlier_attempt_stopped(server: Any, target: Path, part: Path) -> None:
+@pytest.mark.parametrize(
+    ("left", "manners", "asked"),
+    [
+        pytest.param(CONTENT[:700_001], {}, ["bytes=700001-"], id="continues"),
+        pytest.param(b"x" * 5_000, {"ranges": False}, ["bytes=5000-"], id="without ranges all again"),
+        pytest.param(
+            CONTENT[:5_000],
+            {"lengths": False, "content_range": "bytes 5000-1003999/*"},
+            ["bytes=5000-"],
+            id="no length",
+        ),
+        pytest.param(CONTENT[:5_000], {"lengths": False, "ranges": False}, ["bytes=5000-"], id="no length, no ranges"),
+        pytest.param(b"?" * 10, {}, ["bytes=10-", None], id="wrong leftovers"),
+        pytest.param(b"?" * len(CONTENT), {}, [None], id="wrong leftovers of the right size"),
+        pytest.param(b"?" * (len(CONTENT) + 1), {}, [None], id="too long leftovers"),
+    ],
+)
+def test_what_an_earlier_attempt_left(
+    server: Any, target: Path, part: Path, left: bytes, manners: dict[str, Any], asked: list[str | None]
+) -> None:
     server.files[NAME] = CONTENT
-    part.write_bytes(CONTENT[:700_001])
+    for name, value in manners.items():
+        setattr(server, name, value)
+    part.write_bytes(left)
     fetch(server, target=target)
     assert target.read_bytes() == CONTENT
-    assert server.requests == [(f"/{NAME}", "bytes=700001-")]
+    assert [range_ for _, range_ in server.requests] == asked
 
 
 def test_a_broken_connection_is_taken_up_again(server: Any, target: Path) -> None:
@@ -105,24 +126,6 @@ def test_a_killed_download_is_resumed(server: Any, target: Path, part: Path) -> 
     assert server.requests[1] == (f"/{NAME}", f"bytes={have}-")
 
 
-def test_a_server_without_ranges_sends_it_all_again(server: Any, target: Path, part: Path) -> None:
-    server.files[NAME] = CONTENT
-    server.ranges = False
-    part.write_bytes(b"x" * 5_000)
-    fetch(server, target=target)
-    assert target.read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_server_that_tells_no_length(server: Any, target: Path, part: Path, ranges: bool) -> None:
-    server.files[NAME] = CONTENT
-    server.lengths, server.ranges = False, ranges
-    server.content_range = "bytes 5000-1003999/*"
-    part.write_bytes(CONTENT[:5_000])
-    fetch(server, target=target)
-    assert target.read_bytes() == CONTENT
-
-
 def test_a_wrong_file_never_gets_the_name(server: Any, target: Path, part: Path) -> None:
     server.files[NAME] = CONTENT[:-1] + b"!"
     target.write_bytes(b"old")
@@ -139,14 +142,6 @@ def test_a_wrong_file_on_a_bad_line_is_given_up_as_well(server: Any, target: Pat
     with pytest.raises(DataError, match="checksum is wrong"):
         fetch(server, target=target)
     assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize("length", [10, len(CONTENT), len(CONTENT) + 1])
-def test_wrong_leftovers_do_not_spoil_a_good_file(server: Any, target: Path, part: Path, length: int) -> None:
-    server.files[NAME] = CONTENT
-    part.write_bytes(b"?" * length)
-    fetch(server, target=target)
-    assert target.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("lengths", [True, False])

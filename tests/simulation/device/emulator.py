@@ -55,19 +55,8 @@ class EmulatedKernel:
         if not path.exists():
             code = path.with_suffix(".cpp")
             code.write_text(source + f"#define KERNEL {kernel}\n" + _END)
-            command = [
-                "g++",
-                "-std=c++20",
-                "-O1",
-                "-ffp-contract=off",
-                "-w",
-                "-shared",
-                "-fPIC",
-                str(code),
-                "-o",
-                str(path),
-            ]
-            subprocess.run(command, check=True)
+            flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
+            subprocess.run(["g++", *flags, str(code), "-o", str(path)], check=True)
         self._launch = ctypes.CDLL(str(path)).launch
 
     def __call__(
@@ -96,12 +85,17 @@ def _compiled(_: torch.device, kernel: str, files: tuple[str, ...], names: dict[
     return EmulatedKernel(source, kernel, memory)
 
 
-def emulate(monkeypatch: pytest.MonkeyPatch, shared_memory: int = SHARED_MEMORY) -> None:
-    """Has the kernels run on the processor within a test."""
+def forget() -> None:
+    """Has all kernels compiled anew."""
     for function in (device_cuda._fused, device_cuda._lengths, device_cuda._step, device_cuda._summer):
         function.cache_clear()
     for function in (device_cuda._tosser, device_long._pass, device_long._finish):
         function.cache_clear()
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, shared_memory: int = SHARED_MEMORY) -> None:
+    """Has the kernels run on the processor within a test."""
+    forget()
     monkeypatch.setattr(device_kernels, "compiled", _compiled)
     monkeypatch.setattr(device_kernels, "compiles", lambda device: True)
     monkeypatch.setattr(device_kernels, "shared_memory", lambda device: shared_memory)

@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom, chisquare
+from scipy.stats import binom
 
 from cpsgd.codec import rotate
 from cpsgd.mechanisms import Binomial
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
+from cpsgd.simulation import device_plain as plain
+from cpsgd.simulation.device_plain import Encoding
+from cpsgd.simulation.products import Products
+
+from ..exact_law import goodness_of_fit as goodness_of_fit  # noqa: TID252 - tests are no package
 
 HALF = 1 << 15
 
@@ -45,21 +50,6 @@ def exact_coins(rounding: Rounding, points: Sequence[int]) -> np.ndarray:
     return law
 
 
-def goodness_of_fit(integers: np.ndarray, law: np.ndarray) -> float:
-    """Chi-square's p-value, rare outcomes taken together; 0 where something impossible was seen."""
-    seen = np.bincount(integers, minlength=law.size).astype(float)
-    if seen.size > law.size:
-        return 0.0
-    expected = law * integers.size
-    common = expected >= 10
-    observed = np.append(seen[common], seen[~common].sum())
-    expected = np.append(expected[common], expected[~common].sum())
-    if observed[expected <= 0.0].sum():
-        return 0.0
-    keep = expected > 5
-    return float(chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue)
-
-
 LEVELS = {"two": rounding_to(2), "three": rounding_to(3), "thirty": rounding_to(30), "hundred": rounding_to(100)}
 SMALL = {
     **LEVELS,
@@ -89,6 +79,26 @@ def signs_of(dim: int, device: torch.device) -> torch.Tensor:
 
 def keys_of(device: torch.device, key: int = KEY) -> torch.Tensor:
     return torch.tensor([key]).view(torch.uint8).to(device)
+
+
+def sums_of(points: torch.Tensor, rounding: Rounding, first: int) -> torch.Tensor:
+    """The sums that the plain kernels round points of the grid to."""
+    sums = zeros(points.shape[1], points.device)
+    plain.round_and_sum(points, sums, **options_of(rounding, points.device, first))
+    return sums
+
+
+def sums_by(kernels: Any, vectors: Any, bound: float, unit: float, rounding: Rounding, first: int = 0) -> torch.Tensor:
+    """The sums of rows, or of products, by some kernels."""
+    if isinstance(vectors, Products):
+        device, dim, add = vectors.factors.device, vectors.layout.dim, kernels.add_products
+    else:
+        device, dim, add = vectors.device, vectors.shape[1], kernels.add_rows
+        # A view whose rows do not follow each other, which the kernels overwrite.
+        vectors = torch.cat([vectors, vectors[:, :5]], dim=1)[:, :dim]
+    sums = zeros(dim, device)
+    add(vectors, sums, Encoding(signs_of(dim, device), bound, unit, keys_of(device), rounding), first)
+    return sums
 
 
 def options_of(rounding: Rounding, device: torch.device, first: int = 0) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from cpsgd.errors import VectorError
 from cpsgd.learning import dense, gradients
 from cpsgd.learning.models import mlp
 from cpsgd.mechanisms import Binomial, Mechanism, RoundedGaussian
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
 from cpsgd.simulation import device_kernels as kernels
@@ -27,6 +27,7 @@ from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.device import DeviceRound
 from cpsgd.simulation.products import Layout, Products, chunk_tables
 
+from .emulator import forget
 from .roundings import (
     COIN,
     DRAWN,
@@ -41,6 +42,8 @@ from .roundings import (
     rounding_to,
     rows_of,
     signs_of,
+    sums_by,
+    sums_of,
     zeros,
 )
 
@@ -58,30 +61,6 @@ def some(roundings: dict[str, Rounding], *names: str) -> list[Any]:
     """All of these, slow but for some: the emulator compiles a kernel for each."""
     marks = {name: () if name in names or torch.cuda.is_available() else pytest.mark.slow for name in roundings}
     return [pytest.param(rounding, id=name, marks=marks[name]) for name, rounding in roundings.items()]
-
-
-def plain_sums(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int = 0) -> torch.Tensor:
-    sums, signs = zeros(rows.shape[1], rows.device), signs_of(rows.shape[1], rows.device)
-    options = options_of(rounding, rows.device, first)
-    plain.add_rows(rows.clone(), sums, signs, bound=bound, unit=unit, **options)
-    return sums
-
-
-def cuda_sums(
-    vectors: torch.Tensor | Products, bound: float, unit: float, rounding: Rounding, first: int = 0
-) -> torch.Tensor:
-    options: dict[str, Any] = {"bound": bound, "unit": unit}
-    if isinstance(vectors, Products):
-        device, dim = vectors.factors.device, vectors.layout.dim
-        sums = zeros(dim, device)
-        cuda.add_products(vectors, sums, signs_of(dim, device), **options, **options_of(rounding, device, first))
-        return sums
-    device, dim = vectors.device, vectors.shape[1]
-    sums = zeros(dim, device)
-    # A view whose rows do not follow each other, which the kernels overwrite.
-    own = torch.cat([vectors, vectors[:, :5]], dim=1)[:, :dim]
-    cuda.add_rows(own, sums, signs_of(dim, device), **options, **options_of(rounding, device, first))
-    return sums
 
 
 @pytest.mark.parametrize("dim", [*SHORT, *large(20_000, 51_370, 65_535)])
@@ -129,10 +108,9 @@ def test_rounding(rounding: Rounding, dim: int, count: int, cuda_device: torch.d
     # Some coordinates are out of range, and some half-way between two points of the grid.
     rows = rows_of(count, dim, cuda_device) * float(rounding.limit)
     rows[:, :3] = torch.tensor([0.5, 1.5, -2.5], device=cuda_device)
-    found, expected = zeros(dim, cuda_device), zeros(dim, cuda_device)
+    found = zeros(dim, cuda_device)
     cuda.round_and_sum(rows, found, **options_of(rounding, cuda_device, 7))
-    plain.round_and_sum(rows, expected, **options_of(rounding, cuda_device, 7))
-    assert torch.equal(found, expected)
+    assert torch.equal(found, sums_of(rows, rounding, 7))
 
 
 @pytest.mark.gpu
@@ -158,7 +136,7 @@ def test_rows(rounding: Rounding, dim: int, count: int, cuda_device: torch.devic
     rows = rows_of(count, dim, cuda_device)
     rows[0, 7] = float("nan")
     unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
-    assert torch.equal(cuda_sums(rows, bound, unit, rounding, 7), plain_sums(rows, bound, unit, rounding, 7))
+    assert torch.equal(sums_by(cuda, rows, bound, unit, rounding, 7), sums_by(plain, rows, bound, unit, rounding, 7))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +149,10 @@ def test_rows_of_other_lengths(dim: int, cuda_device: torch.device) -> None:
 @pytest.mark.parametrize("rounding", [SMALL["three"], COIN["many"]], ids=["levels", "many coins"])
 def test_rows_that_are_not_rotated(rounding: Rounding, cuda_device: torch.device) -> None:
     rows = rows_of(5, 300, cuda_device)
-    options = {"bound": 1e3, "unit": 0.4 * rounding.limit, **options_of(rounding, cuda_device)}
+    encoding = plain.Encoding(None, 1e3, 0.4 * rounding.limit, keys_of(cuda_device), rounding)
     found, expected = zeros(300, cuda_device), zeros(300, cuda_device)
-    cuda.add_rows(rows.clone(), found, None, **options)
-    plain.add_rows(rows.clone(), expected, None, **options)
+    cuda.add_rows(rows.clone(), found, encoding, 0)
+    plain.add_rows(rows.clone(), expected, encoding, 0)
     assert torch.equal(found, expected)
 
 
@@ -191,9 +169,9 @@ def test_sums_that_are_full(
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "definitions", lambda *arguments: {**usual(*arguments), "FLUSH": 3})
         cuda._fused.cache_clear()
-        found = cuda_sums(rows, bound, unit, rounding, 7)
+        found = sums_by(cuda, rows, bound, unit, rounding, 7)
     cuda._fused.cache_clear()
-    assert torch.equal(found, plain_sums(rows, bound, unit, rounding, 7))
+    assert torch.equal(found, sums_by(plain, rows, bound, unit, rounding, 7))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +207,7 @@ def test_rows_that_are_clipped(cuda_device: torch.device) -> None:
     for dim, count in ((51_370, 300), (10_000, 1_500)):
         rows = rows_of(count, dim, cuda_device)
         unit, bound = 0.4 * rounding.limit, 0.5 * dim**0.5
-        apart = (cuda_sums(rows, bound, unit, rounding) - plain_sums(rows, bound, unit, rounding)).abs()
+        apart = (sums_by(cuda, rows, bound, unit, rounding) - sums_by(plain, rows, bound, unit, rounding)).abs()
         assert int(apart.max()) <= 2
         assert int(apart.sum()) < 1_000  # of 15 million
 
@@ -260,9 +238,9 @@ def products(request: pytest.FixtureRequest, cuda_device: torch.device) -> tuple
 @pytest.mark.parametrize("rounding", some(SMALL | DRAWN, "three", "fifteen coins"))
 def test_products(rounding: Rounding, products: tuple[torch.Tensor, Products]) -> None:
     rows, factors = products
-    found = cuda_sums(factors, 1e3, 20.0 * rounding.limit, rounding, 3)
+    found = sums_by(cuda, factors, 1e3, 20.0 * rounding.limit, rounding, 3)
     # Rows whose coins are drawn by inversion are tested below.
-    expected = (cuda_sums if kernels.is_drawn(rounding) else plain_sums)(rows, 1e3, 20.0 * rounding.limit, rounding, 3)
+    expected = sums_by(cuda if kernels.is_drawn(rounding) else plain, rows, 1e3, 20.0 * rounding.limit, rounding, 3)
     assert torch.equal(found, expected)
 
 
@@ -275,8 +253,8 @@ def test_products_that_are_clipped_or_broken(products: tuple[torch.Tensor, Produ
     rows = rows.clone()
     rows[1:3] = 0.0
     unit = 30.0 * rounding.limit
-    found = cuda_sums(Products(factors.layout, broken), 0.5, unit, rounding)
-    apart = (found - plain_sums(rows, 0.5, unit, rounding)).abs()
+    found = sums_by(cuda, Products(factors.layout, broken), 0.5, unit, rounding)
+    apart = (found - sums_by(plain, rows, 0.5, unit, rounding)).abs()
     assert int(apart.max()) <= 3
     assert int(apart.sum()) < rows.numel() * 1e-4
 
@@ -313,7 +291,7 @@ def heads_by_inversion(points: np.ndarray, negative: np.ndarray, clients: np.nda
 def test_coins_that_are_drawn(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
     rows = rows_of(count, dim, cuda_device)
     unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
-    found = cuda_sums(rows, bound, unit, rounding, 7)
+    found = sums_by(cuda, rows, bound, unit, rounding, 7)
     rotated = rows.clone()
     plain.scale(rotated, bound, unit)
     plain.rotate(rotated, signs_of(dim, cuda_device))
@@ -333,7 +311,7 @@ def test_law_of_coins_that_are_drawn(point: int, cuda_device: torch.device) -> N
     plain.scale(rotated, 1e3, unit)
     plain.rotate(rotated, signs_of(dim, cuda_device))
     assert point == 0 or bool((rotated.round().abs() == abs(point)).all())
-    found = cuda_sums(rows, 1e3, unit, FIFTEEN).cpu().numpy()
+    found = sums_by(cuda, rows, 1e3, unit, FIFTEEN).cpu().numpy()
     for sign in (-1, 1) if point else (1,):
         side = (torch.sign(rotated[0]) == sign).cpu().numpy() if point else np.ones(dim, dtype=bool)
         assert goodness_of_fit(found[side], exact_coins(FIFTEEN, [sign * abs(point)] * 2)) > 1e-6
@@ -372,9 +350,9 @@ def test_the_same_sums_every_time(products: tuple[torch.Tensor, Products], cuda_
         for vectors in (rows_of(500, 51_370, cuda_device), rows_of(2_000, 10_000, cuda_device), products[1]):
             if isinstance(vectors, Products) and rounding is COIN["many"]:
                 continue
-            expected = cuda_sums(vectors, 1.0, 5e5, rounding)
+            expected = sums_by(cuda, vectors, 1.0, 5e5, rounding)
             for _ in range(50):
-                assert torch.equal(cuda_sums(vectors, 1.0, 5e5, rounding), expected)
+                assert torch.equal(sums_by(cuda, vectors, 1.0, 5e5, rounding), expected)
 
 
 @pytest.mark.parametrize(
@@ -462,8 +440,7 @@ def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(kernels, "_compile", compile_)
     monkeypatch.setattr(kernels, "shared_memory", lambda device: 227 << 10)
     cpu = torch.device("cpu")
-    for function in (cuda._fused, cuda._lengths, cuda._step, cuda._summer, cuda._tosser, long._pass, long._finish):
-        function.cache_clear()
+    forget()
     cuda._lengths(cpu, 51_370, PAPER)
     for rounding in (SMALL["three"], SMALL["one coin"], FIFTEEN, SMALL["grid points"]):
         cuda._fused(cpu, 51_370, rounding, PAPER)
@@ -481,17 +458,5 @@ def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, t
     learning._kernel.cache_clear()
     learning._kernel(cpu, "samples", SIDE=28)
     learning._kernel(cpu, "outer", WIDTH=60, DEPTH=784, BLOCK=4096)
-    assert set(made) == {
-        "encode",
-        "lengths",
-        "finish",
-        "sum",
-        "rotate",
-        "back",
-        "toss",
-        "low",
-        "high",
-        "scales",
-        "samples",
-        "outer",
-    }
+    expected = "encode lengths finish sum rotate back toss low high scales samples outer"
+    assert set(made) == set(expected.split())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
-from cpsgd.mechanisms.base import Rounding
+from cpsgd.mechanisms.interface import Rounding
 from cpsgd.protocol import Protocol
 from cpsgd.simulation import device_cuda as cuda
 from cpsgd.simulation import device_kernels as kernels
@@ -17,7 +17,19 @@ from cpsgd.simulation import device_long as long
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.device import DeviceRound
 
-from .roundings import COIN, FIFTEEN, SMALL, exact_coins, goodness_of_fit, options_of, rows_of, signs_of, zeros
+from .roundings import (
+    COIN,
+    FIFTEEN,
+    SMALL,
+    exact_coins,
+    goodness_of_fit,
+    keys_of,
+    rows_of,
+    signs_of,
+    sums_by,
+    sums_of,
+    zeros,
+)
 
 # Powers of two, little and much beyond one, and several numbers of bits that a pass takes: from 2^24 on two passes do.
 SHORTEST = [1 << 14, 20_000, 51_370]
@@ -53,22 +65,6 @@ def rotated(rows: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
     return rows * torch.tensor(bound * unit, dtype=torch.float32)
 
 
-def sums_of(points: torch.Tensor, rounding: Rounding, first: int) -> torch.Tensor:
-    sums = zeros(points.shape[1], points.device)
-    plain.round_and_sum(points, sums, **options_of(rounding, points.device, first))
-    return sums
-
-
-def sums_by_kernels(rows: torch.Tensor, bound: float, unit: float, rounding: Rounding, first: int) -> torch.Tensor:
-    dim, device = rows.shape[1], rows.device
-    sums = zeros(dim, device)
-    # A view whose rows do not follow each other, which the kernels overwrite.
-    own = torch.cat([rows, rows[:, :5]], dim=1)[:, :dim]
-    options = options_of(rounding, device, first)
-    long.add_rows(own, sums, signs_of(dim, device), bound=bound, unit=unit, **options)
-    return sums
-
-
 @pytest.mark.parametrize("dim", [*SHORTEST, *DIMS, *LONGEST, 1 << 30])
 def test_every_bit_is_transformed_once(dim: int) -> None:
     once, again = long.stages(dim)
@@ -87,7 +83,7 @@ def test_rows(dim: int, count: int, cuda_device: torch.device) -> None:
     rows = rows_of(count, dim, cuda_device)
     rows[0, 7], rows[1, dim - 1] = float("nan"), float("inf")
     unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
-    found = sums_by_kernels(rows, bound, unit, rounding, first=7)
+    found = sums_by(long, rows, bound, unit, rounding, first=7)
     points = rotated(rows, bound, unit)
     points[:2] = 0.0
     assert torch.equal(found, sums_of(points, rounding, first=7))
@@ -97,7 +93,7 @@ def test_rows(dim: int, count: int, cuda_device: torch.device) -> None:
 @pytest.mark.parametrize("dim", LONGEST)
 def test_rows_of_four_passes(dim: int) -> None:
     rows = rows_of(2, dim, GPU)
-    found = sums_by_kernels(rows, 1e6, 1e5, SMALL["three"], first=0)
+    found = sums_by(long, rows, 1e6, 1e5, SMALL["three"])
     assert torch.equal(found, sums_of(rotated(rows, 1e6, 1e5), SMALL["three"], first=0))
 
 
@@ -109,7 +105,7 @@ def test_rows_of_four_passes(dim: int) -> None:
 def test_roundings(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
     rows = rows_of(count, dim, cuda_device)
     unit, bound = 0.4 * rounding.limit, 1e3
-    found = sums_by_kernels(rows, bound, unit, rounding, first=2**31 - 100)
+    found = sums_by(long, rows, bound, unit, rounding, first=2**31 - 100)
     assert torch.equal(found, sums_of(rotated(rows, bound, unit), rounding, first=2**31 - 100))
 
 
@@ -123,7 +119,7 @@ def test_sums_that_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "definitions", lambda *arguments: {**usual(*arguments), "FLUSH": 3})
         long._finish.cache_clear()
-        found = sums_by_kernels(rows, bound, unit, rounding, first=0)
+        found = sums_by(long, rows, bound, unit, rounding, first=0)
     long._finish.cache_clear()
     assert torch.equal(found, expected)
 
@@ -144,10 +140,8 @@ def test_close_to_the_plain_kernels(dim: int) -> None:
     rounding = SMALL["three"]
     rows = rows_of(30_000_000 // dim, dim, GPU)
     unit, bound = 0.4 * rounding.limit, 0.5 * dim**0.5
-    found = sums_by_kernels(rows, bound, unit, rounding, first=0)
-    sums = zeros(dim, GPU)
-    plain.add_rows(rows.clone(), sums, signs_of(dim, GPU), bound=bound, unit=unit, **options_of(rounding, GPU))
-    apart = (found - sums).abs()
+    found = sums_by(long, rows, bound, unit, rounding, first=0)
+    apart = (found - sums_by(plain, rows, bound, unit, rounding)).abs()
     assert int(apart.max()) <= 2
     assert int(apart.sum()) < 3_000  # of 30 million
 
@@ -161,7 +155,7 @@ def test_law_of_coins(rounding: Rounding, dim: int) -> None:
     rows[:, 1] = 1.0
     unit = 0.3 * rounding.limit * dim**0.5
     points = rotated(rows, 1e3, unit)[0].clamp(-rounding.limit, rounding.limit).round().long().cpu().numpy()
-    found = sums_by_kernels(rows, 1e3, unit, rounding, first=0).cpu().numpy()
+    found = sums_by(long, rows, 1e3, unit, rounding, first=0).cpu().numpy()
     values, numbers = torch.unique(torch.from_numpy(points), return_counts=True)
     common = [int(value) for value, number in zip(values, numbers, strict=True) if number > 10_000]
     assert common
@@ -175,9 +169,9 @@ def test_the_same_sums_every_time(rounding: Rounding) -> None:
     """A race would show itself now and then."""
     for dim in (100_000, 1_000_000):
         rows = rows_of(40_000_000 // dim, dim, GPU)
-        expected = sums_by_kernels(rows, 1.0, 5e5, rounding, first=0)
+        expected = sums_by(long, rows, 1.0, 5e5, rounding, first=0)
         for _ in range(30):
-            assert torch.equal(sums_by_kernels(rows, 1.0, 5e5, rounding, first=0), expected)
+            assert torch.equal(sums_by(long, rows, 1.0, 5e5, rounding, first=0), expected)
 
 
 @pytest.mark.gpu
@@ -222,10 +216,11 @@ def test_a_round(mechanism: Mechanism) -> None:
 @pytest.mark.gpu
 def test_memory_beside_the_rows() -> None:
     rows = rows_of(200, 1_000_000, GPU)
-    signs, sums, options = signs_of(1_000_000, GPU), zeros(1_000_000, GPU), options_of(SMALL["three"], GPU)
+    encoding = plain.Encoding(signs_of(1_000_000, GPU), 1e3, 1e5, keys_of(GPU), SMALL["three"])
+    sums = zeros(1_000_000, GPU)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    long.add_rows(rows, sums, signs, bound=1e3, unit=1e5, **options)
+    long.add_rows(rows, sums, encoding, 0)
     assert torch.cuda.max_memory_allocated() - before < rows.numel() * 4 // 100
 
 
@@ -236,10 +231,7 @@ def test_short_vectors_where_shared_memory_is_small(cuda_device: torch.device, m
     assert cuda.is_long(cuda_device, 51_370)
     assert not cuda.is_long(cuda_device, 20_000)
     rows, rounding = rows_of(2, 51_370, cuda_device), SMALL["three"]
-    found = zeros(51_370, cuda_device)
-    options = {"bound": 1e3, "unit": 1e5, **options_of(rounding, cuda_device)}
-    cuda.add_rows(rows.clone(), found, signs_of(51_370, cuda_device), **options)
-    assert torch.equal(found, sums_of(rotated(rows, 1e3, 1e5), rounding, first=0))
+    assert torch.equal(sums_by(cuda, rows, 1e3, 1e5, rounding), sums_of(rotated(rows, 1e3, 1e5), rounding, first=0))
     back = rows[0].clone()
     cuda.scale_and_rotate(back[None], signs_of(51_370, cuda_device), 1e6, 1.0)
     cuda.rotate_back(back, signs_of(51_370, cuda_device))

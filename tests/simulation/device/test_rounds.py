@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,20 +15,11 @@ from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
 from cpsgd.simulation import device as rounds
 from cpsgd.simulation import device_plain as plain
-from cpsgd.simulation.cpu import FloatMean, RoundSimulator
-from cpsgd.simulation.device import DeviceFloatMean, DeviceRound
+from cpsgd.simulation.cpu import RoundSimulator, float_mean
+from cpsgd.simulation.device import DeviceRound, device_float_mean
 from cpsgd.simulation.device_kernels import current
 
-from ..exact_law import (  # noqa: TID252 - tests are no package
-    CLIENTS,
-    DIM,
-    PROTOCOLS,
-    VALUES,
-    coins,
-    exact_law,
-    integers,
-    protocol,
-)
+from ..exact_law import CLIENTS, DIM, PROTOCOLS, VALUES, coins, exact_law, integers, protocol  # noqa: TID252
 from .roundings import goodness_of_fit
 
 
@@ -77,9 +68,9 @@ def test_gaussian_rounds_and_float_means(device: torch.device) -> None:
     of = Protocol.gaussian(clients=50, dim=5_000, clip_norm=1.0, sigma=0.7)
     x = torch.randn(50, 5_000, generator=torch.Generator().manual_seed(2)).to(device)
     x[3, 7] = float("inf")  # counts as zero
-    plain_mean = DeviceFloatMean(5_000, 1.0, device)
+    plain_mean = device_float_mean(5_000, 1.0, device)
     plain_mean.add(x.clone())
-    reference = FloatMean(5_000, 1.0)
+    reference = float_mean(5_000, 1.0)
     finite = x.clone()
     finite[3] = 0.0
     reference.add(finite.cpu().numpy())
@@ -118,18 +109,14 @@ def test_rows_may_lie_anyhow_in_memory(rotated: bool, device: torch.device) -> N
     spread = torch.zeros(CLIENTS, 64, 2, device=device)
     spread[:, :, 0] = one
     means = []
-    for rows in (
-        one.repeat(CLIENTS, 1),
-        one.expand(CLIENTS, 64),
-        one.repeat(CLIENTS, 1).t().contiguous().t(),
-        spread[:, :, 0],
-    ):
+    copies = one.repeat(CLIENTS, 1)
+    for rows in (copies.clone(), one.expand(CLIENTS, 64), copies.t().contiguous().t(), spread[:, :, 0]):
         round_ = DeviceRound(of, 0, seed=1, device=device)
         round_.add(rows)
         means.append(round_.mean())
     for mean in means[1:]:
         assert torch.equal(mean, means[0])
-    floats = DeviceFloatMean(64, 1.0, device)
+    floats = device_float_mean(64, 1.0, device)
     floats.add(torch.full((64,), float("nan"), device=device).expand(2, 64))  # broken rows are overwritten, too
     assert bool((floats.mean() == 0.0).all())
 
@@ -143,28 +130,21 @@ def test_zeros_fill_a_round_up(device: torch.device) -> None:
     assert bool((round_.mean() >= -1e-6).all())  # each of three zeros goes to -1 or 1
 
 
+REACH = 3.6 / math.sqrt(51_370)
+LARGE = [
+    *(Coins(coins=n, theta=0.12 / math.sqrt(n), coordinate_range=REACH) for n in (1, 3, 15, 255)),
+    *(SampledCoins(rate=rate, theta=0.45, coordinate_range=REACH) for rate in (0.05, 0.6)),
+]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("count", [1, 3, 15, 255])
-def test_a_large_round_of_coins(count: int, device: torch.device) -> None:
+@pytest.mark.parametrize("mechanism", LARGE, ids=lambda mechanism: mechanism.describe())
+def test_a_large_round_of_coins(mechanism: Mechanism, device: torch.device) -> None:
     """The paper's size: errors have the mean and the variance of the law, and plain kernels give the same sums.
 
     All but 4 to 15 coins, which CUDA draws by inversion where plain kernels toss each.
     """
-    dim, clients = 51_370, 2_000
-    mechanism = Coins(coins=count, theta=0.12 / math.sqrt(count), coordinate_range=3.6 / math.sqrt(dim))
-    of = Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=mechanism)
-    check_large_round(of, device, same=count != 15)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rate", [0.05, 0.6])
-def test_a_large_round_of_sampled_coins(rate: float, device: torch.device) -> None:
-    dim, clients = 51_370, 2_000
-    mechanism = SampledCoins(rate=rate, theta=0.45, coordinate_range=3.6 / math.sqrt(dim))
-    check_large_round(Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=mechanism), device)
-
-
-def check_large_round(of: Protocol, device: torch.device, *, same: bool = True) -> None:
+    of = Protocol(clients=2_000, dim=51_370, clip_norm=1.0, mechanism=mechanism)
     rows = torch.randn(of.clients, of.dim, generator=torch.Generator(device).manual_seed(1), device=device)
     rows *= 0.9 / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     truth = rows.double().mean(dim=0)
@@ -175,7 +155,7 @@ def check_large_round(of: Protocol, device: torch.device, *, same: bool = True) 
         means.append(round_.mean())
     # Scaling may differ in the last digit, which moves a point of the grid here and there, and a coin in 2^16 with it.
     noise = of.scale**2 * of.mechanism.noise.variance / of.clients
-    if same:
+    if mechanism != LARGE[2]:
         assert float((means[0] - means[1]).double().square().mean()) < 1e-3 * noise
     expected = of.expected_squared_error(list(rows[:200].cpu().numpy()), 2)
     sigma = math.sqrt((expected.noise + expected.rounding) * 200 / of.clients / of.dim)
@@ -198,7 +178,7 @@ def test_bad_input_is_refused(device: torch.device) -> None:
     with pytest.raises(ParameterError, match="no more messages"):
         round_.add(torch.zeros(2, 4, device=device))
     with pytest.raises(EmptyError):
-        DeviceFloatMean(4, 1.0, device).mean()
+        device_float_mean(4, 1.0, device).mean()
 
 
 def test_more_coordinates_than_kernels_can_number_are_refused() -> None:
@@ -215,21 +195,10 @@ def test_kernels_run_on_the_gpu_that_is_meant() -> None:
         assert nothing is None
 
 
-class _Current:
-    """Remembers which devices were made the current one, without being a GPU."""
-
-    def __init__(self) -> None:
-        self.entered: list[torch.device] = []
-
-    def __call__(self, device: torch.device) -> AbstractContextManager[None]:
-        self.entered.append(device)
-        return nullcontext()
-
-
 def test_a_round_makes_its_device_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = _Current()
-    monkeypatch.setattr(rounds, "current", seen)
+    seen: list[torch.device] = []
+    monkeypatch.setattr(rounds, "current", lambda device: nullcontext(seen.append(device)))
     round_ = DeviceRound(protocol(dim=4), 0, seed=1, device="cpu")
     round_.add(torch.zeros(2, 4))
     round_.mean()
-    assert seen.entered == [torch.device("cpu")] * 2
+    assert seen == [torch.device("cpu")] * 2

@@ -73,5 +73,6 @@ inline Grouping make_grouping(std::uint64_t radix, std::size_t digits, int bits,
 void bind_codec(nb::module_& m);
 void bind_samplers(nb::module_& m);
 void bind_accounting(nb::module_& m);
+void bind_modular(nb::module_& m);
 
 }  // namespace cpsgd

@@ -138,6 +138,23 @@ struct Kernels {
   void (*permute)(const std::int64_t* numbers, std::uint64_t size, int half,
                   const std::uint64_t* keys, std::size_t rounds, std::int64_t* found,
                   std::size_t n);
+  // Sums of two servers: see the NumPy twin.
+  void (*modular_product)(const std::uint32_t* a, const std::uint32_t* b, std::uint32_t prime,
+                          std::uint32_t* out, std::size_t rows, std::size_t inner,
+                          std::size_t columns);
+  void (*modular_gram)(const std::uint32_t* a, const std::uint32_t* b, std::uint32_t prime,
+                       std::uint32_t* sums, std::size_t inner, std::size_t rows,
+                       std::size_t columns);
+  void (*extension_product)(const std::uint32_t* a, const std::uint32_t* b,
+                            const std::uint32_t* powers, std::uint32_t prime, std::uint32_t* out,
+                            std::size_t count, std::size_t degree);
+  void (*modular_polynomial)(const std::uint32_t* x, const std::uint32_t* coefficients,
+                             std::size_t size, std::uint32_t prime, std::uint32_t* out,
+                             std::size_t n);
+  void (*modular_sum)(const std::uint32_t* a, const std::uint32_t* b, bool minus,
+                      std::uint32_t prime, std::uint32_t* out, std::size_t n);
+  std::size_t (*uniform_elements)(const std::uint32_t* words, std::uint32_t prime,
+                                  std::uint32_t* out, std::size_t n, std::size_t most);
   void (*leave)();  // to be called after any of the others
 };
 

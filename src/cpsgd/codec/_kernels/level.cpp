@@ -6,6 +6,7 @@
 #include "blur.h"
 #include "coins.h"
 #include "inversion.h"
+#include "modular.h"
 #include "norms.h"
 #include "packing.h"
 #include "permutation.h"
@@ -165,6 +166,12 @@ extern const Kernels kernels = {
     largest_excess,
     bessel_ratios,
     permute,
+    modular_product,
+    modular_gram,
+    extension_product,
+    modular_polynomial,
+    modular_sum,
+    uniform_elements,
     leave,
 };
 

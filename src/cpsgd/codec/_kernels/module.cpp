@@ -81,4 +81,5 @@ NB_MODULE(_native, m) {
   cpsgd::bind_codec(m);
   cpsgd::bind_samplers(m);
   cpsgd::bind_accounting(m);
+  cpsgd::bind_modular(m);
 }

@@ -32,7 +32,7 @@ def answer_question(message: Message, question: Question[Any], value: object) ->
 
     Args:
         message: The train function's message.
-        question: What is asked. It is the client's own: a server could otherwise ask for what it likes.
+        question: The question. It is the client's own: a server could otherwise ask for anything.
         value: The client's rows; what the question's `vector` takes.
 
     Raises:
@@ -55,7 +55,7 @@ def ask_question(grid: Grid, planned: Planned[Answer], *, confidence: float = 0.
         grid: Flower's grid.
         planned: The question, planned with `secure=True` and `colluding=1`, as for `CpsgdStrategy`.
         confidence: Of the intervals, where the answer has some.
-        options: What `CpsgdStrategy` takes, and `timeout` of its `start`.
+        options: Options of `CpsgdStrategy`, and `timeout` of its `start`.
 
     Raises:
         ConditionError: Too few clients answered. Nothing was released.

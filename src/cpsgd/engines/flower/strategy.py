@@ -36,7 +36,7 @@ class CpsgdStrategy(Strategy):
     `plan.surviving` are left: their noise would be too little for the plan's guarantee.
 
     Attributes:
-        reports: What became of each round so far.
+        reports: Report of each round so far.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CpsgdStrategy(Strategy):
 
         Args:
             plan: From `cpsgd.plan(..., secure=True, colluding=1)`, or `plan_examples` for single examples.
-            apply: What the mean update does to the model; by default it is added. Privacy does not depend on it. If it
+            apply: Moves the model by the mean update; by default it is added. Privacy does not depend on it. If it
                 remembers something, give it `state_dict` and `load_state_dict`, as PyTorch's optimizers have them.
             checkpoint: File that the model and the reports are written to after each round. If it is there already, the
                 run goes on with the round after its last, and charges no round twice; see docs/flower.md.

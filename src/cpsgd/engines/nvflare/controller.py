@@ -19,6 +19,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from cpsgd._durable import write_file
 from cpsgd.engines.nvflare import shareables
 from cpsgd.errors import ParameterError, WireError
 from cpsgd.federation.carrying import Gathering, Pace, Reply, carry
@@ -46,7 +47,7 @@ class CpsgdController(ModelController):
     be too little for the plan's guarantee.
 
     Attributes:
-        reports: What became of each round so far.
+        reports: Report of each round so far.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class CpsgdController(ModelController):
             examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`, or of `plan_examples`: dropout, bits, clip_norm and so on;
                 `colluding` is 1 unless it is given here.
-            apply: What the mean update does to the model; by default it is added. Privacy does not depend on it.
+            apply: Moves the model by the mean update; by default it is added. Privacy does not depend on it.
             secure: Sums by secure aggregation. Without, the server sees each client's noisy message.
             roster: File with the public keys of all clients; empty for none.
             ledger: File of a privacy ledger; empty for none.
@@ -181,7 +182,7 @@ class CpsgdController(ModelController):
             model.params = unflatten(moved, model.params)
             self.save_model(model)
         reports = json.dumps([vars(report) for report in self.reports])
-        (Path(self.get_run_dir()) / REPORTS_FILE).write_text(reports)
+        write_file(Path(self.get_run_dir()) / REPORTS_FILE, reports.encode())
         self.event(AppEventType.ROUND_DONE)
 
     def _nodes(self, wanted: int, needed: int) -> list[str]:

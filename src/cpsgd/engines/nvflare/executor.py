@@ -80,7 +80,7 @@ class CpsgdExecutor(Executor):
         """Wraps an executor.
 
         Args:
-            executor: What trains, for instance NVFlare's `ClientAPIExecutor` with a script.
+            executor: The executor that trains, for instance NVFlare's `ClientAPIExecutor` with a script.
             limits: The fields of `Limits`: epsilon, delta, rounds and so on; `fingerprint` in hexadecimal. With
                 `examples` the script sends the *sum* of at most this many clipped gradients, as `silo_sum` makes it.
             allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.
@@ -101,7 +101,7 @@ class CpsgdExecutor(Executor):
         self._lock = Lock()
 
     def requires_materialized_task_result(self, task_name: str) -> bool:
-        """What the executor inside returns is read here, and not passed through to the server."""
+        """Returns True: the result of the executor inside is read here, and not passed through to the server."""
         return True
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -193,7 +193,7 @@ def silo_sum(
     `examples` the first ones count.
 
     Args:
-        received: What `flare.receive()` returned.
+        received: The model that `flare.receive()` returned.
         model: The model with the received parameters in it.
         loss: From a model's outputs and the labels to their mean loss.
         features: The silo's examples, one per row.

@@ -30,8 +30,8 @@ def answer_question(received: FLModel, question: Question[Any], value: object) -
     """Returns what a client's train script sends: the vector, as a difference from whatever model was sent.
 
     Args:
-        received: What `flare.receive()` returned.
-        question: What is asked. It is the client's own: a server could otherwise ask for what it likes.
+        received: The model that `flare.receive()` returned.
+        question: The question. It is the client's own: a server could otherwise ask for anything.
         value: The client's rows; what the question's `vector` takes.
     """
     return FLModel(ParamsType.DIFF, {_NAME: question.vector(value)}, current_round=received.current_round)
@@ -54,12 +54,12 @@ def question_controller(
     """Returns the server's workflow, of one round.
 
     Args:
-        question: What is asked.
-        num_clients: How many clients there are.
+        question: The question.
+        num_clients: Number of clients.
         epsilon: ε, for replacing all rows of one client.
         delta: δ.
         plan: Further arguments of `cpsgd.plan`, as for `CpsgdController`.
-        options: What else `CpsgdController` takes.
+        options: Further options of `CpsgdController`.
     """
     from cpsgd.engines.nvflare.controller import CpsgdController
 

@@ -60,7 +60,7 @@ class CpsgdRecipe(Recipe):
             delta: δ of the guarantee.
             examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`.
-            limits: What the clients insist on, unless a site has its own conditions; by default ε, δ and `examples`.
+            limits: Limits of the clients, unless a site has its own; by default ε, δ and `examples`.
             allow_metrics: Names of metrics that may leave a client, in clear.
             secure: Secure aggregation, which the clients then insist on.
             server: Further arguments of `CpsgdController`: apply, roster, ledger, population, checkpoint, measures,

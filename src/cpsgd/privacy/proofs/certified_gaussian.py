@@ -25,20 +25,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
-from scipy.special import ndtri
 
 from cpsgd import _validate
+from cpsgd._lazy import Late
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
-from cpsgd.privacy.proofs import interface as base
-from cpsgd.privacy.proofs.interface import Proof, Proved
+from cpsgd.privacy.proofs import proof as base
+from cpsgd.privacy.proofs.proof import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 SMALLEST_MASS = 1e-250
 """The smallest tail probability of one coordinate that is computed; below, floating point would underflow."""
@@ -213,7 +218,7 @@ def _quotients(law: Window) -> Array:
     # Lower bound on min(F, 1 - F). Each is summed from its own end, so the smaller of the two is accurate.
     side = np.minimum(law.below, law.above)[:-1] * (1.0 - 2.0 * law.error)
     # Upper bound on |q|, hence a lower bound on φ(q), which falls with |q|.
-    quantile = -ndtri(np.minimum(side, 0.5)) * (1.0 + _NDTRI_RELATIVE) + _NDTRI_ABSOLUTE
+    quantile = -special.ndtri(np.minimum(side, 0.5)) * (1.0 + _NDTRI_RELATIVE) + _NDTRI_ABSOLUTE
     inverse_density = math.sqrt(2.0 * math.pi) * np.exp(0.5 * quantile * quantile)
     # 1e-12 covers the roundings of these lines (the exponent is under 700). At the window's last point F may be 1.
     largest = np.maximum(inverse_density[:-1], inverse_density[1:]) * (1.0 + 2.0 * law.error + 1e-12)

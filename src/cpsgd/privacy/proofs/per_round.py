@@ -16,20 +16,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
 from cpsgd import _validate
+from cpsgd._lazy import Late
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.proofs import best
-from cpsgd.privacy.proofs import interface as base
-from cpsgd.privacy.proofs.interface import Proof, Proved
+from cpsgd.privacy.proofs import proof as base
+from cpsgd.privacy.proofs.proof import Proof, Proved
 from cpsgd.run import Run
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 CITATION = "Kairouz, Oh, Viswanath (2017), The Composition Theorem for Differential Privacy, Theorem 3.3"
 
@@ -52,13 +58,13 @@ def randomized_response_delta(*, epsilon: float, rounds: int, target_epsilon: fl
     if last < 0:
         return 0.0
     lost = np.arange(min(last, rounds) + 1, dtype=np.float64)
-    log_ways = gammaln(rounds + 1.0) - gammaln(lost + 1.0) - gammaln(rounds - lost + 1.0)
+    log_ways = special.gammaln(rounds + 1.0) - special.gammaln(lost + 1.0) - special.gammaln(rounds - lost + 1.0)
     gap = (rounds - 2.0 * lost) * epsilon - target_epsilon
     lost, log_ways, gap = lost[gap > 0], log_ways[gap > 0], gap[gap > 0]
     if not gap.size:
         return 0.0
     log_terms = log_ways + (rounds - lost) * epsilon + np.log(-np.expm1(-gap))
-    log_delta = float(logsumexp(log_terms)) - rounds * (epsilon + math.log1p(math.exp(-epsilon)))
+    log_delta = float(special.logsumexp(log_terms)) - rounds * (epsilon + math.log1p(math.exp(-epsilon)))
     # The logarithms are differences of numbers of size R (1 + ε) log R, each known to a few units in the last place.
     slack = 1e-12 + 1e-15 * rounds * (1.0 + epsilon) * math.log(rounds + 2.0) * 8.0
     return min(1.0, math.exp(min(0.0, log_delta + slack)))

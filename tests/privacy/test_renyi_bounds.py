@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from scipy.special import ive, logsumexp
 from scipy.stats import binom
 
-from cpsgd import Protocol, guarantee
+from cpsgd import Protocol, Run, guarantee
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms import DiscreteGaussian, Skellam, published
+from cpsgd.mechanisms import DiscreteGaussian, Skellam
 from cpsgd.mechanisms.discrete_gaussian import convolved
-from cpsgd.mechanisms.published import ORDERS
 from cpsgd.neighbours import Adjacency
+from cpsgd.privacy import renyi_bounds
 from cpsgd.privacy.guarantees import CITATIONS, COMPARISONS
 from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
+from cpsgd.privacy.proofs.published_accounting import accounting_of, published_epsilon
+from cpsgd.privacy.renyi_bounds import ORDERS
 
 Array = NDArray[np.float64]
 REPLACE = Adjacency.REPLACE_ONE
@@ -41,7 +43,7 @@ def exact_divergences(half: Array, shift: int) -> dict[int, float]:
 def test_the_skellam_bound_is_above_the_divergence(variance: float, shift: int) -> None:
     masses = ive(np.arange(4000.0), variance)
     exact = exact_divergences(np.log(masses[masses > 1e-300]), shift)
-    bound = published.skellam_rdp(float(shift), float(shift), variance)
+    bound = renyi_bounds.skellam_rdp(float(shift), float(shift), variance)
     for place, divergence in exact.items():
         assert divergence <= bound[place] * (1 + 1e-9)
     if variance == 100.0 and shift <= 10:
@@ -56,7 +58,7 @@ def test_the_discrete_gaussian_bound_is_above_the_divergence(sigma_squared: floa
     half = np.log(convolved(sigma_squared, clients, 2000)[0])
     checked = 0
     for shift in (1, 2, 3, 5, 10):
-        bound = published.discrete_gaussian_rdp(float(shift), float(shift), sigma_squared, clients, 1)
+        bound = renyi_bounds.discrete_gaussian_rdp(float(shift), float(shift), sigma_squared, clients, 1)
         for place, divergence in exact_divergences(half, shift).items():
             assert divergence <= bound[place] * (1 + 1e-9)
             checked += 1
@@ -76,7 +78,7 @@ def poisson_binomial(coins: list[float]) -> Array:
 def test_no_odds_of_the_others_are_worse_for_poisson_binomial(
     coins: int, clients: int, theta: float, adjacency: Adjacency
 ) -> None:
-    bound = published.poisson_binomial_rdp(coins, theta, clients, adjacency)
+    bound = renyi_bounds.poisson_binomial_rdp(coins, theta, clients, adjacency)
     generator = np.random.default_rng(3)
     ends = (0.5 - theta, 0.5 + theta)
     others = [list(mix) for mix in itertools.combinations_with_replacement(ends, clients - 1)]
@@ -95,20 +97,20 @@ def test_no_odds_of_the_others_are_worse_for_poisson_binomial(
 
 def test_many_coins_are_the_same_law() -> None:
     law = poisson_binomial([0.6] * 4 + [0.3] * 36)
-    window = published._one_more(4, 0.6, 36, 0.3)
+    window = renyi_bounds._one_more(4, 0.6, 36, 0.3)
     np.testing.assert_allclose(window, law, rtol=1e-9)
-    np.testing.assert_allclose(published._one_more(3, 0.6, 0, 0.3), binom.pmf(range(4), 3, 0.6), rtol=1e-12)
+    np.testing.assert_allclose(renyi_bounds._one_more(3, 0.6, 0, 0.3), binom.pmf(range(4), 3, 0.6), rtol=1e-12)
 
 
 def test_the_conversion_is_ours() -> None:
     divergences = 0.02 * ORDERS
     expected = min(rdp_epsilon(d, a, 1e-6) for d, a in zip(divergences, ORDERS, strict=True))
-    assert published.best_epsilon(divergences, 1e-6) == pytest.approx(expected, rel=1e-12)
+    assert renyi_bounds.best_epsilon(divergences, 1e-6) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_sum_of_many_terms_is_bounded() -> None:
-    exact = published.discrete_gaussian_rdp(1.0, 1.0, 0.6, 99_999, 1)
-    more = published.discrete_gaussian_rdp(1.0, 1.0, 0.6, 200_000, 1)
+    exact = renyi_bounds.discrete_gaussian_rdp(1.0, 1.0, 0.6, 99_999, 1)
+    more = renyi_bounds.discrete_gaussian_rdp(1.0, 1.0, 0.6, 200_000, 1)
     tau = [10 * sum(math.exp(-2 * math.pi**2 * 0.6 * k / (k + 1)) for k in range(1, n)) for n in (99_999, 200_000)]
     for found, value, clients in ((exact, tau[0], 99_999), (more, tau[1], 200_000)):
         scale = 1.0 / math.sqrt(clients * 0.6)
@@ -124,10 +126,11 @@ def test_the_sum_of_many_terms_is_bounded() -> None:
 )
 def test_it_is_shown_beside_ours_and_is_larger(mechanism: Skellam | DiscreteGaussian) -> None:
     protocol = Protocol(clients=500, dim=100, clip_norm=1.0, mechanism=mechanism)
-    assert mechanism.published is not None
-    name, citation = mechanism.published
+    published = accounting_of(protocol)
+    assert published is not None
+    name = published.name
     assert name in COMPARISONS
-    assert CITATIONS[name] == citation
+    assert CITATIONS[name] == published.citation
     for adjacency in Adjacency:
         found = guarantee(protocol, 1e-6, adjacency=adjacency)
         authors = dict(found.alternatives)[name]
@@ -139,4 +142,7 @@ def test_a_condition_that_fails_is_named() -> None:
     mechanism = DiscreteGaussian(levels=3, sigma_squared=0.2, coordinate_range=1.0)
     protocol = Protocol(clients=500, dim=10, clip_norm=1.0, mechanism=mechanism)
     with pytest.raises(ConditionError, match="1/4"):
-        mechanism.published_epsilon(protocol, 1e-6, REPLACE, 500)
+        published_epsilon(Run.of(protocol), 1e-6)
+    nobody = Protocol.gaussian(clients=500, dim=10, clip_norm=1.0, sigma=1.0)
+    with pytest.raises(ConditionError, match="no published accounting for gaussian"):
+        published_epsilon(Run.of(nobody), 1e-6)

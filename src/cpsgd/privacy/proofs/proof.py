@@ -1,7 +1,7 @@
 """`Proof`: the questions that every proof answers about a run, and what proofs share.
 
 The run of a proof is about whole clients: single examples are accounted for by a protocol of their own
-(`cpsgd.privacy.examples`).
+(`cpsgd.privacy.one_example`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What the authors of other mechanisms prove about them: Rényi bounds, converted to (ε, δ).
+"""Rényi bounds that the authors of other mechanisms prove about them, converted to (ε, δ).
 
-For comparison beside our own accounting; no guarantee of this package rests on it. The conversion is that of Canonne,
-Kamath and Steinke (2020, Proposition 12), which the first two papers' code uses, too, at the best of many whole orders.
+They stand beside our own accounting for comparison; no guarantee of this package rests on them. The conversion is that
+of Canonne, Kamath and Steinke (2020, Proposition 12), as in the code of the first two papers, at the best of many
+whole orders.
 
 * **Discrete Gaussian**: Kairouz, Liu, Steinke 2021, Theorem 1 and Proposition 14.
 * **Skellam**: Agarwal, Kairouz, Liu 2021, the bound for vectors, which holds for whole orders.
@@ -16,31 +17,13 @@ such bound; so the ε of these two is that of the authors' own protocol with the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Array
-
-if TYPE_CHECKING:
-    from cpsgd.neighbours import Adjacency
-
-DISCRETE_GAUSSIAN = (
-    "distributed-discrete-gaussian",
-    'Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure '
-    'Aggregation", ICML 2021, Theorem 1',
-)
-SKELLAM = (
-    "skellam-mechanism",
-    'Agarwal, Kairouz and Liu, "The Skellam Mechanism for Differentially Private Federated Learning", NeurIPS 2021',
-)
-POISSON_BINOMIAL = (
-    "poisson-binomial",
-    'Chen, Ozgur and Kairouz, "The Poisson Binomial Mechanism for Unbiased Federated Learning with Secure '
-    'Aggregation", ICML 2022',
-)
+from cpsgd.neighbours import Adjacency
 
 ORDERS = np.array([*range(2, 129), *(int(128 * 1.1**i) for i in range(1, 95))], dtype=np.float64)
 """The orders α that are tried."""

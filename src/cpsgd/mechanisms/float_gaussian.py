@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.codec.pack import Floats
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
-from cpsgd.mechanisms.base import RANGES, ErrorBound, Extent, Mechanism, Search
+from cpsgd.mechanisms.interface import RANGES, ErrorBound, Extent, Mechanism, Search
 from cpsgd.mechanisms.law import Normal
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.paper import bounds
@@ -68,6 +68,7 @@ class Gaussian(Mechanism):
     name = "gaussian"
     planned = False
     title = "Gaussian protocol (floats, the baseline)"
+    summary = "σ = {sigma:g} per client"
     grid = None
     keystream_bytes = 16
     values = 0
@@ -135,10 +136,6 @@ class Gaussian(Mechanism):
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
         """Returns as much noise in the sum as a vector is long."""
         return {"sigma": clip_norm / math.sqrt(clients)}
-
-    def describe(self) -> str:
-        """Returns σ."""
-        return f"σ = {self.sigma:g} per client"
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
         """Returns the fields of protocol files since 0.1.0, which name no mechanism."""

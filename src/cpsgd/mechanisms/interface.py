@@ -16,7 +16,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,6 @@ from cpsgd.mechanisms.memory import INDEPENDENT, NoiseMemory
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.mechanisms.sums import Deviation, MeanCoordinate, rounding_cumulant
 from cpsgd.neighbours import Adjacency
-
-if TYPE_CHECKING:
-    from cpsgd.protocol import Protocol
 
 RANGES = (1e-20, 1e20)
 """Outside this interval float32 arithmetic could overflow or vanish on the way through the codec."""
@@ -184,8 +181,8 @@ class Mechanism(ABC):
     title: ClassVar[str]
     """A few words on what it does to a coordinate."""
 
-    published: ClassVar[tuple[str, str] | None] = None
-    """Name and citation of its authors' own accounting, shown beside ours; None where there is none."""
+    summary: ClassVar[str]
+    """Its parameters in a line, as a format string."""
 
     sampler_remedy: ClassVar[str] = "add noise"
     """The advice where the resolution of the sampler (`Noise.variation`) costs too much of δ."""
@@ -228,7 +225,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def kernel(self) -> Any:
-        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.Kernel`, or a `FloatKernel`."""
+        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.RoundingKernel`, or a `FloatKernel`."""
 
     @property
     @abstractmethod
@@ -398,14 +395,6 @@ class Mechanism(ABC):
             self.grid, dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
         )
 
-    def published_epsilon(self, protocol: Protocol, delta: float, adjacency: Adjacency, honest: int) -> float:
-        """Returns ε by its authors' own accounting (see `published`), for comparison.
-
-        Raises:
-            ConditionError: A condition of their theorem fails.
-        """
-        raise ConditionError(f"There is no published accounting for {self.name}.")
-
     # ------------------------------------------------------------------ planning
 
     def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
@@ -430,7 +419,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """Returns its parameters in a line."""
-        return ", ".join(f"{name} = {value:g}" for name, value in self._parameters().items())
+        return self.summary.format(**self._parameters())
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
         """Returns its part of a protocol file, as plain JSON values."""

@@ -1,0 +1,1 @@
+"""Two servers over HTTP: clients send one message each, and only the sum of all comes out."""

@@ -1,0 +1,168 @@
+"""`Sender` and `Collector`: the client and the one who gets the mean, over HTTP."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import ArrayLike, NDArray
+
+from cpsgd.engines.pair.servers import combine
+from cpsgd.engines.pair.task import PairTask, Secrets
+from cpsgd.errors import ParameterError, RoundRefusedError, TransportError
+from cpsgd.secagg.pair.upload import make_upload
+
+_TRIES, _PAUSE = 6, 0.5
+
+
+class Sender:
+    """A client: sends one vector per round.
+
+    Example:
+        >>> sender = Sender(task)  # doctest: +SKIP
+        >>> sender.send(vector)  # doctest: +SKIP
+        'accepted'
+    """
+
+    def __init__(
+        self,
+        task: PairTask | Path,
+        *,
+        identity: Ed25519PrivateKey | None = None,
+        tokens: tuple[bytes, bytes] | None = None,
+        verify: str | bool = True,
+    ) -> None:
+        """Prepares to send.
+
+        Args:
+            task: The task, or its file: take it from somebody who is trusted, for it names both servers' keys.
+            identity: The client's key, where the task has a roster.
+            tokens: The client's tokens, where it has those.
+            verify: File of the certificates that the leader's must be signed by; True for the system's.
+        """
+        self.task = task if isinstance(task, PairTask) else PairTask.read(task)
+        if (self.task.admission == "roster") != (identity is not None) or (self.task.admission == "tokens") != (
+            tokens is not None
+        ):
+            raise ParameterError(f"The task admits by {self.task.admission}: give an identity or tokens accordingly.")
+        self._identity, self._tokens = identity, tokens
+        self._client = httpx.Client(base_url=self.task.leader.url, timeout=60.0, verify=verify, trust_env=False)
+        self._sent: dict[int, bytes] = {}
+
+    def open_round(self) -> int:
+        """Returns the round that takes reports.
+
+        Raises:
+            RoundRefusedError: There is none any more.
+        """
+        number = _json(_call(self._client, "GET", "/round")).get("round")
+        if not isinstance(number, int):
+            raise RoundRefusedError("The task's last round is closed.")
+        return number
+
+    def send(self, vector: ArrayLike, round: int | None = None) -> str:
+        """Encodes a vector for a round and sends it; asks again with the same bytes where nothing is heard.
+
+        Args:
+            vector: The client's vector.
+            round: Number of the round; the open one if not given.
+
+        Returns:
+            "accepted".
+
+        Raises:
+            RoundRefusedError: The report is refused; the message says why.
+            TransportError: The leader does not answer.
+        """
+        number = self.open_round() if round is None else round
+        if number not in self._sent:
+            # Another report of the same vector would double what can be learned about it.
+            values = self.task.protocol.encode_integers(vector, number)
+            upload = make_upload(
+                self.task.shape(number),
+                number,
+                values,
+                leader_key=self.task.leader.key,
+                helper_key=self.task.helper.key,
+                identity=self._identity,
+                tokens=self._tokens,
+            )
+            self._sent[number] = upload.to_bytes()
+        response = _call(self._client, "POST", "/reports", content=self._sent[number])
+        if response.status_code != 200:
+            raise RoundRefusedError(str(_json(response).get("title", "The report is refused.")))
+        return str(_json(response).get("verdict"))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._client.close()
+
+
+class Collector:
+    """Ends rounds and gets their means."""
+
+    def __init__(self, task: PairTask, secrets: Secrets, *, verify: str | bool = True) -> None:
+        self.task = task
+        headers = {"Authorization": f"Bearer {secrets.collector.hex()}"}
+        self._servers = [
+            httpx.Client(base_url=server.url, headers=headers, timeout=60.0, verify=verify, trust_env=False)
+            for server in (task.leader, task.helper)
+        ]
+
+    def progress(self) -> dict[str, Any]:
+        """Returns the leader's open round, with its counts."""
+        return _json(_call(self._servers[0], "GET", "/round"))
+
+    def collect(self, round: int) -> tuple[NDArray[np.float32], int]:
+        """Ends a round and returns the mean of its vectors, with their number.
+
+        It may be asked for again: the servers repeat their answers.
+
+        Raises:
+            RoundRefusedError: A server refuses, for example since too few reports were accepted.
+            TransportError: A server does not answer.
+        """
+        answers = []
+        for step in ("close", "reveal"):
+            answers = [_call(server, "POST", f"/rounds/{round}/{step}") for server in self._servers]
+            for response in answers:
+                if response.status_code != 200:
+                    raise RoundRefusedError(str(_json(response).get("title", "A server refuses.")))
+        sums, count = combine(self.task, round, answers[0].content, answers[1].content)
+        return self.task.protocol.decode_sum(sums, count, round), count
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for server in self._servers:
+            server.close()
+
+
+def _call(client: httpx.Client, method: str, path: str, *, content: bytes | None = None) -> httpx.Response:
+    """Sends a request, again with the same bytes where a server does not answer or is busy."""
+    pause = _PAUSE
+    for remaining in reversed(range(_TRIES)):
+        try:
+            response = client.request(method, path, content=content)
+        except httpx.HTTPError as error:
+            if not remaining:
+                raise TransportError(f"{client.base_url} does not answer: {type(error).__name__}.") from None
+        else:
+            if response.status_code != 503 or not remaining:
+                return response
+        time.sleep(pause)
+        pause *= 2
+    raise AssertionError("unreachable")
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise TransportError(f"{response.url} answered {response.status_code} with something else than JSON.")
+    return found

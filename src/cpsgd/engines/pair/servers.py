@@ -1,0 +1,404 @@
+"""`Leader` and `Helper`: what each server does with reports, bytes in and bytes out; `service.py` carries the bytes.
+
+A report's way: `Leader.read` opens and checks an upload; `Leader.evaluate` keeps the uploads of a batch on disk and
+makes one request of them; `Helper.verify` decides on each and adds its shares; `Leader.settle` adds the leader's.
+After a crash the leader asks again for all that it kept; the helper repeats its verdicts. Rounds are closed, charged,
+and revealed by each server for itself, once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpsgd.codec import pack
+from cpsgd.engines.pair.store import Decided, ReportStore, RoundState, Verdict
+from cpsgd.engines.pair.task import PairTask, Secrets
+from cpsgd.errors import (
+    CpsgdError,
+    EmptyError,
+    MessageError,
+    ParameterError,
+    SignatureError,
+    StageError,
+    ThresholdError,
+)
+from cpsgd.ledger import Ledger, RoundEvent
+from cpsgd.secagg.pair.extension import Elements, modular_sum
+from cpsgd.secagg.pair.proof import Basis, LeaderShare, evaluation_message, open_helper, open_leader, verify
+from cpsgd.secagg.pair.sealing import Role, unseal
+from cpsgd.secagg.pair.shape import RoundShape
+from cpsgd.secagg.pair.upload import TOKEN_BYTES, Upload, check_signature, upload_bytes
+
+MOST_IN_REQUEST = 1024
+"""Reports in one request to the helper."""
+
+_REQUEST = struct.Struct("<II")
+_ENTRY = struct.Struct("<16s32s64sI")
+_ANSWER = struct.Struct("<I32s")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Who may send, as one server knows it: public keys on a roster, or SHA-256 hashes of tokens."""
+
+    keys: frozenset[bytes] = frozenset()
+    tokens: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, repr=False)
+class Prepared:
+    """An upload that the leader has read and found in order."""
+
+    upload: Upload
+    data: bytes
+    sender: bytes | None
+    share: LeaderShare
+
+    @property
+    def digest(self) -> bytes:
+        """Stands for the bytes that were sent."""
+        return hashlib.sha256(self.data).digest()
+
+
+class RefusedReportError(CpsgdError):
+    """A report is refused; the verdict says why."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(f"The report is refused: {verdict.name.lower().replace('_', ' ')}.")
+        self.verdict = verdict
+
+
+class Books:
+    """What both servers have in common: the task, the store, the open round's sums, and who may send."""
+
+    def __init__(
+        self,
+        task: PairTask,
+        role: Role,
+        secrets: Secrets,
+        store: ReportStore,
+        *,
+        admitted: Admitted | None = None,
+        charge: Callable[[int, int], None] | None = None,
+    ) -> None:
+        own = {"leader": task.leader, "helper": task.helper}[role]
+        if secrets.key.public_key().public_bytes_raw() != own.key:
+            raise ParameterError(f"These secrets are not those of the task's {role}.")
+        if hashlib.sha256(secrets.verification).digest() != task.verification:
+            raise ParameterError("The verification key is not the one that the task was made with.")
+        if task.admission != "open" and admitted is None:
+            raise ParameterError(f"The task admits by {task.admission}: say who may send.")
+        self.task, self.role, self.secrets, self.store = task, role, secrets, store
+        self.admitted, self.charge = admitted or Admitted(), charge
+        self.key = secrets.key
+        self.lock = threading.RLock()
+        self.current = store.current()
+
+    @property
+    def tokens(self) -> bool:
+        """Whether parts begin with a token."""
+        return self.task.admission == "tokens"
+
+    def basis(self, shape: RoundShape, report: bytes) -> Basis:
+        """The one point at which a report is ever evaluated."""
+        return Basis.of(shape, report, self.secrets.verification)
+
+    def admit(self, sender: bytes, part: bytes) -> tuple[bytes | None, bytes]:
+        """Returns who is the sender by this server's own list, and the part without its token.
+
+        Raises:
+            RefusedReportError: Nobody that may send.
+        """
+        if self.tokens:
+            token = hashlib.sha256(part[:TOKEN_BYTES]).digest()
+            if token not in self.admitted.tokens:
+                raise RefusedReportError(Verdict.NOT_ADMITTED)
+            return token, part[TOKEN_BYTES:]
+        if self.task.admission == "roster":
+            if sender not in self.admitted.keys:
+                raise RefusedReportError(Verdict.NOT_ADMITTED)
+            return sender, part
+        return None, part
+
+    def check_open(self, round: int) -> RoundState:
+        """Returns the state of a round that takes reports.
+
+        Raises:
+            RefusedReportError: It takes none: it is closed, full, not yet begun, or no round of the task.
+        """
+        state = self.store.round(round) if 0 <= round < self.task.rounds else None
+        if state is None or round != self.current or state.state != "open":
+            raise RefusedReportError(Verdict.ROUND_CLOSED)
+        return state
+
+    def close(self, round: int) -> RoundState:
+        """Lets no further reports into a round, and begins the next.
+
+        Raises:
+            StageError: An earlier round is still open, or it is no round of the task.
+        """
+        with self.lock:
+            if round > self.current or not 0 <= round < self.task.rounds:
+                raise StageError(f"Round {round} is not open yet: round {self.current} is.")
+            self.store.close_round(round)
+            self.current = self.store.current()
+            return self.store.round(round)
+
+    def reveal(self, round: int) -> bytes:
+        """Returns this server's sum of a round, with the number of reports and the hash of their ids.
+
+        The budget is charged first. Asked again, it returns the same bytes.
+
+        Raises:
+            StageError: The round is still open.
+            ThresholdError: Fewer reports were accepted than the protocol's promise needs.
+            LedgerError: The budget does not pay.
+        """
+        with self.lock:
+            if (before := self.store.answer(round)) is not None:
+                return before
+            if self.store.round(round).state == "open":
+                raise StageError(f"Round {round} is open: close it first.")
+            sums, accepted, ids = self.store.sums(round)
+            if accepted < self.task.surviving:
+                raise ThresholdError(f"{accepted} reports were accepted, and {self.task.surviving} are needed.")
+            if self.charge is not None:
+                self.charge(round, accepted)
+            packed = pack.forward(sums, self.task.shape(round).field.prime)
+            return self.store.reveal(round, _ANSWER.pack(accepted, ids) + packed)
+
+
+class Leader:
+    """The server that clients send to."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    def read(self, data: bytes) -> Prepared | Verdict:
+        """Reads an upload; returns the verdict where it was decided on before.
+
+        Raises:
+            MessageError: It is no upload of this task.
+            RefusedReportError: It is one, but not for now or not from somebody who may send.
+        """
+        books = self.books
+        upload = Upload.from_bytes(data)
+        known = books.store.known([upload.id]).get(upload.id)
+        if known is not None:
+            if known[0] != hashlib.sha256(data).digest():
+                raise RefusedReportError(Verdict.REUSED_ID)
+            return known[1]
+        state = books.check_open(upload.round)
+        if state.accepted >= books.task.protocol.clients:
+            raise RefusedReportError(Verdict.ROUND_CLOSED)
+        return self.open(upload, data)
+
+    def open(self, upload: Upload, data: bytes) -> Prepared:
+        """Opens the leader's part and checks the sender.
+
+        Raises:
+            MessageError: It does not open, or holds no shares.
+            RefusedReportError: Nobody vouches for it, or its sender has another report in the round.
+        """
+        books = self.books
+        shape = books.task.shape(upload.round)
+        if len(data) != upload_bytes(shape, tokens=books.tokens):
+            raise MessageError("The upload has another length than those of the task.")
+        part = unseal(books.key, upload.leader, shape, upload.id, "leader")
+        sender, message = books.admit(upload.sender, part)
+        share = open_leader(shape, upload.id, message)
+        if books.task.admission == "roster":
+            try:
+                check_signature(shape, upload, share.part)
+            except SignatureError:
+                raise RefusedReportError(Verdict.NOT_ADMITTED) from None
+        if sender is not None and books.store.senders(upload.round, [sender]):
+            raise RefusedReportError(Verdict.SENT_BEFORE)
+        return Prepared(upload, data, sender, share)
+
+    def restore(self) -> list[Prepared]:
+        """Returns the uploads that were on their way when the leader stopped."""
+        return [self.open(Upload.from_bytes(data), data) for _, data in self.books.store.kept()]
+
+    def evaluate(self, batch: Sequence[Prepared]) -> bytes:
+        """Keeps a batch, all of one round, on disk, and returns the request for the helper."""
+        books, round = self.books, batch[0].upload.round
+        shape = books.task.shape(round)
+        books.store.keep(round, [(each.upload.id, each.data) for each in batch])
+        parts = [_REQUEST.pack(round, len(batch))]
+        for each in batch:
+            upload = each.upload
+            parts += [
+                _ENTRY.pack(upload.id, upload.sender, upload.signature, len(upload.helper)),
+                upload.helper,
+                evaluation_message(shape, each.share, books.basis(shape, upload.id)),
+            ]
+        return b"".join(parts)
+
+    def settle(self, batch: Sequence[Prepared], answer: bytes) -> list[Verdict]:
+        """Adds what the helper accepted, and returns all verdicts.
+
+        Raises:
+            MessageError: The helper's answer is none to this batch.
+        """
+        books, round = self.books, batch[0].upload.round
+        if len(answer) != len(batch) or any(code not in set(Verdict) for code in answer):
+            raise MessageError("The helper's answer does not have one verdict for each report.")
+        verdicts = [Verdict(code) for code in answer]
+        with books.lock:
+            sums, prime = books.store.sums(round)[0], books.task.shape(round).field.prime
+            decided = []
+            for each, verdict in zip(batch, verdicts, strict=True):
+                if verdict is Verdict.ACCEPTED:
+                    sums = modular_sum(np.ascontiguousarray(sums), each.share.values, prime)
+                taken = each.sender if verdict is Verdict.ACCEPTED else None
+                decided.append(Decided(each.upload.id, taken, each.digest, verdict))
+            books.store.settle(round, decided, sums)
+        return verdicts
+
+
+class Helper:
+    """The other server: it derives its shares from seeds, decides, and adds."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    def verify(self, request: bytes) -> bytes:
+        """Decides on a leader's request and returns a verdict for each report, in a byte each.
+
+        Raises:
+            MessageError: It is no request.
+        """
+        books = self.books
+        round, entries = self._entries(request)
+        shape = books.task.shape(round)
+        with books.lock:
+            known = books.store.known(entry[0].id for entry in entries)
+            state = books.store.round(round)
+            is_open = round == books.current and state.state == "open"
+            room = books.task.protocol.clients - state.accepted
+            sums = np.ascontiguousarray(books.store.sums(round)[0])
+            verdicts, decided = bytearray(), dict[bytes, Decided]()
+            senders: set[bytes] = set()
+            for upload, evaluation, digest in entries:
+                before = known.get(upload.id) or (
+                    (decided[upload.id].digest, decided[upload.id].verdict) if upload.id in decided else None
+                )
+                if before is not None:
+                    verdicts.append(before[1] if before[0] == digest else Verdict.REUSED_ID)
+                    continue
+                if not is_open or room == 0:
+                    verdicts.append(Verdict.ROUND_CLOSED)
+                    continue
+                sender, values, verdict = self._decide(shape, upload, evaluation, senders)
+                if values is not None and verdict is Verdict.ACCEPTED:
+                    sums = modular_sum(sums, values, shape.field.prime)
+                    room -= 1
+                    if sender is not None:
+                        senders.add(sender)
+                decided[upload.id] = Decided(
+                    upload.id, sender if verdict is Verdict.ACCEPTED else None, digest, verdict
+                )
+                verdicts.append(verdict)
+            if decided:
+                books.store.settle(round, list(decided.values()), sums)
+        return bytes(verdicts)
+
+    def _decide(
+        self, shape: RoundShape, upload: Upload, evaluation: bytes, senders: set[bytes]
+    ) -> tuple[bytes | None, Elements | None, Verdict]:
+        books = self.books
+        try:
+            part = unseal(books.key, upload.helper, shape, upload.id, "helper")
+            sender, seed = books.admit(upload.sender, part)
+            if books.task.admission == "roster":
+                check_signature(shape, upload, evaluation[:32])
+            if sender is not None and (sender in senders or books.store.senders(upload.round, [sender])):
+                return sender, None, Verdict.SENT_BEFORE
+            share = open_helper(shape, upload.id, seed)
+            good = verify(shape, upload.id, share, books.basis(shape, upload.id), evaluation)
+        except RefusedReportError as refusal:
+            return None, None, refusal.verdict
+        except SignatureError:
+            return None, None, Verdict.NOT_ADMITTED
+        except MessageError:
+            return None, None, Verdict.UNREADABLE
+        return sender, share.values, Verdict.ACCEPTED if good else Verdict.OUT_OF_RANGE
+
+    def _entries(self, request: bytes) -> tuple[int, list[tuple[Upload, bytes, bytes]]]:
+        """Reads a request: the round, and of each report its upload, evaluations, and the digest of both."""
+        if len(request) < _REQUEST.size:
+            raise MessageError("The request is cut off.")
+        round, count = _REQUEST.unpack_from(request)
+        if not (1 <= count <= MOST_IN_REQUEST and round < self.books.task.rounds):
+            raise MessageError("The request names an impossible round or number of reports.")
+        size, position, found = self.books.task.shape(round).evaluation_bytes, _REQUEST.size, []
+        for _ in range(count):
+            if position + _ENTRY.size > len(request):
+                raise MessageError("The request is cut off.")
+            report, sender, signature, length = _ENTRY.unpack_from(request, position)
+            middle = position + _ENTRY.size + length
+            end = middle + size
+            if length > 256 or end > len(request):
+                raise MessageError("The request is cut off.")
+            upload = Upload(report, round, sender, signature, request[middle - length : middle], b"")
+            digest = hashlib.sha256(request[position:end]).digest()
+            found.append((upload, request[middle:end], digest))
+            position = end
+        if position != len(request):
+            raise MessageError("The request has bytes after its last report.")
+        return round, found
+
+
+def combine(task: PairTask, round: int, leader: bytes, helper: bytes) -> tuple[Elements, int]:
+    """Returns the sum of all clients' integers modulo p, and their number, from both servers' answers.
+
+    Raises:
+        MessageError: An answer is malformed, or the servers do not agree on the reports that are in the sum.
+    """
+    shape = task.shape(round)
+    size, found = _ANSWER.size + shape.packed_bytes(shape.dim), []
+    for answer in (leader, helper):
+        if len(answer) != size:
+            raise MessageError(f"Expected an answer of {size} bytes, got {len(answer)}.")
+        found.append(
+            (*_ANSWER.unpack_from(answer), pack.backward(answer[_ANSWER.size :], shape.dim, shape.field.prime))
+        )
+    if found[0][:2] != found[1][:2]:
+        raise MessageError(
+            f"The servers do not agree: the leader has {found[0][0]} reports and the helper {found[1][0]}, or others."
+        )
+    if found[0][0] < task.surviving:
+        raise EmptyError(f"{found[0][0]} reports are in the sum, and {task.surviving} are needed.")
+    return modular_sum(found[0][2], found[1][2], shape.field.prime), int(found[0][0])
+
+
+def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -> Callable[[int, int], None]:
+    """Returns what charges a round to a ledger, once, before its sum is revealed."""
+    conditions = task.conditions
+    run = f"pair-{role}-{task.id.hex()}"
+
+    def charge(round: int, accepted: int) -> None:
+        entry = ledger.find(population, run=run, round=round)
+        if entry is None:
+            event = RoundEvent(
+                task.protocol,
+                survivors=task.surviving,
+                participation=conditions.participation,
+                partition=run if conditions.participation.scheme == "once" else "",
+                colluding=conditions.colluding,
+                round=round,
+                run=run,
+                examples=conditions.examples,
+            )
+            entry = ledger.reserve(population, event)
+        if not entry.released:
+            ledger.release(entry, survivors=accepted)
+
+    return charge

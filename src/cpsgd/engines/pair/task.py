@@ -1,0 +1,184 @@
+"""`PairTask`: all that is public of a collection by two servers, as one file; and the secrets of each party."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from cpsgd import _validate
+from cpsgd._durable import create_file
+from cpsgd._plain import build, canonical, parse, to_dict
+from cpsgd.errors import ParameterError
+from cpsgd.promise import Conditions
+from cpsgd.protocol import Protocol
+from cpsgd.secagg.pair.extension import is_prime
+from cpsgd.secagg.pair.proof import prepared
+from cpsgd.secagg.pair.shape import RoundShape
+
+Admission = Literal["open", "roster", "tokens"]
+VERSION = 1
+MOST_ROUNDS = 2**20
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server's address and its public key for sealed parts."""
+
+    url: str
+    key: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTask:
+    """A protocol, the rounds that are collected with it, and the two servers.
+
+    Attributes:
+        protocol: Planned with `plan(..., pair=True)`: its modulus is a prime, and its promise says how few reports a
+            round may be revealed with.
+        rounds: Number of rounds.
+        leader: The server that clients send to.
+        helper: The other one.
+        verification: SHA-256 of the servers' verification key, which is fixed before the first report.
+        admission: Who may send: "open" (anybody, any number of times: the guarantee then needs `colluding` to cover
+            everybody who does), "roster" (signed by a key on the list that both servers have) or "tokens".
+    """
+
+    protocol: Protocol
+    rounds: int
+    leader: Endpoint
+    helper: Endpoint
+    verification: bytes
+    admission: Admission = "roster"
+
+    def __post_init__(self) -> None:
+        modulus, promise = self.protocol.modulus, self.protocol.promise
+        self.protocol.check_integers()
+        if modulus is None or not is_prime(modulus):
+            raise ParameterError("Expected a protocol whose modulus is a prime; plan(..., pair=True) chooses one.")
+        if promise is None:
+            raise ParameterError("Expected a protocol with a promise; plan(..., pair=True) makes one.")
+        _validate.integer("rounds", self.rounds, low=1, high=MOST_ROUNDS)
+        _validate.choice("admission", self.admission, ("open", "roster", "tokens"))
+        if len(self.verification) != 32 or any(len(server.key) != 32 for server in (self.leader, self.helper)):
+            raise ParameterError("Expected keys and the hash of the verification key to have 32 bytes.")
+        if self.leader.key == self.helper.key:
+            raise ParameterError("Expected two servers with keys of their own, got one key twice.")
+
+    @property
+    def surviving(self) -> int:
+        """The fewest reports that a round is revealed with."""
+        return self.conditions.surviving
+
+    @property
+    def conditions(self) -> Conditions:
+        """The conditions that the protocol's promise is made on."""
+        assert self.protocol.promise is not None  # checked above
+        return self.protocol.promise.conditions
+
+    @cached_property
+    def id(self) -> bytes:
+        """16 bytes that stand for everything above."""
+        return hashlib.sha256(b"cpsgd pair task" + canonical(self.to_dict()).encode()).digest()[:16]
+
+    def shape(self, round: int) -> RoundShape:
+        """Returns the public numbers of a round."""
+        _validate.integer("round", round, low=0, high=self.rounds - 1)
+        modulus = self.protocol.modulus
+        assert modulus is not None  # checked above
+        task = self.id + round.to_bytes(4, "little")
+        levels = self.protocol.mechanism.values
+        return prepared(RoundShape.choose(prime=modulus, dim=self.protocol.dim, task=task, levels=levels))
+
+    # ------------------------------------------------------------------ as a file
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return {"version": VERSION, **to_dict(self)}
+
+    @classmethod
+    def from_dict(cls, data: object) -> PairTask:
+        """Reads what `to_dict` gave.
+
+        Raises:
+            ParameterError: It is something else, or of a version that this release does not know.
+        """
+        version = data.get("version") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or version != VERSION:
+            raise ParameterError(f"Expected a task of version {VERSION}, got version {version!r:.40}.")
+        return build(cls, {name: value for name, value in data.items() if name != "version"})
+
+    @classmethod
+    def read(cls, path: Path) -> PairTask:
+        """Reads a task's file."""
+        return cls.from_dict(parse(path.read_bytes(), str(path)))
+
+
+@dataclass(frozen=True, repr=False)
+class Secrets:
+    """What one party keeps to itself.
+
+    Attributes:
+        private: The server's private key for sealed parts; none for the collector.
+        verification: The key that evaluation points follow from; both servers have it, clients must never.
+        peer: What the leader shows to the helper.
+        collector: What the collector shows to both.
+    """
+
+    collector: bytes
+    private: bytes = b""
+    verification: bytes = b""
+    peer: bytes = b""
+
+    @property
+    def key(self) -> X25519PrivateKey:
+        """The private key."""
+        return X25519PrivateKey.from_private_bytes(self.private)
+
+    def write(self, path: Path) -> None:
+        """Writes a new file that only its owner may read."""
+        create_file(path, json.dumps(to_dict(self), indent=1).encode() + b"\n", mode=0o600)
+
+    @classmethod
+    def read(cls, path: Path) -> Secrets:
+        """Reads what `write` wrote.
+
+        Raises:
+            ParameterError: It is something else.
+        """
+        return build(cls, parse(path.read_bytes(), str(path)))
+
+
+def create_task(
+    protocol: Protocol, *, leader: str, helper: str, rounds: int = 1, admission: Admission = "roster"
+) -> tuple[PairTask, dict[str, Secrets]]:
+    """Returns a new task, and the secrets of "leader", "helper" and "collector".
+
+    Args:
+        protocol: Planned with `plan(..., pair=True)`.
+        leader: Address of the leader.
+        helper: Address of the helper.
+        rounds: Number of rounds.
+        admission: Who may send.
+    """
+    verification, peer, collector = (secrets.token_bytes(32) for _ in range(3))
+    keys = {role: secrets.token_bytes(32) for role in ("leader", "helper")}
+    public = {
+        role: X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for role, key in keys.items()
+    }
+    task = PairTask(
+        protocol=protocol,
+        rounds=rounds,
+        leader=Endpoint(leader, public["leader"]),
+        helper=Endpoint(helper, public["helper"]),
+        verification=hashlib.sha256(verification).digest(),
+        admission=admission,
+    )
+    servers = {role: Secrets(collector, key, verification, peer) for role, key in keys.items()}
+    return task, {**servers, "collector": Secrets(collector)}

@@ -1,0 +1,376 @@
+"""What two servers do with reports: counted once, in one sum, whatever is sent again, changed or cut off when."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd import Protocol
+from cpsgd.engines.pair import servers
+from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, RefusedReportError, combine, ledger_charge
+from cpsgd.engines.pair.store import ReportStore, Verdict
+from cpsgd.engines.pair.task import PairTask, create_task
+from cpsgd.errors import EmptyError, MessageError, ParameterError, StageError, StoreError, ThresholdError
+from cpsgd.ledger import Budget, Ledger
+from cpsgd.secagg.pair.upload import Upload
+
+from .local import CLIENTS, DIM, Pair, protocol
+
+GOOD = int(Verdict.ACCEPTED)
+ADMISSIONS = pytest.mark.parametrize("admission", ["open", "roster", "tokens"])
+
+
+def result(pair: Pair, round: int = 0) -> tuple[np.ndarray, int]:
+    """The sum that the collector gets."""
+    for books in (pair.leader.books, pair.helper.books):
+        books.close(round)
+    return combine(pair.task, round, *(books.reveal(round) for books in (pair.leader.books, pair.helper.books)))
+
+
+@ADMISSIONS
+def test_reports_add_up_over_rounds(tmp_path: Path, admission: Any) -> None:
+    pair = Pair(tmp_path, admission)
+    generator = np.random.default_rng(1)
+    for round in range(2):
+        values = generator.integers(0, 2, (9, DIM)).astype(np.uint32)
+        first = [pair.upload(i, values[i], round) for i in range(4)]
+        rest = [pair.upload(i, values[i], round) for i in range(4, 9)]
+        assert pair.send(*first) + pair.send(*rest) == [GOOD] * 9
+        sums, count = result(pair, round)
+        assert count == 9
+        assert np.array_equal(sums, values.sum(axis=0))
+    with pytest.raises(RefusedReportError):
+        pair.send(pair.upload(0, round=1))
+
+
+def test_the_mean_is_that_of_the_vectors(tmp_path: Path) -> None:
+    """Noise and all: what the protocol decodes is what its aggregator would."""
+    pair, one = Pair(tmp_path), protocol()
+    values = [one.encode_integers(np.full(DIM, 0.1), 0) for _ in range(CLIENTS)]
+    pair.send(*(pair.upload(i, integers) for i, integers in enumerate(values)))
+    sums, count = result(pair)
+    assert one.modulus is not None
+    total = np.sum(values, axis=0, dtype=np.uint64) % one.modulus
+    assert np.array_equal(one.decode_sum(sums, count, 0), one.decode_sum(total, CLIENTS, 0))
+
+
+def test_the_same_bytes_again_hear_the_same_verdict_and_count_once(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    uploads = [pair.upload(i) for i in range(8)]
+    assert pair.send(*uploads) == [GOOD] * 8
+    for upload in uploads:
+        assert pair.leader.read(upload.to_bytes()) is Verdict.ACCEPTED
+    sums, count = result(pair)
+    assert (count, int(sums[0])) == (8, 8)
+
+
+def test_a_lying_client_is_refused_and_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(tmp_path, "roster")
+    honest = [pair.upload(i) for i in range(1, 9)]
+    values = np.ones(DIM, dtype=np.uint32)
+    values[3] = pair.task.shape(0).levels
+    monkeypatch.setattr("cpsgd.secagg.pair.upload.make_report", _forged)
+    liar = pair.upload(0, values)
+    assert pair.send(liar, *honest) == [int(Verdict.OUT_OF_RANGE), *[GOOD] * 8]
+    assert pair.leader.read(liar.to_bytes()) is Verdict.OUT_OF_RANGE
+    sums, count = result(pair)
+    assert (count, int(sums[3])) == (8, 8)
+
+
+def _forged(shape: Any, values: np.ndarray, *, report: bytes) -> Any:
+    from tests.secagg.pair.test_proof import forged
+
+    return forged(shape, values, report=report)
+
+
+def test_a_client_is_counted_once_per_round(tmp_path: Path) -> None:
+    for admission in ("roster", "tokens"):
+        folder = tmp_path / admission
+        folder.mkdir()
+        pair = Pair(folder, admission)  # type: ignore[arg-type]
+        assert pair.send(pair.upload(0), pair.upload(0)) == [GOOD, int(Verdict.SENT_BEFORE)]
+        with pytest.raises(RefusedReportError, match="sent before"):
+            pair.leader.read(pair.upload(0).to_bytes())
+        # A leader that does not look is stopped by the helper.
+        prepared = pair.leader.open(replace(again := pair.upload(1)), again.to_bytes())
+        pair.send(pair.upload(1))
+        assert list(pair.helper.verify(pair.leader.evaluate([prepared]))) == [int(Verdict.SENT_BEFORE)]
+
+
+@pytest.mark.parametrize("admission", ["roster", "tokens"])
+def test_strangers_are_refused_by_both_servers(tmp_path: Path, admission: Any) -> None:
+    pair, other = Pair(tmp_path, admission), Pair.__new__(Pair)
+    vars(other).update(vars(pair))
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    other.identities, other.tokens = [Ed25519PrivateKey.generate()], [(b"\xff" * 32, b"\xff" * 32)]
+    upload = other.upload(0)
+    with pytest.raises(RefusedReportError, match="not admitted"):
+        pair.leader.read(upload.to_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Books, "admit", lambda self, sender, part: (sender, part[32:] if self.tokens else part))
+        prepared = pair.leader.open(upload, upload.to_bytes())
+        request = pair.leader.evaluate([prepared])
+    assert list(pair.helper.verify(request)) == [int(Verdict.NOT_ADMITTED)]
+
+
+def test_a_signature_covers_both_parts(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, "roster")
+    one, other = pair.upload(0), pair.upload(1)
+    for wrong in (replace(one, signature=other.signature), replace(one, sender=other.sender)):
+        with pytest.raises(RefusedReportError, match="not admitted"):
+            pair.leader.read(wrong.to_bytes())
+    with pytest.raises(RefusedReportError, match="not admitted"):
+        pair.leader.read(replace(one, helper=other.helper).to_bytes())
+
+
+def test_one_clients_part_under_many_ids_is_refused(tmp_path: Path) -> None:
+    """A leader that replays a client k times would read it off the sum."""
+    pair = Pair(tmp_path)
+    upload = pair.upload(0)
+    prepared = pair.leader.read(upload.to_bytes())
+    assert isinstance(prepared, Prepared)
+    copies = [replace(prepared, upload=replace(upload, id=bytes([i]) * 16)) for i in range(3)]
+    assert list(pair.helper.verify(pair.leader.evaluate(copies))) == [int(Verdict.UNREADABLE)] * 3
+    assert pair.helper.books.store.round(0).accepted == 0
+
+
+def test_an_id_is_evaluated_once(tmp_path: Path) -> None:
+    """A second request about an id, with other evaluations, tells the leader nothing more."""
+    pair = Pair(tmp_path)
+    upload = pair.upload(0)
+    prepared = pair.leader.read(upload.to_bytes())
+    assert isinstance(prepared, Prepared)
+    request = pair.leader.evaluate([prepared])
+    assert list(pair.helper.verify(request)) == [GOOD]
+    assert list(pair.helper.verify(request)) == [GOOD]
+    changed = bytearray(request)
+    changed[-1] ^= 1
+    assert list(pair.helper.verify(bytes(changed))) == [int(Verdict.REUSED_ID)]
+    assert pair.helper.books.store.round(0).accepted == 1
+    pair.leader.settle([prepared], bytes([GOOD]))
+    with pytest.raises(RefusedReportError, match="reused id"):
+        pair.leader.read(replace(pair.upload(1), id=upload.id).to_bytes())
+
+
+# ------------------------------------------------------------------ crashes
+
+
+def test_a_leader_that_stops_after_asking_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Killed between the helper's verdict and its own record: the helper counted, and the leader asks again."""
+    pair = Pair(tmp_path)
+    pair.send(*(pair.upload(i) for i in range(7)))
+    upload = pair.upload(7)
+    prepared = pair.leader.read(upload.to_bytes())
+    assert isinstance(prepared, Prepared)
+    pair.helper.verify(pair.leader.evaluate([prepared]))
+    pair.start()
+    waiting = pair.leader.restore()
+    assert [each.upload.id for each in waiting] == [upload.id]
+    assert pair.leader.settle(waiting, pair.helper.verify(pair.leader.evaluate(waiting))) == [Verdict.ACCEPTED]
+    assert pair.leader.restore() == []
+    sums, count = result(pair)
+    assert (count, int(sums[0])) == (8, 8)
+
+
+@pytest.mark.parametrize("where", ["keep", "settle"])
+@pytest.mark.parametrize("role", ["leader", "helper"])
+def test_a_store_that_fails_changes_nothing(tmp_path: Path, role: str, where: str) -> None:
+    pair = Pair(tmp_path)
+    pair.send(*(pair.upload(i) for i in range(7)))
+    upload = pair.upload(7)
+    books = (pair.leader if role == "leader" else pair.helper).books
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(books.store, where, full)
+        if (role, where) != ("helper", "keep"):
+            with pytest.raises(sqlite3.OperationalError):
+                pair.send(upload)
+    pair.start()
+    waiting = pair.leader.restore()
+    if waiting:
+        pair.leader.settle(waiting, pair.helper.verify(pair.leader.evaluate(waiting)))
+    again = pair.leader.read(upload.to_bytes())
+    if not isinstance(again, Verdict):
+        pair.leader.settle([again], pair.helper.verify(pair.leader.evaluate([again])))
+    sums, count = result(pair)
+    assert (count, int(sums[0])) == (8, 8)
+
+
+# ------------------------------------------------------------------ rounds
+
+
+def test_nothing_is_revealed_too_early(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.send(*(pair.upload(i) for i in range(pair.task.surviving - 1)))
+    for books in (pair.leader.books, pair.helper.books):
+        with pytest.raises(StageError, match="open"):
+            books.reveal(0)
+        books.close(0)
+        with pytest.raises(ThresholdError, match=f"{pair.task.surviving} are needed"):
+            books.reveal(0)
+        with pytest.raises(StageError):
+            books.close(pair.task.rounds)
+
+
+def test_a_revealed_round_is_repeated_to_the_byte_and_takes_no_more(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.send(*(pair.upload(i) for i in range(8)))
+    late = pair.leader.read(pair.upload(8).to_bytes())
+    assert isinstance(late, Prepared)
+    result(pair)
+    answer = pair.leader.books.reveal(0)
+    assert list(pair.helper.verify(pair.leader.evaluate([late]))) == [int(Verdict.ROUND_CLOSED)]
+    with pytest.raises(RefusedReportError, match="round closed"):
+        pair.leader.read(pair.upload(9).to_bytes())
+    pair.start()
+    assert pair.leader.books.reveal(0) == answer
+    assert pair.leader.books.current == 1
+
+
+def test_a_round_takes_no_more_than_its_sum_holds(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    assert pair.send(*(pair.upload(i % CLIENTS) for i in range(CLIENTS + 2))) == [
+        *[GOOD] * CLIENTS,
+        *[int(Verdict.ROUND_CLOSED)] * 2,
+    ]
+    with pytest.raises(RefusedReportError, match="round closed"):
+        pair.leader.read(pair.upload(0).to_bytes())
+
+
+def test_servers_that_do_not_agree_give_no_mean(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.send(*(pair.upload(i) for i in range(8)))
+    prepared = pair.leader.read(pair.upload(8).to_bytes())
+    assert isinstance(prepared, Prepared)
+    pair.helper.verify(pair.leader.evaluate([prepared]))  # and the leader never learns of it
+    with pytest.raises(MessageError, match="do not agree"):
+        result(pair)
+    for wrong in (b"", b"\0" * 40):
+        with pytest.raises(MessageError, match="bytes"):
+            combine(pair.task, 0, wrong, wrong)
+
+
+def test_the_budget_pays_before_anything_is_revealed_and_once(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "budgets.ledger")
+    ledger.create(Budget(population="phones", epsilon=9.0, delta=1e-4))
+    ledger.create(Budget(population="poor", epsilon=0.1, delta=1e-4))
+    pair = Pair(tmp_path)
+    pair.send(*(pair.upload(i) for i in range(8)))
+    books = pair.leader.books
+    books.close(0)
+    books.charge = ledger_charge(pair.task, ledger, "poor", "leader")
+    from cpsgd.errors import BudgetExceededError
+
+    with pytest.raises(BudgetExceededError):
+        books.reveal(0)
+    assert books.store.answer(0) is None
+    books.charge = ledger_charge(pair.task, ledger, "phones", "leader")
+    answer = books.reveal(0)
+    assert books.reveal(0) == answer
+    entries = ledger.events("phones")
+    assert [entry.released for entry in entries] == [True]
+    # A crash between the ledger's record and the store's: the same entry pays.
+    ledger_charge(pair.task, ledger, "phones", "leader")(0, 8)
+    assert len(ledger.events("phones")) == 1
+
+
+# ------------------------------------------------------------------ hostile bytes
+
+
+def test_requests_that_are_cut_off_or_changed_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    prepared = [pair.leader.read(pair.upload(i).to_bytes()) for i in range(2)]
+    request = pair.leader.evaluate([each for each in prepared if isinstance(each, Prepared)])
+    for wrong in (b"", request[:7], request[:-1], request + b"\0", b"\xff" * len(request), bytes(len(request))):
+        with pytest.raises(MessageError):
+            pair.helper.verify(wrong)
+    generator = np.random.default_rng(2)
+    for _ in range(60):
+        changed = bytearray(request)
+        changed[int(generator.integers(8, len(request)))] ^= 1 << int(generator.integers(8))
+        try:
+            verdicts = pair.helper.verify(bytes(changed))
+        except MessageError:
+            continue
+        assert sum(code == GOOD for code in verdicts) <= 1
+    for wrong in (b"", b"\x01", b"\x01\x01\x01", b"\x01\xff"):
+        with pytest.raises(MessageError, match="verdict"):
+            pair.leader.settle([each for each in prepared if isinstance(each, Prepared)], wrong)
+    assert pair.leader.books.store.round(0).accepted == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: b"x" + data[1:],
+        lambda data: data[:132] + b"\xff\xff\xff\xff" + data[136:],
+        lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
+        lambda data: data[:32] + (7).to_bytes(4, "little") + data[36:],
+    ],
+)
+def test_uploads_that_are_none_are_refused(tmp_path: Path, wrong: Callable[[bytes], bytes]) -> None:
+    pair = Pair(tmp_path)
+    data = pair.upload(0).to_bytes()
+    with pytest.raises((MessageError, RefusedReportError)):
+        pair.leader.read(wrong(data))
+    assert isinstance(pair.leader.read(data), Prepared)
+    assert Upload.from_bytes(data).to_bytes() == data
+
+
+# ------------------------------------------------------------------ tasks and stores
+
+
+def test_a_task_is_its_file(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    (tmp_path / "task.json").write_text(json.dumps(pair.task.to_dict()))
+    again = PairTask.read(tmp_path / "task.json")
+    assert again == pair.task
+    assert again.id == pair.task.id
+    wrongs: list[object] = [{}, {**pair.task.to_dict(), "version": 2}, {**pair.task.to_dict(), "more": 1}, []]
+    for wrong in wrongs:
+        with pytest.raises(ParameterError):
+            PairTask.from_dict(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda one: replace(one, modulus=one.modulus + 1), "prime"),
+        (lambda one: replace(one, promise=None), "promise"),
+    ],
+)
+def test_a_protocol_that_two_servers_cannot_carry_is_refused(change: Callable[[Protocol], Protocol], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        create_task(change(protocol()), leader="http://a", helper="http://b")
+
+
+def test_servers_refuse_the_wrong_secrets_and_stores(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    store = pair.leader.books.store
+    with pytest.raises(ParameterError, match="not those"):
+        Books(pair.task, "leader", pair.secrets["helper"], store)
+    with pytest.raises(ParameterError, match="verification"):
+        Books(pair.task, "leader", replace(pair.secrets["leader"], verification=bytes(32)), store)
+    with pytest.raises(ParameterError, match="who may send"):
+        Books(replace(pair.task, admission="roster"), "leader", pair.secrets["leader"], store)
+    for task, role in ((bytes(16), "leader"), (pair.task.id, "helper")):
+        with pytest.raises(StoreError, match="own"):
+            ReportStore(str(tmp_path / "leader.db"), task=task, role=role, dim=DIM)
+    with pytest.raises(EmptyError):
+        combine(pair.task, 0, *[servers._ANSWER.pack(0, bytes(32)) + bytes(pair.task.shape(0).packed_bytes(DIM))] * 2)
+    assert isinstance(Helper(pair.helper.books), Helper)
+    assert isinstance(Leader(pair.leader.books), Leader)
