@@ -75,7 +75,6 @@ def test_what_was_said_can_be_told_from_what_was_not(invoke: Any) -> None:
     assert options.given(made(size=0, fast_mode=False)) == {"size": 0, "fast_mode": False}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "library"), [("train", Settings), ("plan", Requirements)])
 def test_every_field_is_an_option_with_a_help(cpsgd: Any, name: str, library: type[Any]) -> None:
     text = cpsgd(name, "--help").stdout

@@ -235,6 +235,12 @@ def test_a_locked_file_is_waited_for_and_then_reported(spent: Ledger) -> None:
     hasty.reserve("people", EVENT)
 
 
+def test_a_second_writer_waits_before_it_reads_what_is_left(spent: Ledger) -> None:
+    hasty = Ledger(spent.path, timeout=0.0)
+    with spent._replica.store.writing(), pytest.raises(LedgerBusyError), hasty._replica.store.writing():
+        pytest.fail("two writers may see the same rest of a budget")
+
+
 # ------------------------------------------------------------------ disks and permissions, for real
 
 PREAMBLE = """
