@@ -111,7 +111,14 @@ class Protocol:
             raise ParameterError(f"The {self.mechanism.name} protocol sends floats: it has no rotation or modulus.")
         if self.modulus is not None and self.mechanism.not_summed is not None:
             raise ParameterError(self.mechanism.not_summed)
-        if self.modulus is not None:
+        if self.mechanism.wraps:
+            if self.modulus not in (None, self.mechanism.values):
+                raise ParameterError(
+                    f"Expected modulus={self.mechanism.values}, what clients' integers are taken modulo, got "
+                    f"modulus={self.modulus}; leave it out."
+                )
+            normal["modulus"] = self.mechanism.values
+        elif self.modulus is not None:
             # A smaller modulus could not even hold one client's value.
             normal["modulus"] = _validate.integer("modulus", self.modulus, low=self.mechanism.values, high=MAX_RADIX)
         if self.promise is not None:

@@ -255,7 +255,7 @@ def test_the_claimed_trade_off() -> None:
         ({"surviving": 0}, ParameterError, "surviving"),
         ({"round": -1}, ParameterError, "round"),
         ({"adjacency": "add-remove"}, ParameterError, "adjacency"),
-        ({"delta": 0.0}, ParameterError, "delta"),
+        ({"delta": -1e-9}, ParameterError, "delta"),
         ({"rounds": 2**40}, ParameterError, "rounds times dim"),
         (
             {"protocol": Protocol.gaussian(clients=2, dim=2, clip_norm=1.0, sigma=1.0)},

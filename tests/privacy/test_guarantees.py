@@ -21,7 +21,7 @@ from cpsgd.privacy import (
     renyi_certificate,
 )
 from cpsgd.privacy.one_example import example_protocol
-from cpsgd.privacy.proofs import base
+from cpsgd.privacy.proofs import proof as base
 from cpsgd.privacy.proofs.certified_smooth import smoothed_epsilon
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
@@ -197,6 +197,8 @@ def test_bad_parameters() -> None:
     with pytest.raises(ParameterError, match="adjacency"):
         guarantee(rotated(2, 16), 1e-9, adjacency="add-remove")  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="delta"):
+        guarantee(rotated(2, 16), -1e-9)
+    with pytest.raises(ConditionError, match="pure differential privacy"):
         guarantee(rotated(2, 16), 0.0)
     with pytest.raises(ParameterError, match="colluding=6"):
         guarantee(rotated(2, 16), 1e-9, surviving=5, colluding=6)

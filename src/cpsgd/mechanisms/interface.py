@@ -196,6 +196,12 @@ class Mechanism(ABC):
     caution: ClassVar[str | None] = None
     """A warning to whoever uses it, beyond those that hold for all."""
 
+    pure: ClassVar[bool] = False
+    """Whether its noise has pure differential privacy (δ = 0)."""
+
+    wraps: ClassVar[bool] = False
+    """Whether clients send integers modulo `values`, so that sums must be taken modulo the same number."""
+
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
 

@@ -146,7 +146,8 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
     high = min(high, last)
     low = high - 1.0
     at_low, at_high = at(low), at(high)
-    step = -1.0 if at_low < at_high else 1.0
+    # Where both are infinite, smaller ones are not: cumulants of heavy tails end at some λ.
+    step = -1.0 if at_low < at_high or math.isinf(at_high) else 1.0
     if step < 0.0:
         low, high, at_low, at_high = high, low, at_high, at_low
     # From `low` to `high` it falls (or both are out of reach); go on until it rises.

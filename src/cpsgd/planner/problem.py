@@ -98,21 +98,23 @@ class Problem:
             )
         epsilon = _validate.positive("epsilon", required.epsilon, high=500.0)
         target = Target(
-            claim=Claim(epsilon, _validate.probability("delta", required.delta)),
+            claim=Claim(epsilon, _validate.fraction("delta", required.delta)),
             conditions=conditions,
             dim=_validate.integer("dim", required.dim, low=1),
             clip_norm=clip_norm,
             replace_one_distance=distance,
         )
+        kinds = mechanisms_for(required)
+        wraps = any(kind.wraps for kind in kinds)
         setting = Setting(
             clients=clients,
             surviving=arriving,
             dim=target.dim,
             clip_norm=target.clip_norm,
             rotate=required.rotate,
-            overflow=_validate.probability("overflow", required.overflow) if required.secure else None,
+            overflow=_validate.probability("overflow", required.overflow) if required.secure or wraps else None,
             mean_norm=checked_mean_norm(required),
-            mechanisms=mechanisms_for(required),
+            mechanisms=kinds,
         )
         return cls(setting, target, required.distance_reason)
 

@@ -25,7 +25,7 @@ class Requirements:
         clients: n, messages per round.
         dim: d, coordinates of a vector.
         epsilon: ε that all rounds together may cost a client; the smaller, the more private.
-        delta: δ of the guarantee, which should be far below 1 / clients.
+        delta: δ of the guarantee, which should be far below 1 / clients; 0 for pure differential privacy.
         clip_norm: D, longer vectors are scaled down to this Euclidean norm.
         bits: Bits per coordinate of a message, up to 31; fractions, too: 1.6 allows the three values of k = 2, m = 1.
         max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
@@ -94,11 +94,15 @@ def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
         ParameterError: The one that is named does not exist, or does not go with secure aggregation.
     """
     if required.mechanism == BEST:
-        kinds = [kind for kind in MECHANISMS.values() if kind.planned]
+        # At δ = 0 only noise with pure differential privacy is left.
+        kinds = [kind for kind in MECHANISMS.values() if (kind.planned if required.delta else kind.pure)]
         return tuple(kind for kind in kinds if not required.secure or kind.not_summed is None)
     kind = MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *MECHANISMS))]
     if required.secure and kind.not_summed is not None:
         raise ParameterError(kind.not_summed)
+    if required.delta == 0.0 and not kind.pure:
+        pure = [name for name, each in MECHANISMS.items() if each.pure]
+        raise ParameterError(f"delta=0 needs noise with pure differential privacy, one of {pure}, got {kind.name!r}.")
     return (kind,)
 
 

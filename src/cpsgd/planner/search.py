@@ -130,8 +130,9 @@ class Design:
 
 
 def gaussian_squared_error(setting: Setting, target: Target) -> float:
-    """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
-    needed = (target.distance / target.gaussian_mu) ** 2  # variance of the honest noise in the sum
+    """Returns the error of Gaussian noise, or at δ = 0 of Laplace noise, of the honest survivors alone."""
+    # Variance of the honest noise in the sum; at δ = 0 that of the Laplace mechanism.
+    needed = (target.distance / target.gaussian_mu) ** 2 if target.claim.delta else 2.0 * target.laplace_spread**2
     return target.dim * needed / (target.honest * setting.surviving)
 
 

@@ -69,6 +69,7 @@ class Rounds:
             (1 + e^ε) times as much to δ.
         slack: λ: apart from that, each round's output has e^±λ times the probabilities of what `mu` speaks of. It adds
             2λ to ε, and multiplies δ by e^λ.
+        pure: An ε for which each of them is (ε, 0)-DP, if any.
     """
 
     mu: float
@@ -76,6 +77,7 @@ class Rounds:
     tail_mass: float = 0.0
     variation: float = 0.0
     slack: float = 0.0
+    pure: float = math.inf
 
     def __post_init__(self) -> None:
         _validate.positive("mu", self.mu)
@@ -83,9 +85,9 @@ class Rounds:
 
 
 def costliest(rounds: Iterable[Rounds], count: int) -> Rounds:
-    """Returns `count` rounds, each with the largest μ, tail, variation and slack of these."""
-    listed = list(rounds)
-    worst = {name: max(getattr(each, name) for each in listed) for name in ("mu", "tail_mass", "variation", "slack")}
+    """Returns `count` rounds, each with the largest μ, tail, variation, slack and pure ε of these."""
+    listed, names = list(rounds), ("mu", "tail_mass", "variation", "slack", "pure")
+    worst = {name: max(getattr(each, name) for each in listed) for name in names}
     return Rounds(count=count, **worst)
 
 
@@ -116,7 +118,7 @@ def composed_epsilon(
         >>> round(composed_epsilon(ten, delta=1e-6, participation=Participation.once()), 4)
         0.3969
     """
-    delta = _validate.probability("delta", delta)
+    delta = _validate.fraction("delta", delta)
     if not rounds:
         return 0.0
     if participation.scheme == "once":
@@ -139,14 +141,41 @@ def mixed_epsilon(parts: Sequence[Part], *, delta: float, interval: float = FINE
         >>> round(mixed_epsilon(mixed, delta=1e-6), 3)
         1.372
     """
-    delta = _validate.probability("delta", delta)
+    delta = _validate.fraction("delta", delta)
     schemes = {participation.scheme for _, participation in parts}
     if "once" in schemes or schemes >= {"poisson", "fixed-size"}:
         raise ParameterError(f"Rounds with participation {sorted(schemes)} are not composed as such.")
     return _composed_epsilon(parts, delta, interval) if parts else 0.0
 
 
+def pure_epsilon(parts: Sequence[Part]) -> float:
+    """Returns Σε of rounds that are (ε, 0)-DP, of sampled ones log(1 + q (e^ε - 1)); infinity where one is not.
+
+    A round that is drawn with probability q has the law (1 - q) B + q A, and A <= e^ε B (Balle, Barthe and Gaboardi
+    2018, Theorem 2, advanced joint convexity, which covers sampling without replacement as well).
+    """
+    each = [
+        r.count * (r.pure if who.rate == 1.0 else math.log1p(who.rate * math.expm1(min(r.pure, LARGEST_EPSILON))))
+        for r, who in parts
+    ]
+    return math.inf if any(math.isinf(r.pure) for r, _ in parts) else math.fsum(each) * (1.0 + 1e-13)
+
+
 def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
+    pure = pure_epsilon(parts)
+    if delta == 0.0:
+        if math.isinf(pure):
+            raise ConditionError("Not all rounds have pure differential privacy (δ = 0); allow a delta above 0.")
+        return pure
+    if math.isinf(pure):
+        return _gaussian_epsilon(parts, delta, interval)
+    try:
+        return min(pure, _gaussian_epsilon(parts, delta, interval))
+    except ConditionError:
+        return pure
+
+
+def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
     rounds = [r for r, _ in parts]
     tails = _tails(rounds)
     if tails(0.0) >= delta:

@@ -15,7 +15,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import all_proofs, best
-from cpsgd.privacy.proofs.base import check
+from cpsgd.privacy.proofs.proof import check
 from cpsgd.promise import Claim, Surviving
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -149,7 +149,7 @@ def guarantee(
 
     Args:
         subject: A run; or a protocol, with the arguments below for one round of it.
-        delta: δ in (0, 1), in total.
+        delta: δ in [0, 1), in total; 0 for pure differential privacy, which few mechanisms have.
         adjacency: "replace-one" (the paper's) or "zero-out".
         surviving: Number of clients whose messages are in the sum; all of the protocol's if None.
         colluding: Number of those who may tell their noise to whoever sees the result.
@@ -207,7 +207,7 @@ def guarantee_over_rounds(
 
 
 def _proved(run: Run, delta: float) -> Guarantee:
-    _validate.probability("delta", delta)
+    _validate.fraction("delta", delta)
     seen = accounted(run)
     check(seen)
     proof, proved, found = best(seen, delta)

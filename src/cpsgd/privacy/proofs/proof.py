@@ -72,6 +72,9 @@ class Proof(ABC):
     effort: int
     """Proofs are tried in rising order: 0 for closed forms, 2 for the quickest certificate."""
 
+    pure: ClassVar[bool] = False
+    """Whether it proves anything at δ = 0."""
+
     quick: ClassVar[bool] = True
     """Whether `scale` is quickly computed."""
 
