@@ -97,7 +97,7 @@ def test_sums_are_those_of_the_protocol(
 
     monkeypatch.setattr(type(protocol), "encode_integers", recorded)
     federation = Federation(small_plan, tmp_path, way)
-    mean = carry(federation.open(), federation.clients, honest)
+    mean = carry(federation.open(), federation.clients)
     assert protocol.modulus is not None
     if way == "secure":
         sums = np.sum(made, axis=0, dtype=np.uint64) % np.uint64(protocol.modulus)
@@ -201,7 +201,7 @@ def test_a_round_with_too_few_survivors_is_withheld(small_plan: Plan, tmp_path: 
     assert session.requests() == {}
     assert session.release() is None
     # The next round is not touched by it.
-    assert carry(federation.open(2), federation.clients, honest) is not None
+    assert carry(federation.open(2), federation.clients) is not None
 
 
 def test_a_client_is_absent_from_the_beginning(small_plan: Plan, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_client_is_absent_from_the_beginning(small_plan: Plan, tmp_path: Path)
         (tmp_path / way).mkdir()
         federation = Federation(small_plan, tmp_path / way, way)
         del federation.clients["node-1"]
-        mean = carry(federation.open(), federation.clients, honest)
+        mean = carry(federation.open(), federation.clients)
         assert close_to(mean, VECTORS[[0, 2, 3]].mean(axis=0), small_plan)
 
 
@@ -391,7 +391,7 @@ def test_the_ledger_is_charged_before_anything_is_asked_and_released_before_the_
             if session.stage is not None:
                 assert not ledger.events("people")[-1].released
                 assert ledger.events("people")[-1].event.run == f"bytes-{RUN}"
-            released.append(carry(session, federation.clients, honest) is not None)
+            released.append(carry(session, federation.clients) is not None)
             assert all(entry.released for entry in ledger.events("people"))
         assert released[0]
         assert not released[2]
