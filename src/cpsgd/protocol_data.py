@@ -77,8 +77,8 @@ def check_distance(distance: float | None, reason: str | None, *, clip_norm: flo
     if stated < clip_norm:
         raise ParameterError(
             f"Expected replace_one_distance at least clip_norm={clip_norm:g}, got replace_one_distance={stated!r}: "
-            "zero stands for vectors that are broken or missing, and clip_norm is how far one may be from it. Subtract a "
-            "public vector near all of them and lower clip_norm, or state clip_norm."
+            "zero stands for vectors that are broken or missing, and clip_norm is how far one may be from it. Subtract "
+            "a public vector near all of them and lower clip_norm, or state clip_norm."
         )
     if stated > 2.0 * clip_norm:
         raise ParameterError(
