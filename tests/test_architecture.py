@@ -21,7 +21,6 @@ FLOORS = [
     {"_durable"},
     {"_record_log", "_plain", "tables", "_validate", "_torch", "randomness"},
     {"neighbours"},
-    {"distance"},
     {"promise"},
     {"codec"},
     {"paper"},

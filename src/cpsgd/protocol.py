@@ -29,13 +29,13 @@ from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.codec import batch, pipeline, rotate, wire
 from cpsgd.codec.pack import Format
-from cpsgd.distance import check_distance
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
 from cpsgd.mechanisms import Binomial, ErrorBound, ExpectedError, Gaussian, Mechanism
 from cpsgd.neighbours import Adjacency
 from cpsgd.paper import bounds
 from cpsgd.promise import Promise
+from cpsgd.protocol_data import check_distance
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

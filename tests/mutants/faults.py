@@ -223,7 +223,7 @@ FAULTS = (
     Fault(
         "accounting",
         "the sampler's resolution costs nothing",
-        "privacy/proofs/proof.py",
+        "privacy/proofs/argument.py",
         "return draws * run.protocol.dim * run.protocol.mechanism.noise.variation",
         "return 0.0 * draws",
         ("tests/privacy/test_guarantees.py::test_samplers_total_variation_is_paid_from_delta",),
@@ -344,7 +344,7 @@ FAULTS = (
     Fault(
         "colluding",
         "colluding clients' noise counts over rounds",
-        "privacy/proofs/proof.py",
+        "privacy/proofs/argument.py",
         "replace(proof.cost(of_size(run, size), share * delta / run.rounds), count=count)",
         "replace(proof.cost(of_size(run, size + run.colluding), share * delta / run.rounds), count=count)",
         ("tests/privacy/test_rounds.py::test_collusion_counts_like_dropping_out",),

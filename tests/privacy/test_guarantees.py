@@ -21,7 +21,7 @@ from cpsgd.privacy import (
     renyi_certificate,
 )
 from cpsgd.privacy.one_example import example_protocol
-from cpsgd.privacy.proofs import proof as base
+from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs.certified_smooth import smoothed_epsilon
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol

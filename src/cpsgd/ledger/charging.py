@@ -33,7 +33,7 @@ from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, m
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
-from cpsgd.privacy.proofs.proof import SAMPLED_TAIL_SHARE, TAIL_SHARES
+from cpsgd.privacy.proofs.argument import SAMPLED_TAIL_SHARE, TAIL_SHARES
 from cpsgd.promise import Claim, Sense
 
 BASIC = "basic composition"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
 from cpsgd.codec import pack
-from cpsgd.distance import check_distance
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import modulus
@@ -18,6 +17,7 @@ from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import NORM_LIMITS, Protocol
+from cpsgd.protocol_data import check_distance
 from cpsgd.run import Run
 
 # How often X is brought closer to what the finished protocol's own accounting allows.

@@ -16,7 +16,7 @@ from functools import cached_property
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Gaussian, Mechanism
 from cpsgd.privacy.proofs import supporting
-from cpsgd.privacy.proofs.proof import Proof, gaussian_mu, planned_variation
+from cpsgd.privacy.proofs.argument import Proof, gaussian_mu, planned_variation
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run

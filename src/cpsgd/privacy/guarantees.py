@@ -15,7 +15,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import all_proofs, best
-from cpsgd.privacy.proofs.proof import check
+from cpsgd.privacy.proofs.argument import check
 from cpsgd.promise import Claim, Surviving
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run

@@ -1,6 +1,6 @@
 """Proofs in a list: every module of this folder holds some, and the smallest ε wins.
 
-A proof is an object with the questions of `proofs.proof.Proof`. To add one, write a module beside this one with a tuple
+A proof is an object with the questions of `argument.Proof`. To add one, write a module beside this one with a tuple
 `PROOFS`; nobody else asks which law a mechanism has.
 """
 
@@ -14,7 +14,7 @@ from importlib import import_module
 
 from cpsgd.errors import ConditionError
 from cpsgd.privacy.accountant import Rounds
-from cpsgd.privacy.proofs.proof import COMPOSED, Proof, Proved, alone, check
+from cpsgd.privacy.proofs.argument import COMPOSED, Proof, Proved, alone, check
 from cpsgd.run import Run
 
 Found = dict[str, Proved | str]
@@ -38,7 +38,7 @@ def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, 
     """Returns the proof with the smallest ε, what it proves, and the results of the others.
 
     Args:
-        run: About whole clients, checked (`proof.check`).
+        run: About whole clients, checked (`argument.check`).
         delta: δ in total.
         most_effort: Slower proofs are not tried.
 

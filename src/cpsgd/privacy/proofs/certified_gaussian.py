@@ -35,8 +35,8 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
-from cpsgd.privacy.proofs import proof as base
-from cpsgd.privacy.proofs.proof import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
 

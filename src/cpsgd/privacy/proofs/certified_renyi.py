@@ -21,9 +21,9 @@ from cpsgd._numbers import rounded_down
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law
 from cpsgd.privacy.moments import MAX_ORDER, Meter, Moments, TooLongError
-from cpsgd.privacy.proofs import proof as base
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.privacy.proofs.certified_gaussian import check_delta, law_of
-from cpsgd.privacy.proofs.proof import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
 

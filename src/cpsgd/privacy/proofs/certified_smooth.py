@@ -23,9 +23,9 @@ from cpsgd.privacy import curves
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.curves import Family
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
-from cpsgd.privacy.proofs import proof as base
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.privacy.proofs.certified_gaussian import SMALLEST_MASS, GaussianCertificate
-from cpsgd.privacy.proofs.proof import Proof, Proved
 from cpsgd.privacy.smoothed import Growth, fisher, growth
 from cpsgd.promise import Claim
 from cpsgd.run import Run

@@ -23,8 +23,8 @@ from scipy.special import ndtri
 from cpsgd.mechanisms.discrete_laplace import PolyaLaw
 from cpsgd.mechanisms.sums import rounding_cumulant
 from cpsgd.privacy.accountant import Rounds, pure_epsilon
-from cpsgd.privacy.proofs import proof as base
-from cpsgd.privacy.proofs.proof import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
 
