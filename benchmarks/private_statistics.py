@@ -98,7 +98,9 @@ def central_means(
     return found
 
 
-def central_histograms(codes: NDArray[np.int64], bins: int, required: dict[str, float], rounds: int) -> dict[str, float]:
+def central_histograms(
+    codes: NDArray[np.int64], bins: int, required: dict[str, float], rounds: int
+) -> dict[str, float]:
     """Returns root-mean-square errors of other methods for a histogram, in rows; replace-one: √2 and 2 apart."""
     epsilon, delta = required["epsilon"], required["delta"]
     gaussian = analytic_sigma(epsilon=epsilon, sensitivity=math.sqrt(2.0), delta=delta)
