@@ -174,7 +174,6 @@ def test_sums_decoded_modulo_one_more_are_found_without_any_chance(monkeypatch: 
     assert "modulus" in failed(checked(MODULAR))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_a_claim_of_six_tenths_is_found_and_the_law_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     def boasting(*arguments: Any, **options: Any) -> Guarantee:
@@ -197,7 +196,6 @@ def test_the_number_of_faults_is_the_one_that_is_published() -> None:
 # ------------------------------------------------------------------ levels
 
 
-@pytest.mark.slow
 def test_other_levels_are_played_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CPSGD_SIMD", raising=False)
     monkeypatch.setattr("cpsgd.audit.levels.kernels.supported_levels", lambda: [], raising=True)

@@ -167,7 +167,6 @@ def test_rounds_of_another_protocol_add_up(small_plan: Plan) -> None:
         clients["a"].ask(opening(small_plan, round=4, secure=parameters(small_plan, round=4)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
 @pytest.mark.parametrize("remembered", [False, True])
 def test_rounds_are_counted_over_runs(

@@ -63,7 +63,6 @@ def close_to(found: np.ndarray | None, expected: np.ndarray, plan: Plan) -> bool
     return bool(0.0 < np.sum((found - expected) ** 2) < 9 * plan.error.total)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("way", "stages"), [("plain", PLAIN), ("secure", SECURE), ("signed", SIGNED)])
 def test_rounds_give_the_mean(small_plan: Plan, tmp_path: Path, way: str, stages: list[Stage]) -> None:
     federation = Federation(small_plan, tmp_path, way)
@@ -141,7 +140,6 @@ def garbage(answer: bytes) -> bytes:
     return np.random.default_rng(0).bytes(200)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("way", "stage"), WAYS)
 @pytest.mark.parametrize(
     ("damage", "reason"),
@@ -179,7 +177,6 @@ def test_one_bad_node_does_not_stop_the_others(
     assert reason in report.dropped["node-2"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("way", "stage"), WAYS)
 def test_a_round_with_too_few_survivors_is_withheld(small_plan: Plan, tmp_path: Path, way: str, stage: Stage) -> None:
     federation = Federation(small_plan, tmp_path, way)
@@ -223,7 +220,6 @@ def test_too_few_nodes_are_asked_for_nothing(small_plan: Plan, tmp_path: Path) -
         assert not ledger.events("people")
 
 
-@pytest.mark.slow
 def test_who_has_too_few_neighbours_left_is_noted() -> None:
     """On a sparse graph a client may have answered and still be of no use."""
     large = plan(300, 1, 8.0, 1e-5, secure=True, dropout=0.2, colluding=1, bits=14, mechanism="binomial")
@@ -263,7 +259,6 @@ def answers_to(session: RoundSession[str], federation: Federation) -> dict[str, 
     return {node: federation.clients[node].ask(request) for node, request in session.requests().items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("way", "stage"), WAYS)
 def test_refused_answers_change_nothing(small_plan: Plan, tmp_path: Path, way: str, stage: Stage) -> None:
     """Truncated, of another node, of another round, of another stage, repeated: then the right one is still taken."""

@@ -203,7 +203,6 @@ print(dim, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.slow
 def test_a_million_parameters_are_trained_within_the_limit() -> None:
     found = subprocess.run([sys.executable, "-c", _BIG], capture_output=True, text=True, timeout=200, check=True)
     dim, kilobytes = map(int, found.stdout.split())

@@ -149,7 +149,6 @@ def test_without_privacy_it_is_sgd_on_the_examples(families: ArrayDataset) -> No
     np.testing.assert_allclose(weights(trainer), expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_bad_input(families: ArrayDataset) -> None:
     with pytest.raises(ParameterError, match="whole clients"):
         run(families, NoPrivacy(1.0), participation="fixed-size")

@@ -102,7 +102,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(st.data())
 def test_damaged_events_and_budgets_raise_errors_of_our_own(data: st.DataObject) -> None:
     for kind, good in ((RoundEvent, EVENT.to_dict()), (Budget, BUDGET.to_dict())):

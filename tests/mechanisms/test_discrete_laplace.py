@@ -227,7 +227,6 @@ def test_a_ledger_adds_up_pure_epsilon(tmp_path: Path) -> None:
         ledger.reserve("people", RoundEvent(protocol=coins, survivors=6))
 
 
-@pytest.mark.slow
 def test_an_audit_finds_nothing_wrong() -> None:
     found = audit(protocol(window=1 << 16), rounds=4000, seed=1, delta=1e-3)
     assert found.passed, str(found)

@@ -165,7 +165,6 @@ def test_gaussian_protocol(adjacency: str) -> None:
     assert "ε <= 1" in reason
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "trials"), [(2, 1), (3, 6)])
 def test_more_noise_and_a_larger_delta_never_raise_epsilon(levels: int, trials: int) -> None:
     protocol = rotated(levels, trials, clients=4_000)

@@ -265,13 +265,11 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", list(dict.fromkeys(check for _, check in MUTATIONS)))
 def test_the_real_formulas_pass(check: Check) -> None:
     assert check() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "check"),
     [

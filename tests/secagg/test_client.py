@@ -173,7 +173,6 @@ def test_the_saved_state_forgets_what_is_no_longer_needed() -> None:
 # ---------------------------------------------------------------------- the upload
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 @pytest.mark.parametrize(
     ("modulus", "dim"),

@@ -16,8 +16,7 @@ from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
-from cpsgd.protocol import NORM_LIMITS, Protocol
-from cpsgd.protocol_data import check_distance
+from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
 from cpsgd.run import Run
 
 # How often X is brought closer to what the finished protocol's own accounting allows.

@@ -34,6 +34,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
+from cpsgd.promise import Claim
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
@@ -318,8 +319,8 @@ def solve(
         participation: Who takes part in which round.
         epsilon: ε that may be spent.
         noise_multiplier: Standard deviation of the (equivalent) Gaussian noise over the sensitivity, 1/μ.
-        rounds: How many.
-        tail_mass: What each round adds to δ (see `GaussianCertificate.tail_mass`).
+        rounds: Number of rounds.
+        tail_mass: Added to δ by each round (see `GaussianCertificate.tail_mass`).
         tolerance: Relative width at which the search for the noise stops.
 
     Raises:
@@ -333,13 +334,13 @@ def solve(
         >>> round(solve(delta=1e-6, participation=Participation.every(), epsilon=2.0, rounds=502).noise_multiplier, 3)
         49.975
     """
-    limits: dict[str, Any] = {"delta": delta, "participation": participation, "tail_mass": tail_mass}
+    limits: dict[str, Any] = {"participation": participation, "tail_mass": tail_mass}
     if epsilon is None and noise_multiplier is not None and rounds is not None:
         noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     elif noise_multiplier is None and epsilon is not None and rounds is not None:
-        noise_multiplier = least_noise(epsilon=epsilon, rounds=rounds, tolerance=tolerance, **limits)
+        noise_multiplier = least_noise(Claim(epsilon, delta), rounds=rounds, tolerance=tolerance, **limits)
     elif rounds is None and epsilon is not None and noise_multiplier is not None:
-        rounds = most_rounds(epsilon=epsilon, noise_multiplier=noise_multiplier, **limits)
+        rounds = most_rounds(Claim(epsilon, delta), noise_multiplier, **limits)
     else:
         raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
     spent = [Rounds(_inverse(noise_multiplier), rounds, tail_mass)]
@@ -348,23 +349,17 @@ def solve(
 
 
 def least_noise(
-    *,
-    epsilon: float,
-    delta: float,
-    rounds: int,
-    participation: Participation,
-    tail_mass: float = 0.0,
-    tolerance: float = 1e-6,
+    claim: Claim, *, rounds: int, participation: Participation, tail_mass: float = 0.0, tolerance: float = 1e-6
 ) -> float:
-    """The smallest noise multiplier with which `rounds` rounds are (epsilon, delta)-DP, rounded up.
+    """Returns the smallest noise multiplier with which `rounds` rounds keep the claim, rounded up.
 
     Raises:
         ConditionError: The tails alone spend δ.
     """
     from scipy.optimize import brentq  # late: a command line that plans nothing starts without it
 
-    epsilon = _validate.positive("epsilon", epsilon)
-    delta = _validate.probability("delta", delta)
+    epsilon = _validate.positive("epsilon", claim.epsilon)
+    delta = _validate.probability("delta", claim.delta)
     rounds = _validate.integer("rounds", rounds, low=1)
 
     def excess(log_noise: float) -> float:
@@ -396,16 +391,14 @@ def least_noise(
     return math.exp(found) * (1.0 + 1e-14)
 
 
-def most_rounds(
-    *, epsilon: float, noise_multiplier: float, delta: float, participation: Participation, tail_mass: float = 0.0
-) -> int:
-    """The largest number of rounds with this noise that are (epsilon, delta)-DP.
+def most_rounds(claim: Claim, noise_multiplier: float, *, participation: Participation, tail_mass: float = 0.0) -> int:
+    """Returns the largest number of rounds with this noise that keep the claim.
 
     Raises:
         ParameterError: Everybody takes part once, so that any number of rounds costs the same.
         ConditionError: Not even one round is.
     """
-    epsilon = _validate.positive("epsilon", epsilon)
+    epsilon, delta = _validate.positive("epsilon", claim.epsilon), claim.delta
     mu = _inverse(_validate.positive("noise_multiplier", noise_multiplier))
 
     def affordable(count: int) -> bool:

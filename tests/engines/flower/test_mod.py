@@ -217,7 +217,6 @@ def test_unknown_limits_are_refused() -> None:
         cpsgd_mod(epsilom=1.0, delta=1e-6)
 
 
-@pytest.mark.slow
 def test_a_client_does_not_wait_for_what_it_does_not_need() -> None:
     """Flower starts a process for every message, and only one of a round's trains."""
     heavy = ("torch", "scipy", "cpsgd.ledger", "cpsgd.privacy", "cpsgd.planner", "cpsgd.engines.flower.strategy")

@@ -66,7 +66,6 @@ def run(strategy: CpsgdStrategy, members: list[Node], rounds: int = 1) -> tuple[
 # ---------------------------------------------------------------------- honest rounds
 
 
-@pytest.mark.slow
 def test_signed_rounds_give_the_mean_and_each_prepares_the_next(small_plan: Plan, silos: Silos) -> None:
     strategy = CpsgdStrategy(small_plan, roster=silos.roster)
     # Numbers go to nodes at random, so that the roster's order cannot matter.

@@ -169,7 +169,6 @@ def test_options_are_checked_when_the_job_is_made() -> None:
 # ---------------------------------------------------------------------- sums of examples
 
 
-@pytest.mark.slow
 def test_silos_send_sums_of_clipped_gradients(tmp_path: Path) -> None:
     import torch
 

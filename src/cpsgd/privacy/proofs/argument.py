@@ -257,30 +257,31 @@ def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> t
 
 def gaussian_mu(run: Run, claim: Claim) -> float:
     """Returns the largest μ of one round of an exactly Gaussian mechanism, which has no tails to pay for."""
-    return _gaussian_mu(claim.epsilon, claim.delta, counted(run), run.participation)
+    return _gaussian_mu(claim, counted(run), run.participation)
 
 
 def sampled_mu(run: Run, claim: Claim) -> float:
     """Returns the same when a share of δ is set aside for tails, under sampling."""
-    return _sampled_mu(claim.epsilon, claim.delta, counted(run), run.participation)
+    return _sampled_mu(claim, counted(run), run.participation)
 
 
 @lru_cache(maxsize=256)
-def _gaussian_mu(epsilon: float, delta: float, rounds: int, participation: Participation) -> float:
+def _gaussian_mu(claim: Claim, rounds: int, participation: Participation) -> float:
     if participation.rate == 1.0:
-        return gaussian.gdp_mu(epsilon, delta) / math.sqrt(rounds) * (1.0 - 1e-14)
-    return 1.0 / accountant.least_noise(
-        epsilon=epsilon, delta=delta, rounds=rounds, participation=participation, tolerance=_TOLERANCE
-    )
+        return gaussian.gdp_mu(claim.epsilon, claim.delta) / math.sqrt(rounds) * (1.0 - 1e-14)
+    return 1.0 / accountant.least_noise(claim, rounds=rounds, participation=participation, tolerance=_TOLERANCE)
 
 
 @lru_cache(maxsize=256)
-def _sampled_mu(epsilon: float, delta: float, rounds: int, participation: Participation) -> float:
-    mu, left = _gaussian_mu(epsilon, delta, rounds, participation), delta * (1.0 - SAMPLED_TAIL_SHARE)
+def _sampled_mu(claim: Claim, rounds: int, participation: Participation) -> float:
+    mu, left = _gaussian_mu(claim, rounds, participation), claim.delta * (1.0 - SAMPLED_TAIL_SHARE)
     while True:
         mu *= 1.0 - 2.0 * _TOLERANCE
         spent = accountant.composed_delta(
-            [Rounds(mu=mu, count=rounds)], epsilon=epsilon, participation=participation, interval=accountant.COARSE
+            [Rounds(mu=mu, count=rounds)],
+            epsilon=claim.epsilon,
+            participation=participation,
+            interval=accountant.COARSE,
         )
         if spent <= left:
             return mu
