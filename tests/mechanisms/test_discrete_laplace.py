@@ -197,8 +197,8 @@ def test_messages_and_secure_sums_wrap_around() -> None:
         aggregator.add(given.encode([0.5, 0.0, -0.5], round=0))
         total += given.encode_integers([0.5, 0.0, -0.5], round=0)
     assert np.all(total % 128 < 128)
-    for mean in (aggregator.mean(), given.decode_sum(total % 128, 6, round=0)):
-        assert np.all(np.abs(mean) < 64 * given.scale / 6)
+    for found in (aggregator.mean(), given.decode_sum(total % 128, 6, round=0)):
+        assert np.all(np.abs(found) < 64 * given.scale / 6)
     assert np.array_equal(given.decode_sum(total, 6, round=0), given.decode_sum(total % 128, 6, round=0))
 
 
