@@ -27,7 +27,7 @@ FLOORS = [
     {"mechanisms"},
     {"correlated"},
     {"registry"},
-    {"expectation", "protocol_data"},
+    {"expectation"},
     {"protocol"},
     {"aggregator", "run"},
     {"privacy"},

@@ -16,6 +16,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
+from cpsgd.promise import Claim
 
 EVERY = Participation.every()
 POISSON = Participation.poisson(0.02)
@@ -200,7 +201,7 @@ def test_tails_beyond_delta_are_refused() -> None:
     with pytest.raises(ConditionError, match="tails of 10 rounds"):
         composed_epsilon([Rounds(0.2, 10, tail_mass=1e-7)], delta=1e-6, participation=EVERY)
     with pytest.raises(ConditionError, match="tails alone"):
-        least_noise(epsilon=1.0, delta=1e-6, rounds=10, participation=EVERY, tail_mass=1e-7)
+        least_noise(Claim(1.0, 1e-6), rounds=10, participation=EVERY, tail_mass=1e-7)
 
 
 # ------------------------------------------------------------------ monotonicity

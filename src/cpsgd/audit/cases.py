@@ -27,6 +27,8 @@ DELTA = 1e-3
 """δ of the claims, large enough to show in few rounds."""
 
 EVEN_DIM, ODD_DIM = 16, 13
+# Of the noise of usual parameters, the share of its variance that shows faults soonest.
+_LITTLE = 0.1
 _ROUNDS = (0, 1, 2, 7, 1_000_000, (1 << 32) + 1)
 
 
@@ -66,8 +68,22 @@ def _quiet(sampler: str, mechanism: Mechanism, modulus: int | None = None) -> Ca
     return Case(sampler, protocol, claimed=False)
 
 
+def _usual(name: str) -> tuple[Case, ...]:
+    """Returns the cases of a mechanism that is not in the table: its usual parameters, and little noise."""
+    kind = MECHANISMS[name]
+    mechanism = kind(**kind.usual(clients=4, dim=EVEN_DIM, clip_norm=1.0, rotate=True, delta=DELTA))
+    if mechanism.grid is None:
+        return ()
+    return _planned(name, mechanism), _quiet(name, mechanism.quieter(_LITTLE) or mechanism)
+
+
 def everything() -> tuple[Case, ...]:
     """Returns cases for every sampler of every mechanism whose sums are integers: as planned, and with little noise."""
+    named = {case.protocol.mechanism.name for case in _table()}
+    return (*_table(), *(case for name in MECHANISMS if name not in named for case in _usual(name)))
+
+
+def _table() -> tuple[Case, ...]:
     return (
         _planned("inversion", Binomial(levels=33, trials=4063, coordinate_range=0.7587)),
         _quiet("inversion", Binomial(levels=64, trials=20, p=0.3, coordinate_range=0.72)),

@@ -1,4 +1,4 @@
-"""How near the planner comes to what a person wants of a protocol."""
+"""`Problem`: requirements, validated, and the best protocols for them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
-from cpsgd.protocol import NORM_LIMITS, Protocol
-from cpsgd.protocol_data import check_distance
+from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
 from cpsgd.run import Run
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
@@ -40,7 +39,7 @@ class Finished(Design):
 
     Attributes:
         protocol: The parameters to run with.
-        guarantee: What is proved for it.
+        guarantee: The guarantee of the protocol.
     """
 
     protocol: Protocol = field(kw_only=True)

@@ -34,6 +34,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
+from cpsgd.promise import Claim
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
@@ -63,8 +64,8 @@ class Rounds:
 
     Attributes:
         mu: μ of a `GaussianCertificate`, or the inverse noise multiplier of a Gaussian mechanism.
-        count: How many such rounds.
-        tail_mass: What each of them adds to δ whatever ε is.
+        count: Number of such rounds.
+        tail_mass: Added to δ by each of them, whatever ε is.
         variation: Distance in total variation of each round's output law from the one `mu` speaks of; it adds
             (1 + e^ε) times as much to δ.
         slack: λ: apart from that, each round's output has e^±λ times the probabilities of what `mu` speaks of. It adds
@@ -100,12 +101,13 @@ _EVERY = Participation.every()
 def composed_epsilon(
     rounds: Sequence[Rounds], *, delta: float, participation: Participation, interval: float = FINE
 ) -> float:
-    """The smallest ε for which all the rounds together are (ε, delta)-DP, rounded up.
+    """Returns the smallest ε for which all the rounds together are (ε, delta)-DP, rounded up.
 
     Args:
-        rounds: What was run. In the scheme "once" a client is in only one of them, and the costliest counts.
+        rounds: The rounds. In the scheme "once" a client is in only one of them, and the costliest counts.
         delta: Target δ.
-        participation: Who takes part. `mu` must be for the adjacency that `Participation.check` accepts.
+        participation: The rounds that a client takes part in. `mu` must be for an adjacency that
+            `Participation.check` accepts.
         interval: Discretisation of privacy losses.
 
     Raises:
@@ -127,7 +129,7 @@ def composed_epsilon(
 
 
 def mixed_epsilon(parts: Sequence[Part], *, delta: float, interval: float = FINE) -> float:
-    """The smallest ε for rounds that clients take part in in different ways, rounded up; see `composed_epsilon`.
+    """Returns the smallest ε for rounds with different participation, rounded up; see `composed_epsilon`.
 
     One accountant composes them all: unsampled rounds are Gaussians, sampled ones each have their own rate. The scheme
     "once" is a statement about several rounds: put in the costliest as one in which everybody takes part.
@@ -205,7 +207,7 @@ def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
 def composed_delta(
     rounds: Sequence[Rounds], *, epsilon: float, participation: Participation, interval: float = FINE
 ) -> float:
-    """The smallest δ for which all the rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
+    """Returns the smallest δ for which all rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
     epsilon = _validate.finite("epsilon", epsilon)
     if not rounds:
         return 0.0
@@ -219,7 +221,7 @@ def composed_delta(
 
 
 def _tails(rounds: Sequence[Rounds]) -> Profile:
-    """What the rounds add to δ outside of their certified ranges."""
+    """Returns the rounds' part of δ outside of their certified ranges, as a function of ε."""
     tail = math.fsum(r.count * r.tail_mass for r in rounds) * (1.0 + 1e-12)
     variation = math.fsum(r.count * r.variation for r in rounds) * (1.0 + 1e-12)
     return lambda epsilon: tail + variation * (1.0 + math.exp(epsilon))
@@ -315,11 +317,11 @@ def solve(
 
     Args:
         delta: Target δ.
-        participation: Who takes part in which round.
+        participation: The rounds that a client takes part in.
         epsilon: ε that may be spent.
         noise_multiplier: Standard deviation of the (equivalent) Gaussian noise over the sensitivity, 1/μ.
-        rounds: How many.
-        tail_mass: What each round adds to δ (see `GaussianCertificate.tail_mass`).
+        rounds: Number of rounds.
+        tail_mass: Added to δ by each round (see `GaussianCertificate.tail_mass`).
         tolerance: Relative width at which the search for the noise stops.
 
     Raises:
@@ -333,13 +335,13 @@ def solve(
         >>> round(solve(delta=1e-6, participation=Participation.every(), epsilon=2.0, rounds=502).noise_multiplier, 3)
         49.975
     """
-    limits: dict[str, Any] = {"delta": delta, "participation": participation, "tail_mass": tail_mass}
+    limits: dict[str, Any] = {"participation": participation, "tail_mass": tail_mass}
     if epsilon is None and noise_multiplier is not None and rounds is not None:
         noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     elif noise_multiplier is None and epsilon is not None and rounds is not None:
-        noise_multiplier = least_noise(epsilon=epsilon, rounds=rounds, tolerance=tolerance, **limits)
+        noise_multiplier = least_noise(Claim(epsilon, delta), rounds=rounds, tolerance=tolerance, **limits)
     elif rounds is None and epsilon is not None and noise_multiplier is not None:
-        rounds = most_rounds(epsilon=epsilon, noise_multiplier=noise_multiplier, **limits)
+        rounds = most_rounds(Claim(epsilon, delta), noise_multiplier, **limits)
     else:
         raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
     spent = [Rounds(_inverse(noise_multiplier), rounds, tail_mass)]
@@ -348,23 +350,17 @@ def solve(
 
 
 def least_noise(
-    *,
-    epsilon: float,
-    delta: float,
-    rounds: int,
-    participation: Participation,
-    tail_mass: float = 0.0,
-    tolerance: float = 1e-6,
+    claim: Claim, *, rounds: int, participation: Participation, tail_mass: float = 0.0, tolerance: float = 1e-6
 ) -> float:
-    """The smallest noise multiplier with which `rounds` rounds are (epsilon, delta)-DP, rounded up.
+    """Returns the smallest noise multiplier with which `rounds` rounds keep the claim, rounded up.
 
     Raises:
         ConditionError: The tails alone spend δ.
     """
     from scipy.optimize import brentq  # late: a command line that plans nothing starts without it
 
-    epsilon = _validate.positive("epsilon", epsilon)
-    delta = _validate.probability("delta", delta)
+    epsilon = _validate.positive("epsilon", claim.epsilon)
+    delta = _validate.probability("delta", claim.delta)
     rounds = _validate.integer("rounds", rounds, low=1)
 
     def excess(log_noise: float) -> float:
@@ -396,16 +392,14 @@ def least_noise(
     return math.exp(found) * (1.0 + 1e-14)
 
 
-def most_rounds(
-    *, epsilon: float, noise_multiplier: float, delta: float, participation: Participation, tail_mass: float = 0.0
-) -> int:
-    """The largest number of rounds with this noise that are (epsilon, delta)-DP.
+def most_rounds(claim: Claim, noise_multiplier: float, *, participation: Participation, tail_mass: float = 0.0) -> int:
+    """Returns the largest number of rounds with this noise that keep the claim.
 
     Raises:
         ParameterError: Everybody takes part once, so that any number of rounds costs the same.
         ConditionError: Not even one round is.
     """
-    epsilon = _validate.positive("epsilon", epsilon)
+    epsilon, delta = _validate.positive("epsilon", claim.epsilon), claim.delta
     mu = _inverse(_validate.positive("noise_multiplier", noise_multiplier))
 
     def affordable(count: int) -> bool:
