@@ -224,7 +224,7 @@ def test_a_ledger_adds_up_pure_epsilon(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="budget"):
         ledger.reserve("people", event)
     coins = Protocol.binomial(clients=6, dim=1, clip_norm=1.0, levels=2, trials=40)
-    with pytest.raises(ConditionError, match="δ = 0"):
+    with pytest.raises(ParameterError, match="pure differential privacy"):
         ledger.reserve("people", RoundEvent(protocol=coins, survivors=6))
 
 
