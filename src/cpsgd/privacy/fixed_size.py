@@ -70,7 +70,7 @@ _NEGLIGIBLE = 1e-4
 _LOG_POWERS = (-6.0, 14.0)
 # The lowest level at which losses are cut off is 10 to the power of minus four times this.
 _DEEPEST = 74
-# Losses beyond so many lengths of the window are taken for infinite, to save time.
+# Losses beyond this many lengths of the window are taken for infinite, to save time.
 _MOST_WINDOWS = 16
 _TINY = 1e-300
 # Losses rarer than this are left out of the divergence of a single round.
@@ -86,7 +86,7 @@ class SampledRounds:
     count: int
 
     def farthest(self, level: float) -> float:
-        """The output beyond which there is about so much mass, over all rounds."""
+        """Returns the output beyond which about this much mass lies, over all rounds."""
         tail = level / self.count
         farthest = max(
             -float(special.ndtri(min(0.5, tail))), self.mu - float(special.ndtri(min(0.5, tail / self.rate)))
@@ -156,7 +156,7 @@ class _Losses:
         return np.exp(self._log_mass + power * self.loss - scale), scale
 
     def mean(self, power: float) -> float:
-        """Of the losses, their masses tilted by e^(power loss)."""
+        """Returns the masses of the losses, tilted by e^(power loss)."""
         return float(np.sum(self.tilted(power)[0] * self.loss))
 
     def variance(self, power: float) -> float:
@@ -381,7 +381,7 @@ class _Sums:
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """By repeated squaring: relative errors of at most √5 2^-53 per factor."""
+    """Returns the power by repeated squaring, with relative errors of at most √5 2^-53 per factor."""
     result = np.ones_like(base)
     while exponent:
         if exponent & 1:

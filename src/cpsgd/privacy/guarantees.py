@@ -70,7 +70,7 @@ class Guarantee:
 
     @property
     def adjacency(self) -> Adjacency:
-        """Which data sets are neighbours."""
+        """The kind of neighbouring data sets."""
         return self.run.adjacency
 
     @property
@@ -80,7 +80,7 @@ class Guarantee:
 
     @property
     def assumption(self) -> str | None:
-        """What is taken on trust about the vectors (`Protocol.assumption`); None where all is enforced."""
+        """The assumption about the vectors (`Protocol.assumption`); None where everything is enforced."""
         return None if self.run.examples is not None else self.run.protocol.assumption(self.run.adjacency)
 
     @property

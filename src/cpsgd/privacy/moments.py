@@ -131,7 +131,7 @@ class TooLongError(ConditionError):
 
 
 class Meter:
-    """How much work, in outputs times nodes, may still be done."""
+    """The work that may still be done, in outputs times nodes."""
 
     def __init__(self, left: float = math.inf) -> None:
         self.left = left

@@ -67,7 +67,7 @@ _BENT = 1.0 / 7.0
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """How w grows as coordinates are swapped for Gaussians: what a family's certificates follow from.
+    """The growth of w as coordinates are swapped for Gaussians, from which a family's certificates follow.
 
     Attributes:
         starts: Values of w, rising. Any of them will do as what the adversary is given; the best is taken.
@@ -312,7 +312,7 @@ def _scaled(curve: Curve, scales: Sequence[float]) -> list[Curve]:
 
 
 def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> Array:
-    """Upper bounds on R(c), one row per curve, for so many values of c, an odd number, from -end to end.
+    """Returns upper bounds on R(c), one row per curve, for an odd number of values of c from -end to end.
 
     The measure ẽ(x) exp(-x²/(2w) - x/2) dx of each cell is moved to the cell's ends with its mean kept, which only
     increases the integral of exp(x c/w), convex in x.

@@ -18,7 +18,7 @@ from cpsgd.privacy.proofs.argument import COMPOSED, Proof, Proved, alone, check
 from cpsgd.run import Run
 
 Found = dict[str, Proved | str]
-"""By the proof's label, what it proves, or the reason why it proves nothing."""
+"""Results by the proof's label; a text is the reason why there is none."""
 
 
 @lru_cache(maxsize=1)

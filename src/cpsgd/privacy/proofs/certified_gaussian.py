@@ -150,7 +150,7 @@ def certified_epsilon(
 
 
 class _Profile:
-    """How μ₁ grows with the range, computed once for all tails down to `smallest_tail`."""
+    """The growth of μ₁ with the range, computed once for all tails down to `smallest_tail`."""
 
     def __init__(self, law: Law, dim: int, sensitivity: float, levels: int, smallest_tail: float) -> None:
         self.steps = check_parameters(dim, sensitivity, levels, smallest_tail)
@@ -177,7 +177,7 @@ class _Profile:
 
 
 def inside(law: Law, low: int, high: int) -> bool:
-    """Whether a range and its neighbours are possible values of the noise."""
+    """Returns whether a range and its neighbours are possible values of the noise."""
     return law.lowest + 1 <= low and high <= law.highest - 1
 
 
