@@ -281,9 +281,9 @@ class Certified(Proof):
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
         """Returns ε of one round, or of rounds as equivalent Gaussians."""
         if not base.alone(run):
-            shares = [base.SAMPLED_TAIL_SHARE] if run.participation.rate < 1.0 else base.TAIL_SHARES
+            shares = [base.SAMPLED_TAIL_SHARE] if run.sampling.rate < 1.0 else base.TAIL_SHARES
             found = base.composed(run, delta, self, shares)
-            return Proved(*found, f"{self.citation}; {base.COMPOSED[run.participation.scheme]}")
+            return Proved(*found, f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}")
 
         def prove(left: float) -> tuple[float, float]:
             epsilon, certificate = certified_epsilon(law_of(run), **shape(run), delta=left)
@@ -293,7 +293,7 @@ class Certified(Proof):
 
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns the equivalent Gaussian of one round."""
-        counted = base.counted_tail(run.participation)
+        counted = base.counted_tail(run.sampling)
         found = gaussian_certificate(law_of(run), **shape(run), tail=min(0.5, tail / counted))
         variation = run.honest * run.protocol.dim * run.protocol.mechanism.noise.variation
         return Rounds(found.mu, 1, counted * found.tail_mass * (1.0 + 1e-15), variation)
@@ -310,7 +310,7 @@ class Certified(Proof):
             # μ₁ depends on S only through the unit steps between neighbours, and on those only a little: bounding S by
             # what a Gaussian of the same variance allows is safe and close.
             most = mu * deviation * 1.0001
-            tail = claim.delta * share / rounds / base.counted_tail(run.participation)
+            tail = claim.delta * share / rounds / base.counted_tail(run.sampling)
             certificate = gaussian_certificate(
                 law, dim=run.protocol.dim, sensitivity=most, levels=mechanism.levels, tail=min(0.5, tail)
             )
@@ -337,7 +337,7 @@ def shape(run: Run) -> Shape:
 
 
 def _sampled(run: Run) -> bool:
-    return run.participation.rate < 1.0
+    return run.sampling.rate < 1.0
 
 
 def _shares(variance: float) -> list[float]:
