@@ -70,7 +70,7 @@ class Protocol:
         clients: n, the clients a round is planned for. The mean is always over the messages received.
         dim: d, coordinates of a vector.
         clip_norm: D, longer vectors are scaled down to this Euclidean norm.
-        mechanism: What a coordinate becomes: rounding, noise, and the parameters of both.
+        mechanism: Turns a coordinate into an integer: rounding, noise, and the parameters of both.
         rotate: Whether vectors are rotated first.
         modulus: Sums are taken modulo this (secure aggregation), or None for plain sums.
         rotation_seed: The announced public seed of the rotation, a 64-bit number. Privacy does not depend on it.
@@ -78,7 +78,7 @@ class Protocol:
             among them, where it is known to be less than 2D; None where nothing but D is known. Nothing enforces it:
             every guarantee for replace-one neighbours then rests on it, and says so.
         distance_reason: Why no two vectors are further apart, in a sentence.
-        promise: What was planned with these parameters, which releases are held to; None where nothing was.
+        promise: The claim that was planned with these parameters, which releases are held to; None without one.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -299,7 +299,7 @@ class Protocol:
         Args:
             vectors: One per client, each as `encode` takes it; the rows of a matrix, for example.
             round: Number of the round.
-            threads: How many threads, the caller's among them; by default as many as this process has processors, and
+            threads: Number of threads, the caller's among them; by default as many as this process has processors, and
                 one for vectors so short (below 2^16) that several would be slower.
 
         Raises:
@@ -365,7 +365,7 @@ class Protocol:
     # ------------------------------------------------------------------ promises
 
     def release(self, messages: int, *, accept_epsilon: float | None = None) -> Guarantee | None:
-        """Refuses a release with so many messages that does not keep the promise; see `cpsgd.privacy.release`.
+        """Refuses a release with this many messages if it does not keep the promise; see `cpsgd.privacy.release`.
 
         Returns:
             What is proved of it, by the accountant; None where nothing was promised.
@@ -409,7 +409,7 @@ class Protocol:
 
     @property
     def radix(self) -> int:
-        """How many values a packed coordinate can take: the modulus, or the mechanism's values; 0 for floats."""
+        """Number of values of a packed coordinate: the modulus, or the mechanism's values; 0 for floats."""
         return self.format.radix
 
     @property
@@ -449,7 +449,7 @@ class Protocol:
         return self.mechanism.extent.reach(adjacency)
 
     def assumption(self, adjacency: Adjacency) -> str | None:
-        """What a guarantee for these neighbours takes on trust about the vectors; None where it is enforced.
+        """Returns the assumption about the vectors of a guarantee for these neighbours; None where it is enforced.
 
         Example:
             >>> noise = Gaussian(sigma=0.1)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from cpsgd.errors import CpsgdError
-from cpsgd.paper.design import paper_design
 from reproduction import accuracy
+from reproduction.paper_design import paper_design
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -57,11 +57,13 @@ class PolyaLaw:
         spread: t.
         shares: m; as many parts make the discrete Laplace law.
         parts: Honest clients in the sum.
+        moved: What each part is moved up by, which costs nothing.
     """
 
     spread: int
     shares: int
     parts: int
+    moved: int = 0
 
     @property
     def shape(self) -> float:
@@ -108,7 +110,8 @@ class PolyaLaw:
             below = math.floor(point)
             return below, np.array([1.0 - (point - below), point - below])
 
-        return Summands(client, first=1 - len(one_sided), mass=mass, largest=float(len(one_sided)))
+        first = self.parts * self.moved + 1 - len(one_sided)
+        return Summands(client, first=first, mass=mass, largest=float(len(one_sided)))
 
     def __str__(self) -> str:
         return f"{self.parts} of {self.shares} shares of discrete Laplace noise with spread {self.spread}"
@@ -155,7 +158,7 @@ class PolyaNoise(IntegerNoise):
         """
         if not self.spread:
             raise ConditionError("spread=0 adds no noise, hence no privacy; use a spread of at least 1.")
-        return PolyaLaw(self.spread, self.shares, honest)
+        return PolyaLaw(self.spread, self.shares, honest, self.middle)
 
     def table(self) -> Table:
         """Returns nothing: noise is not drawn from a table."""

@@ -98,8 +98,8 @@ class Plan:
 
     @property
     def reference(self) -> str:
-        """The mechanism whose error `gaussian_squared_error` is: the Gaussian, or at δ = 0 the Laplace mechanism."""
-        return "the Gaussian" if self.guarantee.delta else "the Laplace"
+        """Name of the noise whose error `gaussian_squared_error` is: "Gaussian", or at δ = 0 "Laplace"."""
+        return "Gaussian" if self.guarantee.delta else "Laplace"
 
     @property
     def rounds(self) -> int:
@@ -130,11 +130,11 @@ class Plan:
         return (
             f"Plan({self.protocol.name} at {self.bits:.4g} bits, ε = {rounded_up(self.guarantee.epsilon)} at "
             f"δ = {self.guarantee.delta:g}, squared error {self.error.total:.4g}, "
-            f"{self.ratio:.3f} × {self.reference}'s)"
+            f"{self.ratio:.3f} × the {self.reference}'s)"
         )
 
     def _repr_html_(self) -> str:
-        protocol, error = self.protocol, self.error
+        protocol, error, exact = self.protocol, self.error, f"the exact {self.reference} mechanism's"
         rows = [
             ("mechanism", f"{protocol.mechanism.name}: {protocol.mechanism.describe()}"),
             ("message", f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes"),
@@ -142,7 +142,7 @@ class Plan:
             ("promised", str(protocol.promise)),
             ("proved by", self.guarantee.citation),
             *([] if self.guarantee.assumption is None else [("assuming", self.guarantee.assumption)]),
-            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × {self.reference} mechanism's"),
+            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × {exact}"),
             *([] if self.prefix is None else [("over the run", str(self.prefix))]),
         ]
         return html_table(f"Plan for {protocol.clients:,} clients of {protocol.dim:,} coordinates", rows)

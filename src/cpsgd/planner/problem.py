@@ -1,4 +1,4 @@
-"""How near the planner comes to what a person wants of a protocol."""
+"""`Problem`: requirements, validated, and the best protocols for them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Finished(Design):
 
     Attributes:
         protocol: The parameters to run with.
-        guarantee: What is proved for it.
+        guarantee: The guarantee of the protocol.
     """
 
     protocol: Protocol = field(kw_only=True)

@@ -1,4 +1,4 @@
-"""What a person wants of a protocol."""
+"""`Requirements` of a protocol, and the mechanisms that may meet them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEST = "best"
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a protocol must do. Checked by `plan`.
+    """The requirements of a protocol, checked by `plan`.
 
     Attributes:
         clients: n, messages per round.
@@ -82,13 +82,13 @@ class Requirements:
 
 
 def surviving(clients: int, dropout: float) -> int:
-    """The fewest messages of a round, where this share of the clients may fail to answer."""
+    """Returns the fewest messages of a round, where this share of the clients may fail to answer."""
     # The tolerance keeps 0.1 of 1000 from being 101 clients.
     return clients - math.ceil(clients * _validate.fraction("dropout", dropout) - 1e-9)
 
 
 def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
-    """The mechanisms to choose among.
+    """Returns the mechanisms to choose among.
 
     Raises:
         ParameterError: The one that is named does not exist, or does not go with secure aggregation.
@@ -107,7 +107,7 @@ def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
 
 
 def checked_mean_norm(required: Requirements) -> float | None:
-    """The bound on the mean's norm, checked.
+    """Returns the bound on the mean's norm, checked.
 
     Raises:
         ParameterError: It is no positive number, more than D, or of no use.

@@ -100,7 +100,7 @@ class Target:
             return first.rough_scale(run, self.claim)
 
     def quickly_certified(self, mechanism: Mechanism) -> bool:
-        """Returns whether the quickest proof says anything about so much noise."""
+        """Returns whether the quickest proof proves anything about this noise."""
         run = self.run(mechanism)
         first = _planning(run)[0]
         try:

@@ -64,8 +64,8 @@ class Rounds:
 
     Attributes:
         mu: μ of a `GaussianCertificate`, or the inverse noise multiplier of a Gaussian mechanism.
-        count: How many such rounds.
-        tail_mass: What each of them adds to δ whatever ε is.
+        count: Number of such rounds.
+        tail_mass: Added to δ by each of them, whatever ε is.
         variation: Distance in total variation of each round's output law from the one `mu` speaks of; it adds
             (1 + e^ε) times as much to δ.
         slack: λ: apart from that, each round's output has e^±λ times the probabilities of what `mu` speaks of. It adds
@@ -101,12 +101,13 @@ _EVERY = Participation.every()
 def composed_epsilon(
     rounds: Sequence[Rounds], *, delta: float, participation: Participation, interval: float = FINE
 ) -> float:
-    """The smallest ε for which all the rounds together are (ε, delta)-DP, rounded up.
+    """Returns the smallest ε for which all the rounds together are (ε, delta)-DP, rounded up.
 
     Args:
-        rounds: What was run. In the scheme "once" a client is in only one of them, and the costliest counts.
+        rounds: The rounds. In the scheme "once" a client is in only one of them, and the costliest counts.
         delta: Target δ.
-        participation: Who takes part. `mu` must be for the adjacency that `Participation.check` accepts.
+        participation: The rounds that a client takes part in. `mu` must be for an adjacency that
+            `Participation.check` accepts.
         interval: Discretisation of privacy losses.
 
     Raises:
@@ -128,7 +129,7 @@ def composed_epsilon(
 
 
 def mixed_epsilon(parts: Sequence[Part], *, delta: float, interval: float = FINE) -> float:
-    """The smallest ε for rounds that clients take part in in different ways, rounded up; see `composed_epsilon`.
+    """Returns the smallest ε for rounds with different participation, rounded up; see `composed_epsilon`.
 
     One accountant composes them all: unsampled rounds are Gaussians, sampled ones each have their own rate. The scheme
     "once" is a statement about several rounds: put in the costliest as one in which everybody takes part.
@@ -206,7 +207,7 @@ def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
 def composed_delta(
     rounds: Sequence[Rounds], *, epsilon: float, participation: Participation, interval: float = FINE
 ) -> float:
-    """The smallest δ for which all the rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
+    """Returns the smallest δ for which all rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
     epsilon = _validate.finite("epsilon", epsilon)
     if not rounds:
         return 0.0
@@ -220,7 +221,7 @@ def composed_delta(
 
 
 def _tails(rounds: Sequence[Rounds]) -> Profile:
-    """What the rounds add to δ outside of their certified ranges."""
+    """Returns the rounds' part of δ outside of their certified ranges, as a function of ε."""
     tail = math.fsum(r.count * r.tail_mass for r in rounds) * (1.0 + 1e-12)
     variation = math.fsum(r.count * r.variation for r in rounds) * (1.0 + 1e-12)
     return lambda epsilon: tail + variation * (1.0 + math.exp(epsilon))
@@ -316,7 +317,7 @@ def solve(
 
     Args:
         delta: Target δ.
-        participation: Who takes part in which round.
+        participation: The rounds that a client takes part in.
         epsilon: ε that may be spent.
         noise_multiplier: Standard deviation of the (equivalent) Gaussian noise over the sensitivity, 1/μ.
         rounds: Number of rounds.

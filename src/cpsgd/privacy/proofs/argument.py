@@ -36,7 +36,7 @@ COMPOSED = {
     "fixed-size": "sampling without replacement (docs/accounting.md, section 12), on Balle, Barthe and Gaboardi 2018, "
     "Theorem 2, and Zhu, Dong and Wang 2022, Theorem 10",
 }
-"""By scheme of participation, why equivalent Gaussians of rounds compose as they do."""
+"""The theorem by which equivalent Gaussians of rounds compose, by scheme of participation."""
 
 # Shares of δ that may pay for the noise sampler's resolution.
 _SAMPLER_SHARES = (1e-6, 0.1)
@@ -195,7 +195,7 @@ def with_sampler(run: Run, delta: float, prove: Callable[[float], tuple[float, f
     larger: where the largest would not pay for the ε known so far (0 at first), the proof is not asked again.
 
     Args:
-        run: Whose sampler.
+        run: The run whose sampler is paid for.
         delta: δ in total.
         prove: From the δ that is left to ε and the part of it for tails.
 
@@ -226,7 +226,7 @@ def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> t
     """Returns the smallest ε of rounds as equivalent Gaussians over these shares of δ for the tails, and their cost.
 
     Raises:
-        ConditionError: Nothing is proved about so many rounds with so little noise.
+        ConditionError: Nothing is proved about these rounds: they are too many, or have too little noise.
     """
     found: list[tuple[float, float]] = []
     failures: list[ConditionError] = []

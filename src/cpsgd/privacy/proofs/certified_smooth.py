@@ -52,7 +52,7 @@ def smoothed_certificate(
         sensitivity: S, the largest Euclidean distance of neighbours in one round, in units of the law.
         reach: The largest distance in one coordinate.
         tail: Probability, over all coordinates and rounds together, that may be left out.
-        rounds: How many rounds neighbours differ in.
+        rounds: Number of rounds that neighbours differ in.
 
     Raises:
         ConditionError: The law's support ends too early, or a single coordinate gives away too much.

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from scipy.special import ndtri
-
+from cpsgd._lazy import Late
 from cpsgd.mechanisms.discrete_laplace import PolyaLaw
 from cpsgd.mechanisms.sums import rounding_cumulant
 from cpsgd.privacy.accountant import Rounds, pure_epsilon
@@ -27,6 +26,11 @@ from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 _SAFE = 1.0 + 1e-13
 
@@ -59,7 +63,9 @@ class PureLaplace(Proof):
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns one round: (ε, 0)-DP is μ-GDP with Φ(μ/2) = e^ε/(1 + e^ε) (Dong, Roth and Su 2022, section 2)."""
         epsilon = _epsilon(_law(run), run.protocol.dim, base.sensitivity(run), run.protocol.reach(run.adjacency))
-        return Rounds(-2.0 * float(ndtri(1.0 / (1.0 + math.exp(min(epsilon, 500.0))))) * (1.0 + 1e-12), pure=epsilon)
+        return Rounds(
+            -2.0 * float(special.ndtri(1.0 / (1.0 + math.exp(min(epsilon, 500.0))))) * (1.0 + 1e-12), pure=epsilon
+        )
 
     def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
         """Returns the smallest scale at which the rounds' ε add up to no more than is allowed."""
