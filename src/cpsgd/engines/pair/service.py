@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,8 +34,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from cpsgd.engines.pair.parties import trusted
 from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, RefusedReportError
 from cpsgd.engines.pair.store import Verdict
+from cpsgd.engines.pair.task import check_address
 from cpsgd.errors import EmptyError, LedgerError, MessageError, StageError, StoreError, ThresholdError
 from cpsgd.secagg.pair.upload import Upload, upload_bytes
 
@@ -395,21 +398,28 @@ class Intake:
 
 
 def leader_app(
-    leader: Leader, *, verify: str | bool = True, transport: httpx.AsyncBaseTransport | None = None
+    leader: Leader,
+    *,
+    trust: Path | None = None,
+    insecure: bool = False,
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> Starlette:
     """Returns the leader as a web application.
 
     Args:
         leader: What it does.
-        verify: File of the certificates that the helper's must be signed by; True for the system's.
+        trust: File of the certificates that the helper's must be signed by; the system's if not given.
+        insecure: Asks the helper also at an http address of another machine.
         transport: Carries requests to the helper, for tests.
     """
+    url = check_address(leader.books.task.helper.url, insecure=insecure)
     client = httpx.AsyncClient(
-        base_url=leader.books.task.helper.url,
+        base_url=url,
         headers={"Authorization": f"Bearer {leader.books.secrets.peer.hex()}"},
         timeout=60.0,
-        verify=verify,
+        verify=trusted(trust) if url.startswith("https") else False,
         trust_env=False,
+        transport=transport,
     )
     intake = Intake(leader, client)
 

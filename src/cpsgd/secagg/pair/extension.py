@@ -119,8 +119,9 @@ class Extension:
     def multiply(self, a: Elements, b: Elements) -> Elements:
         """Returns the products of the rows of `a` and `b`; a single row is multiplied with all others."""
         count = max(len(a), len(b))
-        left, right = (np.ascontiguousarray(np.broadcast_to(x, (count, self.degree))) for x in (a, b))
+        left, right = (x if len(x) == count else np.repeat(x, count, axis=0) for x in (a, b))
         out = np.empty((count, self.degree), dtype=np.uint32)
+        left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
         kernels.extension_product(left, right, self._powers, self.prime, out)
         return out
 
