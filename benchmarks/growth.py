@@ -59,7 +59,7 @@ def best_times(
 ) -> tuple[dict[str, float], int]:
     """Returns the shortest time of each contender over turns of several runs, and the number of turns.
 
-    After the first run of a turn a contender finds its own data in the cache. A run is of so many calls.
+    After the first run of a turn a contender finds its own data in the cache. A run has `repeats` calls.
     """
     best, turns, begun = dict.fromkeys(contenders, math.inf), 0, time.perf_counter()
     while turns == 0 or (turns < MOST_TURNS and time.perf_counter() - begun < TURN_SECONDS):

@@ -55,12 +55,12 @@ def data_sets() -> dict[str, tuple[Table, dict[str, tuple[float, float]]]]:
 
 
 def ours(
-    question: RowQuestion, data: Table, message: tuple[float | None, str], wishes: dict[str, float], rounds: int
+    question: RowQuestion, data: Table, message: tuple[float | None, str], required: dict[str, float], rounds: int
 ) -> dict[str, Any]:
     """Returns the errors of a coordinate of the mean of the vectors, repeated and not moved into bounds."""
     bits, mechanism = message
     try:
-        asked = question.plan(len(data), wishes["epsilon"], wishes["delta"], bits=bits, mechanism=mechanism)
+        asked = question.plan(len(data), required["epsilon"], required["delta"], bits=bits, mechanism=mechanism)
     except CpsgdError as error:
         return {"bits": bits, "rmse": None, "reason": str(error)[:120]}
     points = question.points({str(i): column for i, column in enumerate(data.T)}).astype(np.float32)
@@ -79,11 +79,11 @@ def ours(
 
 
 def central_means(
-    data: Table, bounds: dict[str, tuple[float, float]], wishes: dict[str, float], rounds: int
+    data: Table, bounds: dict[str, tuple[float, float]], required: dict[str, float], rounds: int
 ) -> dict[str, float]:
     """Returns root-mean-square errors of other methods for all columns' means, in units of the width."""
     n, d = data.shape
-    epsilon, delta = wishes["epsilon"], wishes["delta"]
+    epsilon, delta = required["epsilon"], required["delta"]
     found = {
         "gaussian": analytic_sigma(epsilon=epsilon, sensitivity=math.sqrt(d) / n, delta=delta),
         "laplace": math.sqrt(2.0) * d / (n * epsilon),
@@ -98,9 +98,11 @@ def central_means(
     return found
 
 
-def central_histograms(codes: NDArray[np.int64], bins: int, wishes: dict[str, float], rounds: int) -> dict[str, float]:
+def central_histograms(
+    codes: NDArray[np.int64], bins: int, required: dict[str, float], rounds: int
+) -> dict[str, float]:
     """Returns root-mean-square errors of other methods for a histogram, in rows; replace-one: √2 and 2 apart."""
-    epsilon, delta = wishes["epsilon"], wishes["delta"]
+    epsilon, delta = required["epsilon"], required["delta"]
     gaussian = analytic_sigma(epsilon=epsilon, sensitivity=math.sqrt(2.0), delta=delta)
     found = {"gaussian": gaussian, "laplace": math.sqrt(2.0) * 2.0 / epsilon}
     exact = np.bincount(codes, minlength=bins)
@@ -149,7 +151,7 @@ def opendp_noise(kind: str, scale: float, shape: tuple[int, ...]) -> Any:
     return np.array(dp.m.make_laplace(atoms, dp.l1_distance(T=float), scale=scale)([0.0] * size)).reshape(shape)
 
 
-def large(wishes: dict[str, float]) -> dict[str, Any]:
+def large(required: dict[str, float]) -> dict[str, Any]:
     """Measures a million rows of 50 columns from Parquet: seconds and peak memory."""
     import pyarrow
     from pyarrow import parquet
@@ -166,7 +168,7 @@ def large(wishes: dict[str, float]) -> dict[str, Any]:
         del block
         start, busy = time.perf_counter(), time.process_time()
         bounds = dict.fromkeys(names, (0.0, 1.0))
-        found = mean_of_table(path, bounds=bounds, epsilon=wishes["epsilon"], delta=wishes["delta"])
+        found = mean_of_table(path, bounds=bounds, epsilon=required["epsilon"], delta=required["delta"])
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
     return {
         "seconds": seconds,
@@ -185,16 +187,16 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="only the large table")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    wishes = {"epsilon": asked.epsilon, "delta": asked.delta}
+    required = {"epsilon": asked.epsilon, "delta": asked.delta}
     if asked.large:
-        print(json.dumps(large(wishes), indent=2))
+        print(json.dumps(large(required), indent=2))
         return
     report: dict[str, Any] = {}
     for name, (data, bounds) in data_sets().items():
         width = np.array([high - low for low, high in bounds.values()])
-        means = central_means(data, bounds, wishes, asked.rounds)
+        means = central_means(data, bounds, required, asked.rounds)
         codes = np.clip((4 * (data[:, 2] - bounds["2"][0]) / width[2]).astype(np.int64), 0, 3)
-        histograms = central_histograms(codes, 4, wishes, asked.rounds)
+        histograms = central_histograms(codes, 4, required, asked.rounds)
         edges = np.linspace(*bounds["2"], 5)
         for kind, central, question, unit in (
             ("mean", means, Mean(bounds), 1.0),
@@ -203,7 +205,7 @@ def main() -> None:
             best = min(central.values())
             rows = []
             for message in MESSAGES:
-                found = ours(question, data, message, wishes, asked.rounds)
+                found = ours(question, data, message, required, asked.rounds)
                 if found["rmse"] is not None:
                     found["rmse"] *= unit
                     found |= {"of best": found["rmse"] / best, "of gaussian": found["rmse"] / central["gaussian"]}

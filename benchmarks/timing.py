@@ -3,7 +3,7 @@
 After dudect (Reparaz, Balasch, Verbauwhede: "Dude, is my code constant time?", DATE 2017). Inputs of both classes come
 in random order and are copied to the same buffer before the clock starts, from places in memory that change. The
 slowest measurements are cut off at several percentiles, since interruptions tell nothing; the largest |t| counts. Under
-4.5 nothing was found with so many measurements, which is no proof; beyond 10 the times do differ. "differ by" is the
+4.5 these measurements found nothing, which is no proof; beyond 10 the times do differ. "differ by" is the
 difference of the medians. Rows "random against random" compare equal classes: what they show is the method's own noise.
 
 What is claimed: the noise sampler's time does not depend on the values drawn, nor the rounding's on the vector. Those

@@ -27,8 +27,8 @@ from cpsgd.cli import options, output
 from cpsgd.cli.frame import launch, new_app
 from cpsgd.errors import CpsgdError, DataError, ParameterError
 from cpsgd.learning.settings import Settings, read_file
-from cpsgd.paper.design import paper_design
 from cpsgd.reports import live, plotting
+from reproduction.paper_design import paper_design
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,10 +1,10 @@
 """Chooses the settings of presets and results, on held-back training images and with equal effort for all.
 
-A fifth of the training images is held back and the infinite data set is made of the others, so that the test set has no
-say. For training without privacy, and for each ε and number of bands of correlated noise, the same number of settings
+A fifth of the training images is held back and the infinite data set is made of the others, so that the test set is not
+used. For training without privacy, and for each ε and number of bands of correlated noise, the same number of settings
 is tried by `many_runs`, which trains dozens at once:
 
-1. so many drawn at random (every private group tries the same ones),
+1. `--tries` settings drawn at random (every private group tries the same ones),
 2. half as many near the four best of them,
 3. the six best of all with three other seeds. The best mean accuracy of these wins; the loss settles ties.
 

@@ -21,14 +21,13 @@ FLOORS = [
     {"_durable"},
     {"_record_log", "_plain", "tables", "_validate", "_torch", "randomness"},
     {"neighbours"},
-    {"distance"},
     {"promise"},
     {"codec"},
     {"paper"},
     {"mechanisms"},
     {"correlated"},
     {"registry"},
-    {"expectation", "protocol_data"},
+    {"expectation"},
     {"protocol"},
     {"aggregator", "run"},
     {"privacy"},
@@ -90,7 +89,6 @@ def test_every_room_has_its_floor() -> None:
     assert {room_of(path) for path in FILES} == set(FLOOR)
 
 
-@pytest.mark.slow
 def test_imports_point_downwards() -> None:
     upwards = [
         f"{path.relative_to(ROOT)} imports {'.'.join(parts)}"
@@ -100,7 +98,6 @@ def test_imports_point_downwards() -> None:
     assert upwards == []
 
 
-@pytest.mark.slow
 def test_nobody_imports_another_rooms_private_modules() -> None:
     private = [
         f"{path.relative_to(ROOT)} imports {'.'.join(parts)}"
@@ -110,14 +107,12 @@ def test_nobody_imports_another_rooms_private_modules() -> None:
     assert private == []
 
 
-@pytest.mark.slow
 def test_the_graph_is_seen_at_all() -> None:
     # The checks above would pass on an empty graph, too.
     seen = {(room_of(path), parts[0]) for path, parts in edges()}
     assert {("cli", "learning"), ("protocol", "mechanisms"), ("mechanisms", "codec")} <= seen
 
 
-@pytest.mark.slow
 def test_only_a_mechanism_knows_its_own_parameters() -> None:
     """No other room reads the parameters of one mechanism off a protocol, or asks which one it has."""
     own = {"trials", "p", "sigma", "coordinate_range", "coins", "theta", "rate", "noise_deviation"}
@@ -139,7 +134,6 @@ def test_only_a_mechanism_knows_its_own_parameters() -> None:
     assert found == []
 
 
-@pytest.mark.slow
 def test_no_two_types_share_a_name() -> None:
     homes: dict[str, list[str]] = {}
     for path in FILES:
@@ -153,7 +147,6 @@ def test_no_two_types_share_a_name() -> None:
     assert shared == {}
 
 
-@pytest.mark.slow
 def test_no_module_shares_its_name_with_a_function_in_it() -> None:
     shared = [
         str(path.relative_to(ROOT))
@@ -164,7 +157,6 @@ def test_no_module_shares_its_name_with_a_function_in_it() -> None:
     assert shared == []
 
 
-@pytest.mark.slow
 def test_only_mechanisms_and_proofs_ask_which_law_it_is() -> None:
     asking = [
         f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
@@ -177,7 +169,6 @@ def test_only_mechanisms_and_proofs_ask_which_law_it_is() -> None:
     assert asking == []
 
 
-@pytest.mark.slow
 def test_only_its_own_room_asks_whether_noise_is_correlated() -> None:
     asking = [
         f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"

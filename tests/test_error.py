@@ -40,7 +40,6 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "dim", "levels", "trials", "p", "rotated"), SETTINGS)
 def test_measured_error_is_the_expected_one_and_below_the_bound(
     clients: int, dim: int, levels: int, trials: int, p: float, rotated: bool
@@ -57,7 +56,6 @@ def test_measured_error_is_the_expected_one_and_below_the_bound(
     assert error <= protocol.error_bound().squared_error
 
 
-@pytest.mark.slow
 def test_the_estimate_is_unbiased() -> None:
     protocol = Protocol.rotated_binomial(clients=3, dim=200, clip_norm=1.0, levels=3, trials=5, p=0.3)
     vectors, repeats = unit_rows(3, 200) * 0.9, 3000

@@ -117,7 +117,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_no_two_processes_share_noise(method: str, tmp_path: Path) -> None:
     script = tmp_path / "many.py"

@@ -38,7 +38,7 @@ PACKAGES = (
     *("cpsgd.audit", "cpsgd.secagg", "cpsgd.federation.limits", "cpsgd.federation.terms", "cpsgd.federation.course"),
     *("cpsgd.federation.choreography", "cpsgd.federation.sessions", "cpsgd.federation.answering"),
     *("cpsgd.federation.client_files", "cpsgd.federation.extras"),
-    *("cpsgd.paper.theorem", "cpsgd.paper.bounds", "cpsgd.paper.convergence", "cpsgd.paper.design", "cpsgd.errors"),
+    *("cpsgd.paper.theorem", "cpsgd.paper.bounds", "cpsgd.errors"),
 )
 """Modules whose names are public; each is a page of the reference."""
 

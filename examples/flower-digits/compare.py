@@ -21,7 +21,8 @@ from flower_digits.server_app import Momentum
 
 from cpsgd import Plan
 from cpsgd.learning.datasets import Batch, infinite_digits
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.planner.examples import plan_examples
 
 ROUNDS = (15, 30, 90)

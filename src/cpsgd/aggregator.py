@@ -63,7 +63,7 @@ class Aggregator:
         """Starts an empty round.
 
         Args:
-            protocol: What the messages must have been made with.
+            protocol: The protocol that messages must have been made with.
             round: Number of the round they must have been made for.
             max_dim: The largest dimension to allocate memory for.
 
@@ -155,7 +155,7 @@ class Aggregator:
             self._ids |= ids
 
     def guarantee(self, *, accept_epsilon: float | None = None) -> Guarantee | None:
-        """What is proved of the mean of the messages so far; None where the protocol promises nothing.
+        """Returns the guarantee of the mean of the messages so far; None where the protocol promises nothing.
 
         Raises:
             EmptyError: No message has been accepted.

@@ -30,7 +30,7 @@ class Adjacency(StrEnum):
 
     @classmethod
     def parse(cls, name: str) -> Adjacency:
-        """The adjacency of this name.
+        """Returns the adjacency of this name.
 
         Raises:
             ParameterError: There is none; the message lists the known names.
@@ -44,14 +44,14 @@ class Adjacency(StrEnum):
 
     @property
     def reach(self) -> float:
-        """How far neighbours' vectors can be apart, in radii of the set that vectors are clipped to.
+        """The largest distance of neighbours' vectors, in radii of the set that vectors are clipped to.
 
         Two points of a symmetric convex set are at most its diameter apart, a point and zero its radius.
         """
         return {Adjacency.REPLACE_ONE: 2.0, Adjacency.ZERO_OUT: 1.0}[self]
 
     def distance(self, clip_norm: float, replace_one_distance: float | None = None) -> float:
-        """Largest Euclidean distance of two neighbours' vectors: 2D for replace-one, D for zero-out.
+        """Returns the largest Euclidean distance of two neighbours' vectors: 2D for replace-one, D for zero-out.
 
         Args:
             clip_norm: D.
@@ -72,7 +72,7 @@ class Adjacency(StrEnum):
 
 @dataclass(frozen=True)
 class Participation:
-    """How clients are chosen for rounds. Use the constructors `once`, `every`, `poisson` and `fixed_size`.
+    """The choice of clients for rounds. Use the constructors `once`, `every`, `poisson` and `fixed_size`.
 
     Attributes:
         scheme: "once": every client takes part in at most one round (disjoint cohorts, the paper's experiment).
@@ -154,7 +154,7 @@ class Participation:
 
     @property
     def secrecy(self) -> str | None:
-        """What sampling asks of whoever draws, in words; None where everything may be known of who takes part."""
+        """The secret that sampling rests on, in words; None where it may be known who takes part."""
         if not self.sampled or self.rate == 1.0:
             return None
         return "who was drawn for a round must stay secret, from everybody who sees a result: ε rests on it"
@@ -174,7 +174,7 @@ class Participation:
             )
 
     def counted_rounds(self, rounds: int) -> int:
-        """How many of `rounds` rounds one client's data can influence directly."""
+        """Returns the number of `rounds` rounds that one client's data can influence directly."""
         return min(rounds, 1) if self.scheme == "once" else rounds
 
     def __str__(self) -> str:

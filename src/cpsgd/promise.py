@@ -1,4 +1,4 @@
-"""What is said about the rounds of a protocol: `Claim`, the `Conditions` it holds on, and both as a `Promise`.
+"""Statements about the rounds of a protocol: a `Claim`, the `Conditions` it holds on, and both as a `Promise`.
 
 A promise travels in the protocol's file, so that whoever releases a result can be held to it. It is a statement to
 compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
@@ -68,7 +68,7 @@ class Conditions:
     """The rounds that a guarantee is about, whatever the protocol. Use the constructor `of`.
 
     Attributes:
-        sizes: Pairs of a number of messages in the sum and the number of rounds with so many, rising.
+        sizes: Pairs of a number of messages in the sum and the number of rounds with that many, rising.
         participation: The rounds that a client takes part in.
         adjacency: Which data sets are neighbours.
         colluding: Clients per round whose noise does not count, because they may tell it.
@@ -148,7 +148,7 @@ class Conditions:
 
     @property
     def unit(self) -> Literal["client", "example"]:
-        """What is protected: the whole client, or one of its examples."""
+        """The protected unit: the whole client, or one of its examples."""
         return "client" if self.examples is None else "example"
 
 

@@ -16,20 +16,20 @@ Symbols of the paper (Agarwal, Suresh, Yu, Kumar, McMahan: "cpSGD", NeurIPS 2018
 
 from __future__ import annotations
 
+import hashlib
 import json
 import reprlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cpsgd import _plain, _validate, protocol_data
+from cpsgd import _plain, _validate, registry
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.codec import batch, pipeline, rotate, wire
 from cpsgd.codec.pack import Format
-from cpsgd.distance import check_distance
 from cpsgd.errors import ParameterError, VectorError
 from cpsgd.expectation import Expectation
 from cpsgd.mechanisms import Binomial, ErrorBound, ExpectedError, Gaussian, Mechanism
@@ -50,6 +50,14 @@ NORM_LIMITS = (1e-20, 1e20)
 """Between these D must be."""
 _MAX_GRID_NORM = 1e25
 
+# Fields of a protocol file beside those of its mechanism.
+_SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
+# Also there, but only if it was stated: files and fingerprints of 0.1.0, which knew none of it, stay as they are.
+_STATED = ("replace_one_distance", "distance_reason")
+
+
+_LONGEST_REASON = 300
+
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
@@ -62,7 +70,7 @@ class Protocol:
         clients: n, the clients a round is planned for. The mean is always over the messages received.
         dim: d, coordinates of a vector.
         clip_norm: D, longer vectors are scaled down to this Euclidean norm.
-        mechanism: What a coordinate becomes: rounding, noise, and the parameters of both.
+        mechanism: Turns a coordinate into an integer: rounding, noise, and the parameters of both.
         rotate: Whether vectors are rotated first.
         modulus: Sums are taken modulo this (secure aggregation), or None for plain sums.
         rotation_seed: The announced public seed of the rotation, a 64-bit number. Privacy does not depend on it.
@@ -70,7 +78,7 @@ class Protocol:
             among them, where it is known to be less than 2D; None where nothing but D is known. Nothing enforces it:
             every guarantee for replace-one neighbours then rests on it, and says so.
         distance_reason: Why no two vectors are further apart, in a sentence.
-        promise: What was planned with these parameters, which releases are held to; None where nothing was.
+        promise: The claim that was planned with these parameters, which releases are held to; None without one.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -111,7 +119,14 @@ class Protocol:
             raise ParameterError(f"The {self.mechanism.name} protocol sends floats: it has no rotation or modulus.")
         if self.modulus is not None and self.mechanism.not_summed is not None:
             raise ParameterError(self.mechanism.not_summed)
-        if self.modulus is not None:
+        if self.mechanism.wraps:
+            if self.modulus not in (None, self.mechanism.values):
+                raise ParameterError(
+                    f"Expected modulus={self.mechanism.values}, what clients' integers are taken modulo, got "
+                    f"modulus={self.modulus}; leave it out."
+                )
+            normal["modulus"] = self.mechanism.values
+        elif self.modulus is not None:
             # A smaller modulus could not even hold one client's value.
             normal["modulus"] = _validate.integer("modulus", self.modulus, low=self.mechanism.values, high=MAX_RADIX)
         if self.promise is not None:
@@ -202,21 +217,21 @@ class Protocol:
     # ------------------------------------------------------------------ as data
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, the mechanism's among them, as plain JSON values."""
-        return protocol_data.fields(vars(self))
+        """Returns the fields, the mechanism's among them, as plain JSON values."""
+        return _fields(vars(self))
 
     def to_json(self) -> str:
-        """The fields as a JSON object."""
+        """Returns the fields as a JSON object."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """The protocol with these fields; unknown or missing names are refused."""
-        return cls(**protocol_data.arguments(data))
+        """Returns the protocol with these fields; unknown or missing names are refused."""
+        return cls(**_arguments(data))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The protocol written by `to_json`."""
+        """Returns the protocol that `to_json` wrote."""
         return cls.from_dict(_plain.parse(text, "A protocol file"))
 
     def __repr__(self) -> str:
@@ -246,7 +261,8 @@ class Protocol:
 
         SHA-256 of the canonical JSON (sorted names, no spaces, floats as exact hexadecimal), first 16 bytes.
         """
-        return protocol_data.fingerprint(self.to_dict())
+        exact = json.dumps(_exact(self.to_dict()), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(f"cpsgd protocol v1{exact}".encode()).digest()[:16]
 
     # ------------------------------------------------------------------ the client's half
 
@@ -283,7 +299,7 @@ class Protocol:
         Args:
             vectors: One per client, each as `encode` takes it; the rows of a matrix, for example.
             round: Number of the round.
-            threads: How many threads, the caller's among them; by default as many as this process has processors, and
+            threads: Number of threads, the caller's among them; by default as many as this process has processors, and
                 one for vectors so short (below 2^16) that several would be slower.
 
         Raises:
@@ -349,7 +365,7 @@ class Protocol:
     # ------------------------------------------------------------------ promises
 
     def release(self, messages: int, *, accept_epsilon: float | None = None) -> Guarantee | None:
-        """Refuses a release with so many messages that does not keep the promise; see `cpsgd.privacy.release`.
+        """Refuses a release with this many messages if it does not keep the promise; see `cpsgd.privacy.release`.
 
         Returns:
             What is proved of it, by the accountant; None where nothing was promised.
@@ -388,12 +404,12 @@ class Protocol:
 
     @property
     def format(self) -> Format:
-        """What a message holds, and how messages are summed."""
+        """The layout of a message, which also says how messages are summed."""
         return self.mechanism.format(self.clip_norm, self.modulus)
 
     @property
     def radix(self) -> int:
-        """How many values a packed coordinate can take: the modulus, or the mechanism's values; 0 for floats."""
+        """Number of values of a packed coordinate: the modulus, or the mechanism's values; 0 for floats."""
         return self.format.radix
 
     @property
@@ -433,7 +449,7 @@ class Protocol:
         return self.mechanism.extent.reach(adjacency)
 
     def assumption(self, adjacency: Adjacency) -> str | None:
-        """What a guarantee for these neighbours takes on trust about the vectors; None where it is enforced.
+        """Returns the assumption about the vectors of a guarantee for these neighbours; None where it is enforced.
 
         Example:
             >>> noise = Gaussian(sigma=0.1)
@@ -465,3 +481,78 @@ class Protocol:
         for vector in vectors:
             expectation.add(vector)
         return expectation.error()
+
+
+# ---------------------------------------------------------------------- as data
+
+
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a protocol's file as plain JSON values, from those of the protocol."""
+    shared = {name: values[name] for name in _SHARED}
+    stated = {name: values[name] for name in _STATED if values[name] is not None}
+    promise = {} if values["promise"] is None else {"promise": values["promise"].to_dict()}
+    return {**shared, **values["mechanism"].to_fields(values["clip_norm"]), **stated, **promise}
+
+
+def _arguments(data: object) -> dict[str, Any]:
+    """Returns the arguments that make the protocol with these fields.
+
+    Raises:
+        ParameterError: There are unknown fields, or some are missing.
+    """
+    if not isinstance(data, dict):
+        raise ParameterError(f"Expected a JSON object with a protocol's fields, got {type(data).__name__}.")
+    missing = sorted({"clients", "dim", "clip_norm"} - data.keys())
+    if missing:
+        raise ParameterError(f"Missing protocol fields {missing}.")
+    kind = registry.of_file(data)
+    known = (*_SHARED, *_STATED)
+    shared = {name: data[name] for name in known if name in data}
+    own = {name: value for name, value in data.items() if name not in (*known, "mechanism", "promise")}
+    if "promise" in data:
+        shared["promise"] = Promise.from_dict(data["promise"])
+    return {**shared, "mechanism": kind.of_fields(own, data["clip_norm"])}
+
+
+def _exact(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the same with floats as text that loses nothing."""
+    return {
+        name: v.hex() if isinstance(v, float) else _exact(v) if isinstance(v, dict) else v for name, v in data.items()
+    }
+
+
+def check_distance(distance: float | None, reason: str | None, *, clip_norm: float) -> float | None:
+    """Returns the replace-one distance that is stated beyond clipping, or None.
+
+    Raises:
+        ParameterError: It is not between D and 2D, or comes without a reason, or a reason without it.
+    """
+    if distance is None:
+        if reason is not None:
+            raise ParameterError("A distance_reason needs a replace_one_distance; give both or neither.")
+        return None
+    stated = _validate.positive("replace_one_distance", distance)
+    # Zero is sent in place of a vector that is not finite, and to fill a cohort up.
+    if stated < clip_norm:
+        raise ParameterError(
+            f"Expected replace_one_distance at least clip_norm={clip_norm:g}, got replace_one_distance={stated!r}: "
+            "zero stands for vectors that are broken or missing, and clip_norm is how far one may be from it. Subtract "
+            "a public vector near all of them and lower clip_norm, or state clip_norm."
+        )
+    if stated > 2.0 * clip_norm:
+        raise ParameterError(
+            f"Expected replace_one_distance at most 2 clip_norm = {2.0 * clip_norm:g}, which clipping already "
+            f"enforces, got replace_one_distance={stated!r}; leave it out."
+        )
+    if not isinstance(reason, str) or not reason.strip():
+        raise ParameterError(
+            f"Expected distance_reason to say why no two vectors are further apart than {stated:g}, got "
+            f"{reprlib.repr(reason)}: guarantees rest on it, and whoever reads one must be able to judge it."
+        )
+    # It is shown on terminals, and travels in files and messages.
+    if len(reason) > _LONGEST_REASON or not reason.isprintable():
+        raise ParameterError(
+            f"Expected distance_reason to be one line of at most {_LONGEST_REASON} printable characters, got "
+            f"{len(reason)} characters."
+        )
+    return stated

@@ -28,6 +28,7 @@ from cpsgd.mechanisms import (
     SampledCoins,
     Skellam,
 )
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.interface import RANGES
 
 MECHANISMS: dict[str, type[Mechanism]] = {
@@ -42,6 +43,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         LazyCoins,
         RoundedGaussian,
         CorrelatedGaussian,
+        DiscreteLaplace,
     )
 }
 """All mechanisms, by name."""

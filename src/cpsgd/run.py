@@ -70,7 +70,7 @@ class Run:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of a number of messages in the sum and the number of rounds with so many, rising."""
+        """Pairs of a number of messages in the sum and the number of rounds with that many, rising."""
         return self.conditions.sizes
 
     @property
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def adjacency(self) -> Adjacency:
-        """Which data sets are neighbours."""
+        """The kind of neighbouring data sets."""
         return self.conditions.adjacency
 
     @property

@@ -13,7 +13,6 @@ from cpsgd.audit import epsilon_lower_bound
 from cpsgd.audit.bound import Attacker, Rehearsal
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("delta", [1e-9, 0.05, 0.3])
 @pytest.mark.parametrize("alarms", [0.02, 0.1, 0.4])

@@ -73,7 +73,6 @@ def all_checks(exact: np.ndarray, numbers: np.ndarray, false_alarm: float, law: 
     ]
 
 
-@pytest.mark.slow
 def test_honest_sums_pass_all_checks() -> None:
     for seed in range(20):
         exact = honest(500, seed)
@@ -81,7 +80,6 @@ def test_honest_sums_pass_all_checks() -> None:
         assert [check.name for check in found if not check.passed] == []
 
 
-@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated() -> None:
     # At a rate that can be seen. With a true rate of 0.1, more than 65 of 300 have probability below 1e-9.
     alarms: Counter[str] = Counter()
@@ -116,7 +114,6 @@ def tossed(mechanism: Coins | LazyCoins, rounds: int, seed: int) -> np.ndarray:
     return total
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", COINS, ids=lambda mechanism: mechanism.describe())
 def test_false_alarms_of_coins_are_as_rare_as_stated(mechanism: Coins | LazyCoins) -> None:
     protocol = Protocol(clients=2, dim=DIM, clip_norm=1.0, mechanism=mechanism)
@@ -195,7 +192,6 @@ def test_resolution_is_forgiven() -> None:
     assert checks.unbiased([Played("test", LAW, 1.0, exact, np.arange(2_000))], FALSE_ALARM).passed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), [(1, 0.5), (4, 0.5), (12, 0.5), (40, 0.5), (3, 0.02), (30, 0.9)])
 @pytest.mark.parametrize("side", [-1, 1])
 def test_resolution_is_forgiven_beyond_the_least_and_the_largest_sum(trials: int, p: float, side: int) -> None:

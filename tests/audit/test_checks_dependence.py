@@ -110,7 +110,6 @@ def test_sums_that_cannot_be_repeat_too() -> None:
     assert not checks.repeats([batch(exact)], FALSE_ALARM).passed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_false_alarms_of_repeats_are_as_rare_as_stated(dim: int) -> None:
     # With a true rate of 0.1, more than 65 of 300 have probability below 1e-9.

@@ -88,7 +88,6 @@ def played(kind: str, fault: faults.Fault, rounds: int) -> AuditReport:
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
 @pytest.mark.usefixtures("fixed_seed")
-@pytest.mark.slow
 def test_a_fault_is_found(kind: str, name: str) -> None:
     fault, rounds, expected = (EVERYWHERE | ONLY[kind])[name]
     report = played(kind, fault, rounds)
@@ -98,7 +97,6 @@ def test_a_fault_is_found(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.usefixtures("fixed_seed")
-@pytest.mark.slow
 def test_the_product_passes(kind: str) -> None:
     report = audit(protocol_of(kind), DELTA, rounds=2_000, seed=1)
     assert [check.name for check in report.checks if not check.passed] == []
@@ -110,7 +108,6 @@ def test_the_product_passes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["one coin", "sampled coins", "lazy coins"])
-@pytest.mark.slow
 def test_honest_coins_pass_with_other_keystreams(kind: str) -> None:
     encode, start = faults.keyed(protocol_of(kind), lambda round, message: (round << 32) + message)
     report = audit(protocol_of(kind), DELTA, rounds=1_000, encode=encode, start=start, seed=0)
@@ -127,6 +124,5 @@ def test_honest_coins_pass_with_other_keystreams(kind: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("fixed_seed")
-@pytest.mark.slow
 def test_the_same_code_without_its_fault_passes(kind: str, fault: faults.Fault) -> None:
     assert [check.name for check in played(kind, fault, DEFAULT).checks if not check.passed] == []

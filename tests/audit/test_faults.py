@@ -139,7 +139,6 @@ def test_every_check_fails_for_a_usual_fault() -> None:
     "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.thorough) for name in ALL]
 )
 @pytest.mark.usefixtures("fixed_seed")
-@pytest.mark.slow
 def test_a_fault_is_found(name: str) -> None:
     protocol, rounds, fault, expected = ALL[name]
     encode, start = fault(protocol)

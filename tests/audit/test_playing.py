@@ -68,7 +68,6 @@ def test_points_are_the_encoders(protocol: Protocol, length: float) -> None:
     np.testing.assert_allclose(lattice.points(vector), encoders_points(protocol, vector), atol=resolution(lattice))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 7, 8, 12, 16, 17, 23, 32, 33, 100, 255, 256, 257, 700, 1024, 1500])
 @pytest.mark.parametrize(("seed", "round"), [(0, 0), (9, 6)])
 def test_the_auditors_own_rotation_is_the_codecs(dim: int, seed: int, round: int) -> None:

@@ -25,7 +25,6 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_help_names_every_command_and_option(cpsgd: Any) -> None:
     result = cpsgd.succeeds("--help")
     for command, (place, _) in COMMANDS.items():
@@ -76,7 +75,6 @@ def test_a_bug_is_not_disguised(invoke: Any) -> None:
         invoke(parent, "fail")
 
 
-@pytest.mark.slow
 def test_tracebacks_do_not_show_local_variables(tmp_path: Path) -> None:
     program = (
         "from cpsgd.cli.frame import launch, new_app\n"
@@ -104,7 +102,6 @@ def test_ctrl_c_ends_quietly(invoke: Any) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
 
 
-@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     # More than a pipe holds, so that it is written to after its other end is closed.
     program = (
@@ -152,7 +149,6 @@ def test_of_two_the_last_counts(cpsgd: Any) -> None:
     assert (protocol["clients"], protocol["rotate"]) == (3, True)
 
 
-@pytest.mark.slow
 def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
     def run(*arguments: str) -> str:
         result = process("-m", "cpsgd", *arguments, cwd=tmp_path)
@@ -177,7 +173,6 @@ def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.f
         np.testing.assert_allclose(np.load(tmp_path / name), truth, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_a_failing_process_prints_one_line(tmp_path: Path) -> None:
     result = process("-m", "cpsgd", "mean", "nowhere.npy", "--clip-norm", "1", cwd=tmp_path)
     assert result.returncode == 2
@@ -185,7 +180,6 @@ def test_a_failing_process_prints_one_line(tmp_path: Path) -> None:
     assert result.stderr == "Error: nowhere.npy: No such file or directory.\n"
 
 
-@pytest.mark.slow
 def test_output_survives_a_terminal_without_greek(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "cpsgd", "protocol", "--clients", "9", "--dim", "9", "--clip-norm", "1"]

@@ -27,7 +27,6 @@ def one_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPSGD_SIMD", "this")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_a_planned_protocol_passes(cpsgd: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -40,7 +39,6 @@ def test_a_planned_protocol_passes(cpsgd: Any, tmp_path: Path) -> None:
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
     protocol = Protocol.rotated_binomial(clients=6, dim=4, clip_norm=1.0, levels=8, trials=200)
@@ -57,7 +55,6 @@ def test_json_of_a_protocol_file(cpsgd: Any, tmp_path: Path) -> None:
     assert len(data["error_rates"][0]) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--json",)])
 @pytest.mark.usefixtures("fixed_seed")
 def test_a_broken_encoder_is_exit_code_1(cpsgd: Any, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]) -> None:
@@ -87,7 +84,6 @@ def two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpsgd.audit.everything", lambda: (everything()[0], everything()[3]))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed", "two_cases")
 def test_without_parameters_everything_is_covered(cpsgd: Any) -> None:
     result = cpsgd("audit", *FEW)
@@ -97,7 +93,6 @@ def test_without_parameters_everything_is_covered(cpsgd: Any) -> None:
     assert "gaussian" in result.stdout.split("Not covered")[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parity", [None, 1])
 @pytest.mark.usefixtures("fixed_seed", "two_cases")
 def test_coins_that_are_missing_fail_everything(
@@ -125,7 +120,6 @@ def test_coins_that_are_missing_fail_everything(
     assert set(data["left_out"]) == {"gaussian"}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_checks_that_cannot_be_asked_say_so(cpsgd: Any) -> None:
     options = ("--clients", "2", "--dim", "1", "--levels", "4", "--trials", "200", "--no-rotate")
@@ -133,7 +127,6 @@ def test_checks_that_cannot_be_asked_say_so(cpsgd: Any) -> None:
     assert "not asked" in result.stdout
 
 
-@pytest.mark.slow
 def test_refusals(cpsgd: Any, tmp_path: Path) -> None:
     protocol = Protocol.rotated_binomial(clients=6, dim=4, clip_norm=1.0, levels=8, trials=200)
     (tmp_path / "p.json").write_text(protocol.to_json())

@@ -37,7 +37,6 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_statistic_charges_a_ledger_and_tells_its_witness(cpsgd: Any, command: str) -> None:
     save_people()

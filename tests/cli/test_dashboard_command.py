@@ -17,7 +17,6 @@ import pytest
 from tests.dashboard.samples import write_all
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as POSIX does")
 def test_a_dashboard_from_its_address_to_ctrl_c(tmp_path: Path) -> None:
     folder = write_all(tmp_path)

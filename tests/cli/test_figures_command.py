@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("computed")
-def test_writes_picture_and_numbers(cpsgd: Callable[..., Any], tmp_path: Path) -> None:
+def test_writes_picture_and_numbers(cpsgd: Any, tmp_path: Path) -> None:
     result = cpsgd.succeeds("figures", "frontier", "--out", "here")
     assert "1/1  100 clients: coins" in result.stderr
     for suffix in ("svg", "png", "csv"):
@@ -35,17 +34,14 @@ def test_writes_picture_and_numbers(cpsgd: Callable[..., Any], tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("computed")
-def test_as_json(cpsgd: Callable[..., Any]) -> None:
-    result = cpsgd("figures", "frontier", "--json")
-    found = json.loads(result.stdout)
+def test_as_json(cpsgd: Any) -> None:
+    found = cpsgd.json("figures", "frontier")
     assert [Path(file).name for file in found["files"]] == ["frontier.svg", "frontier.png", "frontier.csv"]
     assert found["points"][0]["mechanism"] == "coins"
     assert found["points"][0]["ratio"] == 1.01
 
 
-def test_an_installed_package_names_the_checkout(
-    cpsgd: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_installed_package_names_the_checkout(cpsgd: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(figures, "__file__", str(tmp_path / "a/b/c/figures.py"))
     result = cpsgd("figures", "frontier")
     assert result.exit_code == 2

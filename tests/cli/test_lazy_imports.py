@@ -54,14 +54,12 @@ def test_the_overview_imports_no_command() -> None:
     assert imported("from cpsgd.cli.app import main; main(['--help'])", (*modules, "numpy")) == ""
 
 
-@pytest.mark.slow
 def test_a_name_brings_what_it_needs() -> None:
     assert imported("import cpsgd; cpsgd.PrivateMean", ("torch",)) == "torch"
     planning = "from cpsgd.planner import plan; plan(clients=1000, dim=100, epsilon=2.0, delta=1e-6, bits=4)"
     assert imported(planning, ("cpsgd.planner.planning", "matplotlib")) == "cpsgd.planner.planning"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_overviews_line_is_the_commands_own(name: str) -> None:
     place, line = COMMANDS[name]

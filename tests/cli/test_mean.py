@@ -67,7 +67,6 @@ def test_text_says_the_same(cpsgd: Any, vectors: Vectors) -> None:
     assert "none: trials=0 adds no noise" in cpsgd("mean", "table.npy", "--clip-norm", 1, "--trials", 0).stdout
 
 
-@pytest.mark.slow
 def test_formats_are_equivalent(cpsgd: Any, vectors: Vectors) -> None:
     np.save("c.npy", vectors)
     np.save("fortran.npy", np.asfortranarray(vectors))
@@ -91,7 +90,6 @@ def test_formats_are_equivalent(cpsgd: Any, vectors: Vectors) -> None:
     np.testing.assert_allclose(errors, np.broadcast_to(errors[0], (7, 2)), rtol=1e-4, atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["npy", "csv"])
 def test_blocks_and_threads_change_nothing(
     cpsgd: Any, vectors: Vectors, monkeypatch: pytest.MonkeyPatch, suffix: str
@@ -139,7 +137,6 @@ def test_other_protocols(cpsgd: Any, vectors: Vectors) -> None:
     assert seeded["protocol"]["coordinate_range"] == 0.3
 
 
-@pytest.mark.slow
 def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
     protocol = Protocol.rotated_binomial(clients=1000, dim=500, clip_norm=1.0, levels=2, trials=6)
@@ -159,7 +156,6 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
         cpsgd.refuses("p.json", "mean", "table.npy", "--protocol", "p.json")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -194,7 +190,6 @@ def test_the_clip_norm_does_not_follow_the_data(cpsgd: Any, vectors: Vectors) ->
         assert facts["protocol"]["clip_norm"] == 1.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["npy", "npz", "csv"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_first_row_that_is_not_finite_is_named(
@@ -212,7 +207,6 @@ def test_the_first_row_that_is_not_finite_is_named(
     assert not Path("mean.npy").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -239,7 +233,6 @@ def test_wrong_csv(cpsgd: Any, text: str, words: str) -> None:
         assert private not in result.stderr
 
 
-@pytest.mark.slow
 def test_wrong_arrays(cpsgd: Any, vectors: Vectors) -> None:
     np.save("line.npy", vectors[0])
     np.save("cube.npy", vectors[None])
@@ -304,7 +297,6 @@ def test_integers_and_a_single_client(cpsgd: Any) -> None:
     np.testing.assert_allclose(np.load("mean.npy"), [3, 0, -4], atol=1e-3)
 
 
-@pytest.mark.slow
 def test_the_planner_chooses_what_keeps_epsilon(cpsgd: Any) -> None:
     vectors = np.random.default_rng(1).standard_normal((1500, 300)) / 300**0.5
     np.save("table.npy", vectors)
@@ -327,7 +319,6 @@ def test_epsilon_is_for_the_rows_that_are_there(cpsgd: Any) -> None:
     assert facts["epsilon"] == guarantee(protocol, 1e-6, surviving=500).epsilon > guarantee(protocol, 1e-6).epsilon
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

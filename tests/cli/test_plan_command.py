@@ -25,7 +25,6 @@ def plan(cpsgd: Any) -> Run:
     return run
 
 
-@pytest.mark.slow
 def test_json_keys(plan: Run) -> None:
     data = json.loads(plan("--bits 4 --mechanism binomial --json"))
     assert {
@@ -47,14 +46,12 @@ def test_json_keys(plan: Run) -> None:
     assert {point["bits"] for point in data["frontier"]} == set(range(2, 17))
 
 
-@pytest.mark.slow
 def test_table_reads_well(plan: Run) -> None:
     text = plan("--bits 4 --dropout 0.1 --rounds 7 --participation once --mechanism binomial")
     for words in ("proved by", "× the exact Gaussian", "Frontier", "▸ 4", "fewer than 900", "more than one of them"):
         assert words in text
 
 
-@pytest.mark.slow
 def test_secure_aggregation_names_modulus_and_overflow(plan: Run) -> None:
     # Where any plan will do, a mechanism whose plans are soon made.
     secure = "--bits 13 --secure --mechanism rounded-gaussian"
@@ -62,7 +59,6 @@ def test_secure_aggregation_names_modulus_and_overflow(plan: Run) -> None:
     assert json.loads(plan(f"{secure} --json"))["modulus"] <= 2**13
 
 
-@pytest.mark.slow
 def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
     Path("protocol.json").write_text(json.dumps(json.loads(plan("--bits 3 --mechanism coins --json"))["protocol"]))
     np.save("vector.npy", np.full(4096, 0.01))
@@ -76,7 +72,6 @@ def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
     assert "promise" in result.stderr
 
 
-@pytest.mark.slow
 def test_picture(plan: Run) -> None:
     pytest.importorskip("matplotlib")
     path = Path("deep") / "frontier.png"
@@ -84,7 +79,6 @@ def test_picture(plan: Run) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_infeasible_wishes_name_the_nearest(cpsgd: Any) -> None:
     result = cpsgd("plan", *WISHES.split(), "--bits", 1, "--mechanism", "binomial")
     assert result.exit_code == 2

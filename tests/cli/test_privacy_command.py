@@ -67,7 +67,6 @@ def test_epsilon_names_its_theorem(privacy: Run, as_json: Json) -> None:
     assert "Gaussian certificate" in text
 
 
-@pytest.mark.slow
 def test_epsilon_options(privacy: Run, as_json: Json) -> None:
     base = as_json(EPSILON)["epsilon"]
     assert as_json(f"{EPSILON} --rounds 10")["epsilon"] > 3 * base
@@ -94,7 +93,6 @@ def test_epsilon_of_a_protocol_file_or_of_floats(cpsgd: Any, as_json: Json) -> N
     assert 1.0 < floats["epsilon"] < 3.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--clients", "--dim", "--levels", "--trials", "--clip-norm", "--range", "--delta"])
 def test_epsilon_guesses_no_parameter(cpsgd: Any, option: str) -> None:
     words = EPSILON.split()

@@ -66,7 +66,7 @@ def test_a_protocol_knows_rounds_dropout_and_secure(cpsgd: Any) -> None:
         (("--participation", "often"), "Expected participation"),
         (("--participation", "poisson:0.1"), "zero-out"),
         (("--colluding", 3), "no privacy"),
-        (("--delta", 0), "delta in"),
+        (("--delta", 0), "no pure differential privacy"),
         (("--trials", 0, "--delta", 1e-6), "trials"),
         (("--protocol", "p.json", "--rounds", 3), "already fixes"),
     ],

@@ -96,7 +96,6 @@ def test_histogram_of_categories_by_user(cpsgd: Any, people: Path) -> None:
     assert found["unit"] == "user"
 
 
-@pytest.mark.slow
 def test_picture(cpsgd: Any, people: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ("--columns", "sex", "--categories", "f,m", "--group-by", "smokes=0,1")

@@ -51,7 +51,6 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
-@pytest.mark.slow
 def test_a_run_leaves_everything_a_reader_needs(finished: Path) -> None:
     run = finished / "runs" / "whole"
     printed = json.loads((finished / "printed.json").read_text())
@@ -74,7 +73,6 @@ def test_a_run_leaves_everything_a_reader_needs(finished: Path) -> None:
     assert len(rows(run / "baselines" / "no-privacy")) == 4
 
 
-@pytest.mark.slow
 def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
     page = (finished / "runs" / "whole" / "report.html").read_text()
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
@@ -86,7 +84,6 @@ def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
         assert word in page
 
 
-@pytest.mark.slow
 def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_path: Path, cpsgd: Any) -> None:
     with subprocess.Popen(command(*SMALL, "--run", "whole"), **process(tmp_path)) as victim:
         run = tmp_path / "runs" / "whole"
@@ -103,7 +100,6 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
     assert (run / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path, cpsgd: Any) -> None:
     options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long", *PLANNED)
     with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
@@ -121,7 +117,6 @@ def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path
     assert "Traceback" not in complaint
 
 
-@pytest.mark.slow
 def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
     Path("run.toml").write_text(
         'model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nmechanism = "binomial"\nbaselines = false\n'
@@ -132,7 +127,6 @@ def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
     assert printed["run"] == "digits-1"
 
 
-@pytest.mark.slow
 def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 60)
     result = cpsgd.succeeds("train", "--cohort", 400, "--rounds", 1, "--model", "linear", "--no-baselines", *explicit)
@@ -144,7 +138,6 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())
 
 
-@pytest.mark.slow
 def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
     explicit = ("--sigma", 0.3, "--epsilon", 60)
     printed = cpsgd.json("train", "--cohort", 400, "--rounds", 1, "--model", "linear", *explicit)
@@ -154,7 +147,6 @@ def test_any_mechanism_can_be_spelled_out(cpsgd: Any) -> None:
     assert gaussian["epsilon"] == pytest.approx(private["epsilon"], rel=1e-6)
 
 
-@pytest.mark.slow
 def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussian(cpsgd: Any) -> None:
     # The planner takes no ε so large. Here it is but a budget.
     explicit = ("--levels", 16, "--trials", 200, "--epsilon", 600, "--dropout", 0.05)
@@ -166,7 +158,6 @@ def test_an_explicit_protocol_is_not_planned_and_its_own_privacy_sets_the_gaussi
     assert quantized["bits_per_coordinate"] == 4.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [PLANNED, ("--levels", 40, "--trials", 200, "--epsilon", 60)])
 def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, protocol: tuple[object, ...]) -> None:
     options = ("--examples", 3, "--adjacency", "zero-out", "--colluding", 20)
@@ -185,7 +176,6 @@ def test_examples_neighbours_and_colluding_clients_can_be_chosen(cpsgd: Any, pro
     assert "zero-out" in page
 
 
-@pytest.mark.slow
 def test_without_a_seed_no_two_runs_are_alike(cpsgd: Any) -> None:
     Path("run.toml").write_text('seed = "none"\n')
     printed = []
@@ -212,7 +202,6 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
     assert printed["guarantee"]["participation"] == f"{participation}:0.02"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -266,7 +255,6 @@ def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(
     cpsgd.refuses("another lr", "train", "--resume", "--run", "whole", "--lr", 3.0)
 
 
-@pytest.mark.slow
 def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: Any) -> None:
     limits: list[int] = []
     real = ClientUpdates.tensors
@@ -295,7 +283,6 @@ def test_the_memory_limit_changes_no_result_and_may_change_on_resuming(cpsgd: An
     assert json.loads(Path("runs/tight/config.json").read_text())["memory_limit"] == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -309,7 +296,6 @@ def test_what_a_training_cannot_be_computed_with(cpsgd: Any, command: tuple[str,
     assert not list(Path().rglob("charges.jsonl"))
 
 
-@pytest.mark.slow
 @WITHOUT_GPU
 def test_auto_says_that_it_falls_back(cpsgd: Any) -> None:
     Path("run.toml").write_text('dataset = "digits"\nmodel = "linear"\n')
@@ -328,7 +314,6 @@ def test_an_interrupt_keeps_rounds_before_their_checkpoint_is_due(cpsgd: Any, mo
     assert row["released"]
 
 
-@pytest.mark.slow
 def test_a_run_on_a_ledger_has_no_seed_unless_one_is_given(cpsgd: Any) -> None:
     create = ("budget", "create", "b.ledger", "--population", "people", "--epsilon", 3.2, "--delta", 1e-6)
     cpsgd.succeeds(*create)

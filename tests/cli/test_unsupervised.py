@@ -32,7 +32,6 @@ def save(command: str) -> np.ndarray:
     return points
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["npy", "csv"])
 def test_centres_of_a_table(cpsgd: Any, suffix: str) -> None:
     save("kmeans")
@@ -45,7 +44,6 @@ def test_centres_of_a_table(cpsgd: Any, suffix: str) -> None:
         assert words in text
 
 
-@pytest.mark.slow
 def test_components_of_a_table(cpsgd: Any) -> None:
     save("pca")
     text = cpsgd(*PCA, "--out", "c.csv").stdout
@@ -55,7 +53,6 @@ def test_components_of_a_table(cpsgd: Any) -> None:
         assert words in text
 
 
-@pytest.mark.slow
 def test_centres_as_json_with_progress_on_a_terminal(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     points = save("kmeans")
     result = cpsgd(*KMEANS, "--bits", 8, "--json")
@@ -73,7 +70,6 @@ def test_centres_as_json_with_progress_on_a_terminal(cpsgd: Any, monkeypatch: py
     assert "6000/6000" in cpsgd(*KMEANS, "--bits", 8, "--json").stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--centred",)])
 def test_components_as_json(cpsgd: Any, options: tuple[str, ...]) -> None:
     np.save("points.npy", cloud() - (0.1 if options else 0.0))
@@ -86,7 +82,6 @@ def test_components_as_json(cpsgd: Any, options: tuple[str, ...]) -> None:
     np.testing.assert_allclose(facts["variances"], [0.09, 0.04], rtol=0.25)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "options", "words"),
     [

@@ -81,7 +81,6 @@ def test_unit_vectors_are_spread_in_thousands_of_dimensions() -> None:
     assert worst < 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dim", [40_000, 65_537])
 def test_every_unit_vector_of_a_large_dimension_is_spread(dim: int) -> None:
     signs, out = rotate.signs(dim, 0, 0), np.empty(dim, np.float32)

@@ -37,7 +37,6 @@ def keys_of(value: object, path: str = "") -> set[str]:
     return set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_commands_print_the_same_keys_and_end_the_same(
     group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]

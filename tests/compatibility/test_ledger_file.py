@@ -22,7 +22,6 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "budgets.ledger")
 
 
-@pytest.mark.slow
 def test_the_chain_holds_and_the_totals_are_the_same_or_smaller(ledger: Ledger) -> None:
     found = ledger.verify(RECORDED["head"])
     assert (str(found.head), found.records) == (RECORDED["head"], RECORDED["records"])

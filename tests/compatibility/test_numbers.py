@@ -60,7 +60,6 @@ IN_CHUNKS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
 @IN_CHUNKS
 def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
     for row in rows_of("epsilon.json", chunk):
@@ -83,7 +82,6 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(chunk: int | str) -> None:
         assert found.method == row["method"], row
 
 
-@pytest.mark.slow
 @IN_CHUNKS
 def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> None:
     rows = rows_of("plans.json", chunk)

@@ -59,7 +59,6 @@ def arguments_of(row: dict[str, Any]) -> dict[str, Any]:
     return dict(row["arguments"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("mechanism", sorted({row["mechanism"] for row in read("epsilon.json")}))
 def test_epsilon_is_the_same_number_or_a_smaller_one(mechanism: str, half: int) -> None:
@@ -87,7 +86,6 @@ def test_epsilon_is_the_same_number_or_a_smaller_one(mechanism: str, half: int) 
 PLANS = read("plans.json")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, marks=[pytest.mark.thorough] if row["seconds"] > 2.2 else []) for row in PLANS],
@@ -115,7 +113,6 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "budgets.ledger")
 
 
-@pytest.mark.slow
 def test_a_ledger_holds_and_its_totals_are_the_same_or_smaller(ledger: Ledger) -> None:
     recorded = read("ledger.json")
     found = ledger.verify(recorded["head"])
@@ -141,7 +138,6 @@ for case in CASES:
     case["group"] += ", secure" if case["args"][0] == "plan" and "--secure" in case["args"] else ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "group",
     [
@@ -164,7 +160,6 @@ def test_commands_print_the_same_keys_and_end_the_same(
             assert set(case["keys"]) <= keys_of(json.loads(done.stdout)), case["args"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["correlated", "sampled"])
 def test_an_interrupted_training_ends_as_it_would_have(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Any]
@@ -185,7 +180,6 @@ def test_an_interrupted_training_ends_as_it_would_have(
         assert now["accuracy"] == pytest.approx(then["accuracy"], abs=3e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["secure", "correlated"])
 def test_clients_remember_the_rounds_they_answered(name: str, tmp_path: Path) -> None:
     """With memories of 0.2.0 clients refuse the two rounds that they answered then; a new run has what is left."""

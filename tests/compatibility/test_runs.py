@@ -71,7 +71,6 @@ def without(fields: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in names}
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_still_finished(tmp_path: Path, train: Train) -> None:
     printed = resume("whole", tmp_path, train)
     # No round is computed again, so nothing may differ, the seconds included; but what is proved about them may.
@@ -87,7 +86,6 @@ def test_a_finished_run_is_still_finished(tmp_path: Path, train: Train) -> None:
     assert printed["protocol"] == RECORDED["whole"]["protocol"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["interrupted", pytest.param("interrupted-adam", marks=pytest.mark.thorough)])
 def test_an_interrupted_run_ends_as_it_would_have(name: str, tmp_path: Path, train: Train) -> None:
     recorded = RECORDED[name]

@@ -18,7 +18,6 @@ def test_there_are_five() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["audit", "federation", "one-bit", "planning", "table"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_shows_what_it_did(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)

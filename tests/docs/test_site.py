@@ -57,7 +57,6 @@ def _refused(*arguments: object) -> None:
     raise AssertionError("The build asked for the network.")
 
 
-@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60
@@ -75,7 +74,6 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
 
 
-@pytest.mark.slow
 def test_search_finds_pages_commands_and_names(site: Path) -> None:
     entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
     places = {entry["location"] for entry in entries}
@@ -94,7 +92,6 @@ def test_search_finds_pages_commands_and_names(site: Path) -> None:
     assert (site / "assets" / "iframe-worker.js").exists()
 
 
-@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     for package in PACKAGES:
         text = (site / "reference" / f"{package}.html").read_text(encoding="utf-8")
@@ -102,7 +99,6 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
             assert f'id="{package}.{name}"' in text, f"{package}.{name}"
 
 
-@pytest.mark.slow
 def test_both_palettes_and_system_fonts(site: Path) -> None:
     text = (site / "index.html").read_text(encoding="utf-8")
     assert 'data-md-color-scheme="default"' in text
@@ -110,7 +106,6 @@ def test_both_palettes_and_system_fonts(site: Path) -> None:
     assert "fonts.googleapis" not in text
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("chromium") and shutil.which("chromedriver") and importlib.util.find_spec("selenium")),
     reason="needs Chromium with its driver, and selenium",

@@ -11,7 +11,7 @@ import numpy as np
 from cpsgd import Plan, Protocol, Run
 from cpsgd.errors import CpsgdError
 from cpsgd.federation.answering import ClientSession, SessionState
-from cpsgd.federation.client_files import Memory, Signing
+from cpsgd.federation.client_files import open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
@@ -44,7 +44,7 @@ class Client:
 
     def ask(self, request: Request | bytes) -> bytes:
         data = request if isinstance(request, bytes) else request.to_bytes()
-        memory, signing = Memory.of(self.settings), Signing.of(self.settings)
+        memory, signing = open_client_files(self.settings)
         session = ClientSession(self.limits, self.run, self.state, memory=memory, signing=signing, secure=self.secure)
         try:
             return session.answer(data, self.train)
@@ -56,11 +56,25 @@ class Client:
         return SessionState.from_bytes(self.state).secrets
 
 
-def carry(
-    session: RoundSession[str], clients: Mapping[str, Client], tamper: Callable[[str, Stage, bytes], bytes | None]
-) -> np.ndarray | None:
-    """Runs a round to its end; `tamper` says what becomes of an answer on the way, None for silence."""
+Tamper = Callable[[str, Stage, bytes], bytes | None]
+"""From a node, a stage and an answer to what arrives of it; None for silence."""
+
+
+def honest(node: str, stage: Stage, answer: bytes) -> bytes:
+    return answer
+
+
+def carry(session: RoundSession[str], clients: Mapping[str, Client], tamper: Tamper = honest) -> np.ndarray | None:
+    """Runs a round to its end."""
+    exchange(session, clients, tamper)
+    return session.release()
+
+
+def exchange(session: RoundSession[str], clients: Mapping[str, Client], tamper: Tamper) -> list[Stage]:
+    """Runs all stages of a round, and returns them."""
+    stages = []
     while (stage := session.stage) is not None:
+        stages.append(stage)
         for node, request in session.requests().items():
             try:
                 answer = tamper(node, stage, clients[node].ask(request))
@@ -69,11 +83,7 @@ def carry(
             except CpsgdError as error:
                 session.drop(node, f"{type(error).__name__}: {error}")
         session.close()
-    return session.release()
-
-
-def honest(node: str, stage: Stage, answer: bytes) -> bytes:
-    return answer
+    return stages
 
 
 def parameters(plan: Plan, **changes: Any) -> SecureParameters:

@@ -38,7 +38,6 @@ from .local import (
     RUN,
     Client,
     carry,
-    honest,
     opening,
     parameters,
     plain,
@@ -156,19 +155,18 @@ def test_conditions_that_change_within_a_round_end_it(small_plan: Plan) -> None:
 def test_rounds_of_another_protocol_add_up(small_plan: Plan) -> None:
     clients = {"a": Client(epsilon=8.0, delta=1e-5), **{name: Client() for name in "bcd"}}
     session = begin_round(Terms(plan=small_plan), 1, list(clients), run=RUN)
-    assert carry(session, clients, honest) is not None
+    assert carry(session, clients) is not None
     assert session.report.survivors == 4
     quieter = with_more_noise(small_plan)
     session = begin_round(Terms(plan=quieter), 2, list(clients), run=RUN)
-    assert carry(session, clients, honest) is not None
+    assert carry(session, clients) is not None
     # The limit is for both together: two more of the first kind would be the plan's three and a quieter one.
     session = begin_round(Terms(plan=small_plan), 3, list(clients), run=RUN)
-    assert carry(session, clients, honest) is not None
+    assert carry(session, clients) is not None
     with pytest.raises(RoundRefusedError, match=r"3 rounds, and one more would bring their cost to ε = .* limit is 8"):
         clients["a"].ask(opening(small_plan, round=4, secure=parameters(small_plan, round=4)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
 @pytest.mark.parametrize("remembered", [False, True])
 def test_rounds_are_counted_over_runs(
@@ -183,7 +181,7 @@ def test_rounds_are_counted_over_runs(
                 client.settings, client.state = {"cpsgd-memory": str(tmp_path / name)}, b""
         for round, expected in enumerate(released, start=1):
             session = begin_round(Terms(plan=small_plan), round, list(clients), run=run)
-            assert (carry(session, clients, honest) is not None) == expected
+            assert (carry(session, clients) is not None) == expected
     assert [client.trained for client in clients.values()] == [3] * 4
 
 

@@ -17,7 +17,7 @@ from cpsgd.federation.sessions import RoundReport, RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage, keys, shamir
 
-from .local import RUN, Client, carry, honest
+from .local import RUN, Client, carry
 
 NODES = ["north", "south", "west", "east"]
 
@@ -105,7 +105,7 @@ def test_a_message_that_no_honest_client_sends_is_a_fault(small_plan: Plan, stag
 def test_silence_errors_and_refusals_are_no_faults(small_plan: Plan) -> None:
     session, clients = open_round(small_plan)
     clients["west"] = Client(epsilon=1.0, delta=1e-6)
-    assert carry(session, clients, honest) is not None
+    assert carry(session, clients) is not None
     assert "limit is 1" in session.report.dropped["west"]
     assert session.report.faults == {}
 
@@ -144,7 +144,7 @@ def test_garbage_shares_are_told_by_name_and_more_accusers_than_may_collude_prov
     session, clients = open_round(small_plan)
     clients["west"] = Culprit()
     assert small_plan.colluding == 1
-    carry(session, clients, honest)
+    carry(session, clients)
     assert not session.report.released
     victims = [node for node, reason in session.report.dropped.items() if said in reason]
     assert sorted(victims) == ["east", "north", "south"]
@@ -178,7 +178,7 @@ def test_shares_that_do_not_give_a_secret_are_their_dealers_fault(
 ) -> None:
     session, clients = open_round(small_plan)
     clients["west"] = dealing_wrong_shares(monkeypatch, 3)
-    assert carry(session, clients, honest) is None
+    assert carry(session, clients) is None
     assert "(node west)" in session.report.reason
     assert list(session.report.faults) == ["west"]
     # With nobody to spare it might be one of the three others who lies about its share.
@@ -197,7 +197,7 @@ def test_wrong_shares_within_the_bound_cost_nothing_and_are_told_where_they_are_
 ) -> None:
     session, clients = open_round(small_plan)
     clients["west"] = dealing_wrong_shares(monkeypatch, 1)
-    assert carry(session, clients, honest) is not None
+    assert carry(session, clients) is not None
     # The dealer or the holder: with one pair in dispute nobody can tell.
     assert session.report.faults == {}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan
-from cpsgd.errors import CheckpointError, ParameterError
+from cpsgd.errors import CheckpointError, CpsgdError, ParameterError, PopulationError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.course import LOST, Course
 from cpsgd.federation.sessions import RoundReport, RoundSession
@@ -266,3 +266,25 @@ def test_a_round_that_was_given_up_while_its_sum_was_revealed_is_not_begun_again
     assert [report.reason for report in course.reports] == [LOST]
     with Ledger(folder / "ledger") as ledger:
         assert [entry.event.round for entry in ledger.events("people")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("budget", "population", "error", "told"),
+    [
+        ({"unit": "example"}, "people", ParameterError, "protects one example"),
+        ({}, "strangers", PopulationError, "strangers"),
+    ],
+)
+def test_a_ledger_that_no_round_can_be_charged_to_is_refused_before_the_first_round(
+    small_plan: Plan,
+    tmp_path: Path,
+    budget: dict[str, Any],
+    population: str,
+    error: type[CpsgdError],
+    told: str,
+) -> None:
+    """Every round was withheld, one by one, and the run ended as if it had gone well."""
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5, **budget))
+        with pytest.raises(error, match=told):
+            Course(Terms(plan=small_plan, ledger=ledger, population=population), np.zeros(DIM, np.float32), run="1")

@@ -65,7 +65,6 @@ def test_the_format_is_fixed() -> None:
     assert data == fields + struct.pack("<I", checksum(fields, b"{}p")) + b"{}p"
 
 
-@pytest.mark.slow
 @settings(max_examples=300)
 @given(REQUESTS, st.data())
 def test_no_part_of_a_request_is_one(request: Request, data: st.DataObject) -> None:
@@ -76,7 +75,6 @@ def test_no_part_of_a_request_is_one(request: Request, data: st.DataObject) -> N
         Request.from_bytes(written + data.draw(st.binary(min_size=1, max_size=9)))
 
 
-@pytest.mark.slow
 @settings(max_examples=300)
 @given(REQUESTS, st.data())
 def test_a_changed_bit_is_found(request: Request, data: st.DataObject) -> None:
@@ -87,7 +85,6 @@ def test_a_changed_bit_is_found(request: Request, data: st.DataObject) -> None:
         Request.from_bytes(bytes(written))
 
 
-@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda rest: b"cpsf\x02" + rest)))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:

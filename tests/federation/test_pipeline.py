@@ -22,7 +22,7 @@ from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import SecureClient, Stage
 
-from .local import DIM, RUN, Client
+from .local import DIM, RUN, Client, carry, exchange
 from .silos import Silos
 
 NODES = list("abcd")
@@ -52,17 +52,8 @@ class Federation:
 
     def round(self, connected: Iterable[str] | None = None) -> RoundSession[str]:
         session = self.course.begin(self.nodes if connected is None else connected)
-        self.asked.append([])
-        while (stage := session.stage) is not None:
-            self.asked[-1].append(stage)
-            for node, request in session.requests().items():
-                try:
-                    answer = self.tamper(node, session.report.round, stage, self.clients[node].ask(request))
-                    if answer is not None:
-                        session.receive(node, answer)
-                except CpsgdError as error:
-                    session.drop(node, f"{type(error).__name__}: {error}")
-            session.close()
+        round = session.report.round
+        self.asked.append(exchange(session, self.clients, lambda node, *what: self.tamper(node, round, *what)))
         self.course.finish(session)
         return session
 
@@ -112,11 +103,7 @@ def test_from_the_second_round_on_there_are_three_exchanges_and_the_same_sums(
     for round in (1, 2, 3):
         clients = {node: Client(VECTORS[i]) for i, node in enumerate(NODES)}
         session = begin_round(Terms(plan=small_plan), round, NODES, run=RUN)
-        while session.stage is not None:
-            for node, request in session.requests().items():
-                session.receive(node, clients[node].ask(request))
-            session.close()
-        mean = session.release()
+        mean = carry(session, clients)
         assert mean is not None
         total = np.sum([found for number, found in encoded[-4:]], axis=0) % small_plan.protocol.modulus
         np.testing.assert_array_equal(mean, small_plan.protocol.decode_sum(total.astype(np.uint32), 4, round))

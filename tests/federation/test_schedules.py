@@ -209,7 +209,6 @@ class Search:
         assert len(rounds) == len(set(rounds)) <= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_whatever_a_server_does_a_client_uploads_signs_and_reveals_once_in_a_round(
     tiny: Plan, tmp_path: Path, sessions: int

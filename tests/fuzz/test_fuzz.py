@@ -15,7 +15,6 @@ from .targets import TARGETS, Target
 INPUTS = 4000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_only_typed_errors_and_bounded_memory(target: Target) -> None:
     accepted = fuzz(target, max(50, round(INPUTS * target.share)), seed=1)
@@ -43,7 +42,6 @@ def hoard(data: bytes) -> int:
     return len(bytearray(2 * MEMORY))
 
 
-@pytest.mark.slow
 def test_the_fuzzer_finds_things() -> None:
     assert fuzz(Target("refuses", refuse, lambda: [b"seed"]), 100, seed=0) == 0
     with pytest.raises(FindingError, match="crashes: KeyError"):

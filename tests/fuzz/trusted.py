@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from cpsgd.correlated import batons
+from cpsgd._durable import is_sealed, seal
+from cpsgd._record_log import RecordLog
+from cpsgd.correlated import batons, seeds
 from cpsgd.correlated.seeds import Journal, SeedFile
 from cpsgd.errors import CpsgdError
+from cpsgd.federation.client_files import Memory
 from cpsgd.ledger import Ledger, signed_reports
 from cpsgd.ledger.chain import Head
 from cpsgd.ledger.witness import Line, Witness
@@ -19,6 +23,7 @@ from cpsgd.ledger.witness import Line, Witness
 from . import secure
 
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+MEMORY = b"cpsgd memory 1\n"
 PLACE = batons.Place("run", bytes(batons.FINGERPRINT_BYTES), bands=4, round=5)
 
 
@@ -63,6 +68,36 @@ def seed_files(folder: Path) -> list[bytes]:
     for round in (1, 2, 3):
         SeedFile(path, _nothing_given).draw(batons.Place("run", PLACE.fingerprint, PLACE.bands, round))
         found.append(path.read_bytes())
+    return found
+
+
+def seal_seeds(data: bytes) -> bytes:
+    """The file with the right digest."""
+    return seal(seeds._KIND, data.partition(b"\n")[2]) if is_sealed(data) else data
+
+
+def read_memory(path: Path) -> object:
+    """A client's memory."""
+    return Memory(path).history()
+
+
+def memory_files(folder: Path) -> list[bytes]:
+    """A memory with hashes, and one of an earlier release."""
+    path = folder / "seed.memory"
+    path.unlink(missing_ok=True)
+    old = b"#kind abcd e30=\nrun 1 abcd\nrun 1 advertise\nrun 2 relay\n"
+    with RecordLog(path, MEMORY).opened() as log:
+        log.append(*old.decode().splitlines())
+    return [old, path.read_bytes()]
+
+
+def seal_memory(data: bytes) -> bytes:
+    """The memory with the right hash in every line."""
+    found, previous = b"", bytes(32)
+    for line in filter(None, data.split(b"\n")):
+        text = line[:-66] if line[-66:-64] == b" #" else line
+        previous = hashlib.sha256(MEMORY + previous + text).digest()
+        found += text + b" #" + previous.hex().encode() + b"\n"
     return found
 
 

@@ -14,9 +14,8 @@ from torch import nn
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning import models
-from cpsgd.learning.architecture import rehearse
 from cpsgd.learning.datasets.populations import Batch
-from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.learning.gradients import ClientUpdates, rehearse
 from cpsgd.learning.models import check_model, trainable
 from cpsgd.learning.option_groups import ClientOptions
 from tests.learning.nets import Recurrent, Transformer, cnn, low_rank
@@ -204,7 +203,6 @@ print(dim, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.slow
 def test_a_million_parameters_are_trained_within_the_limit() -> None:
     found = subprocess.run([sys.executable, "-c", _BIG], capture_output=True, text=True, timeout=200, check=True)
     dim, kilobytes = map(int, found.stdout.split())

@@ -107,7 +107,6 @@ def test_the_same_model_whatever_clients_do(kind: str, on: str, monkeypatch: pyt
     np.testing.assert_allclose(models[0], models[1], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) -> None:
     accuracies = []
     for name in ("a", "b"):
@@ -120,7 +119,6 @@ def test_private_rounds_are_charged_and_repeatable(gpu: None, tmp_path: Path) ->
     assert accuracies[0] == accuracies[1]
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_end(gpu: None, tmp_path: Path) -> None:
     whole = trainer(private(), run_dir=tmp_path / "whole")
     expected = list(whole.run())[-1]
@@ -143,7 +141,6 @@ def test_a_run_stays_on_its_kind_of_device(tmp_path: Path) -> None:
         trainer(private(), run_dir=tmp_path, resume=True)
 
 
-@pytest.mark.slow
 def test_dropout(gpu: None) -> None:
     planned = plan(200, 650, 20.0, 1e-6, bits=4, rounds=4, participation="once", mechanism="binomial", dropout=0.5)
     history = list(trainer(planned, dropout=0.2).run())
@@ -203,7 +200,6 @@ def test_a_full_gpu_is_told_of_before_the_first_round(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "words"),
     [
@@ -284,7 +280,6 @@ def coins(kind: str) -> Protocol:
 ON = {"cpu": (False, "cpu"), "as on a GPU": (True, "cpu"), "gpu": (True, "cuda")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("on", ["cpu", "as on a GPU", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", ["coins", "sampled coins", "noise before rounding"])
 def test_coins_learn_and_are_charged(kind: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,6 @@ for _ in sys.stdin:
 """
 
 
-@pytest.mark.slow
 def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "charges.jsonl"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -84,7 +84,6 @@ def test_local_steps_are_federated_averaging() -> None:
     np.testing.assert_allclose(updates, by_loop(model, batch, steps=4, rate=0.3), atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("memory_limit", [1, 5_000, 1 << 30])
 def test_the_memory_limit_changes_chunks_and_nothing_else(memory_limit: int) -> None:
     model = mlp(6, 3, (5,), seed=1)

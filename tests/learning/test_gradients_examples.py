@@ -14,7 +14,8 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.populations import Batch
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
@@ -148,7 +149,6 @@ def test_without_privacy_it_is_sgd_on_the_examples(families: ArrayDataset) -> No
     np.testing.assert_allclose(weights(trainer), expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_bad_input(families: ArrayDataset) -> None:
     with pytest.raises(ParameterError, match="whole clients"):
         run(families, NoPrivacy(1.0), participation="fixed-size")

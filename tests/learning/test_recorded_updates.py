@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpsgd.learning.architecture import rehearse
-from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.learning.gradients import ClientUpdates, rehearse
 from cpsgd.learning.option_groups import ClientOptions
 from tests.learning.nets import Transformer, cnn, low_rank
 

@@ -71,7 +71,6 @@ def test_runs_of_earlier_releases_are_told_apart_by_the_same_names(triangle: Arr
     assert list(trainer(triangle).config) == names.split()
 
 
-@pytest.mark.slow
 def test_a_run_can_be_taken_up_and_prolonged(triangle: ArrayDataset, tmp_path: Path) -> None:
     finish(trainer(triangle, tmp_path, rounds=4))
     same(finish(trainer(triangle, tmp_path, rounds=6, resume=True)), finish(trainer(triangle)))
@@ -90,7 +89,6 @@ POINTS: list[tuple[Any, str, bool]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "afterwards"), POINTS)
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
@@ -113,7 +111,6 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     assert charges(tmp_path) == list(range(6))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "afterwards"), POINTS)
 def test_without_a_seed_a_charged_round_is_spent_and_not_repeated(
     triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, afterwards: bool
@@ -193,7 +190,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_kill_minus_9_at_random_moments(tmp_path: Path) -> None:
     # The moments differ from run to run on purpose: the claim is about every moment.
     script, folder = tmp_path / "train.py", tmp_path / "run"
@@ -247,7 +243,6 @@ def test_bad_run_directories(triangle: ArrayDataset, tmp_path: Path) -> None:
         trainer(triangle, tmp_path, resume=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"round": None}, {"history": [{"loss": 1.0}]}, {"model": {}}, {"cohorts": 3}])
 def test_a_checkpoint_of_something_else(triangle: ArrayDataset, tmp_path: Path, change: dict[str, Any]) -> None:
     run = trainer(triangle, tmp_path, rounds=1)

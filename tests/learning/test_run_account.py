@@ -151,7 +151,6 @@ def trainer(data: Dataset, folder: Path | None, ledger: Ledger | None, **options
     return make_trainer(data, options.pop("mechanism", PROTOCOL), run_dir=folder, ledger=book, **options)
 
 
-@pytest.mark.slow
 def test_the_ledger_agrees_with_the_run(triangle: ArrayDataset, tmp_path: Path, ledger: Ledger) -> None:
     for number in range(2):
         run = finish(trainer(triangle, tmp_path / str(number), ledger))
@@ -169,7 +168,6 @@ def test_the_ledger_agrees_with_the_run(triangle: ArrayDataset, tmp_path: Path, 
     assert ledger.total("people").epsilon == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["every", "fixed-size", "poisson"])
 def test_every_participation_is_accounted_alike(triangle: ArrayDataset, tmp_path: Path, scheme: str) -> None:
     ledger = Ledger(tmp_path / "budgets.ledger")
@@ -180,7 +178,6 @@ def test_every_participation_is_accounted_alike(triangle: ArrayDataset, tmp_path
     assert ledger.total("people").epsilon == pytest.approx(spent(run).epsilon, rel=1e-6)
 
 
-@pytest.mark.slow
 def test_a_run_that_costs_too_much_is_refused_before_it_begins(triangle: ArrayDataset, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "budgets.ledger")
     one = guarantee_over_rounds(PROTOCOL, DELTA, surviving=80).epsilon
@@ -218,7 +215,6 @@ POINTS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "afterwards"), POINTS)
 @pytest.mark.parametrize("seed", [3, None])
 def test_no_round_is_charged_twice_or_forgotten(
@@ -249,7 +245,6 @@ def test_no_round_is_charged_twice_or_forgotten(
     ledger.verify()
 
 
-@pytest.mark.slow
 def test_an_older_copy_of_the_folder_is_a_second_release_without_a_seed(
     triangle: ArrayDataset, tmp_path: Path, ledger: Ledger
 ) -> None:

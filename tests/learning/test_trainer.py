@@ -57,7 +57,6 @@ def test_fine_rounding_is_nearly_plain_sgd(triangle: ArrayDataset) -> None:
     np.testing.assert_allclose(weights(noisy), weights(plain), atol=1e-3)
 
 
-@pytest.mark.slow
 def test_the_accounting_keeps_the_planners_promise(triangle: ArrayDataset, private: Plan) -> None:
     trainer = run(triangle, private)
     found = spent(trainer)
@@ -103,7 +102,6 @@ def test_a_round_that_would_break_the_budget_is_abandoned(
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "fixed-size"])
-@pytest.mark.slow
 def test_sampled_cohorts_learn_and_are_accounted(triangle: ArrayDataset, scheme: Scheme) -> None:
     adjacency = Adjacency.ZERO_OUT if scheme == "poisson" else Adjacency.REPLACE_ONE
     participation = f"{scheme}:{200 / 600}"
@@ -127,7 +125,6 @@ def test_the_poisson_mean_is_over_the_expected_cohort(triangle: ArrayDataset) ->
     np.testing.assert_allclose(weights(linear()) - weights(trainer), expected, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_private_training_on_digits_learns_with_every_baseline() -> None:
     data = infinite_digits(100_000)
     dim = 64 * 10 + 10
@@ -189,7 +186,6 @@ def test_metrics_are_plain_data(triangle: ArrayDataset, private: Plan) -> None:
     assert row.noise_to_signal > 0.0
 
 
-@pytest.mark.slow
 def test_bad_input(triangle: ArrayDataset, private: Plan) -> None:
     def start(mechanism: Estimator = private, net: torch.nn.Module | None = None, **options: Any) -> None:
         make_trainer(triangle, mechanism, net, **options)
@@ -240,7 +236,6 @@ def test_a_model_that_diverges_in_a_round_leaves_no_figures_of_it(
     assert spent(trainer).rounds == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("examples", [None, 2])
 @pytest.mark.parametrize("mechanism", ["protocol", "no privacy"])
 def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
@@ -272,7 +267,6 @@ def test_a_client_that_is_not_finite_counts_as_silent_and_leaves_no_trace(
     np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
 def test_without_torch_the_error_says_what_to_install() -> None:
     code = (
         "import sys\n"

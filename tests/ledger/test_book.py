@@ -27,7 +27,6 @@ def cost(rounds: int, surviving: int = 900) -> float:
     return guarantee_over_rounds(PROTOCOL, 1e-6, rounds=rounds, surviving=surviving).epsilon
 
 
-@pytest.mark.slow
 def test_a_round_is_spent_when_it_is_reserved_and_cheaper_with_more_survivors(ledger: Ledger) -> None:
     assert ledger.total("people").epsilon == 0.0
     entry = ledger.reserve("people", EVENT)
@@ -54,7 +53,6 @@ def test_what_was_written_is_there_for_others_and_after_reopening(ledger: Ledger
     assert again.budget("people").epsilon == 1.0
 
 
-@pytest.mark.slow
 def test_a_round_too_many_is_refused_before_anything_is_written(ledger: Ledger) -> None:
     affordable = next(n for n in range(1, 100) if cost(n + 1) > 1.0)
     assert affordable >= 2
@@ -72,7 +70,6 @@ def test_a_round_too_many_is_refused_before_anything_is_written(ledger: Ledger) 
     assert ledger.total("people").epsilon <= 1.0
 
 
-@pytest.mark.slow
 def test_a_quote_charges_nothing(ledger: Ledger) -> None:
     head = ledger.head
     assert ledger.quote("people", [EVENT, EVENT]).epsilon == cost(2)
@@ -185,7 +182,6 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
         Ledger(tmp_path / "no" / "such" / "folder").create(Budget(population="people", epsilon=1.0, delta=1e-6))
 
 
-@pytest.mark.slow
 def test_what_somebody_else_spends_between_the_price_and_the_lock_counts(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +207,6 @@ def test_what_somebody_else_spends_between_the_price_and_the_lock_counts(
     assert ledger.total("people").rounds == affordable
 
 
-@pytest.mark.slow
 def test_a_release_does_not_bring_a_spent_budget_over_its_limit(tmp_path: Path) -> None:
     little, much = (
         Protocol.rotated_binomial(clients=30, dim=1, clip_norm=1.0, levels=2, trials=trials, coordinate_range=1.0)

@@ -172,7 +172,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(0, 3), st.data())
 def test_hostile_records_with_good_hashes_raise_errors_of_our_own(number: int, data: st.DataObject) -> None:
@@ -186,7 +185,6 @@ def test_hostile_records_with_good_hashes_raise_errors_of_our_own(number: int, d
     assert state.head.number == 3
 
 
-@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers() | st.none(), st.text(max_size=50) | st.binary(max_size=5), st.text(max_size=64)))
 )

@@ -80,7 +80,6 @@ def test_nothing_spent() -> None:
     assert (found.epsilon, found.rounds, found.left) == (0.0, 0, 400.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [FIRST, SECOND, GAUSSIAN, POOR, ROUNDED], ids=lambda protocol: f"{protocol.name}")
 @pytest.mark.parametrize("count", [1, 5])
 def test_rounds_of_one_protocol_are_the_guarantee_over_rounds(protocol: Protocol, count: int) -> None:
@@ -96,7 +95,6 @@ def test_rounds_of_different_sizes() -> None:
     assert total(*[event(survivors=size) for size in sizes]).epsilon == pytest.approx(expected.epsilon, rel=1e-9)
 
 
-@pytest.mark.slow
 def test_sampled_rounds_of_one_protocol() -> None:
     expected = guarantee_over_rounds(FIRST, DELTA, rounds=4, participation="poisson:0.05", adjacency="zero-out")
     found = total(*[event(participation="poisson:0.05")] * 4, budget=ZERO)
@@ -152,7 +150,6 @@ def test_the_tails_of_all_rounds_are_paid_for() -> None:
     assert 0.0 < found.tail < DELTA
 
 
-@pytest.mark.slow
 def test_sampled_and_unsampled_rounds_together() -> None:
     often, seldom = event(participation="poisson:0.2"), event(SECOND, participation="poisson:0.01")
     sampled = total(often, seldom, budget=ZERO).epsilon
@@ -165,7 +162,6 @@ def test_sampled_and_unsampled_rounds_together() -> None:
     assert total(event(SECOND)).epsilon < total(event(SECOND), fixed).epsilon < total(event(SECOND), event()).epsilon
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("survivors", "method"), [(28, "Gaussian certificate"), (60, "Rényi certificate")])
 def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(survivors: int, method: str) -> None:
     found = total(event(POOR, survivors), event(), event())
@@ -184,7 +180,6 @@ def test_where_the_gaussian_certificate_is_poor_or_missing_kinds_are_added_up(su
         assert total(*many).method == charging.BASIC  # as there is nothing else
 
 
-@pytest.mark.slow
 def test_more_rounds_never_cost_less() -> None:
     generator = random.Random(3)
     for budget, schemes in ((REPLACE, ("every", "once", "fixed-size:0.1")), (ZERO, ("every", "once", "poisson:0.1"))):

@@ -61,7 +61,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kills", [60, pytest.param(200, marks=pytest.mark.thorough)])
 def test_kill_minus_9_under_two_writers(kills: int, tmp_path: Path) -> None:
     # The moments differ from run to run on purpose: the claim is about every moment.
@@ -137,7 +136,6 @@ except BudgetExceededError:
 """
 
 
-@pytest.mark.slow
 def test_two_processes_race_for_the_last_round(tmp_path: Path) -> None:
     protocol = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)
     limit = guarantee_over_rounds(protocol, 1e-6, rounds=3).epsilon * 1.0001

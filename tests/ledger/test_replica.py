@@ -29,7 +29,6 @@ def test_an_object_notices_that_the_file_went_back_in_time(ledger: Ledger) -> No
     assert Ledger(ledger.path).verify(kept).records == 2
 
 
-@pytest.mark.slow
 def test_threads_may_share_a_ledger(ledger: Ledger) -> None:
     rich = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=10_000)
     errors: list[Exception] = []

@@ -75,7 +75,6 @@ def test_accidents_with_a_database_tool_are_refused(spent: Ledger, statement: st
     assert spent.verify().records == 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [
@@ -174,7 +173,6 @@ PLACES = st.integers(0, 2**16) | st.builds(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     damage=st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=20),
@@ -235,6 +233,12 @@ def test_a_locked_file_is_waited_for_and_then_reported(spent: Ledger) -> None:
     hasty.reserve("people", EVENT)
 
 
+def test_a_second_writer_waits_before_it_reads_what_is_left(spent: Ledger) -> None:
+    hasty = Ledger(spent.path, timeout=0.0)
+    with spent._replica.store.writing(), pytest.raises(LedgerBusyError), hasty._replica.store.writing():
+        pytest.fail("two writers may see the same rest of a budget")
+
+
 # ------------------------------------------------------------------ disks and permissions, for real
 
 PREAMBLE = """
@@ -266,7 +270,6 @@ def run(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subpro
     )
 
 
-@pytest.mark.slow
 def test_a_file_that_may_not_grow(ledger: Ledger) -> None:
     """A limit on the file's size: writes fail in the middle of a transaction, as on a full disk."""
     script = """
@@ -292,7 +295,6 @@ def test_a_file_that_may_not_grow(ledger: Ledger) -> None:
     fresh.release(fresh.reserve("people", EVENT), 900)
 
 
-@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """A file system of 64 kB in memory, mounted in a name space of its own."""
     script = """
@@ -332,7 +334,6 @@ def public_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["file", "folder", "secret"])
 def test_without_permission(public_folder: Path, what: str) -> None:
     path = public_folder / "budgets.ledger"

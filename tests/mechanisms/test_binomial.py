@@ -42,7 +42,6 @@ LAWS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), LAWS)
 def test_law(trials: int, p: float) -> None:
     assert p_value(draw(trials, p), trials, p) > FALSE_ALARM
@@ -80,7 +79,6 @@ def test_coins_of_one_coordinate_are_independent_of_the_next() -> None:
         assert abs(float(np.mean(values[:-lag] * values[lag:])) / 16) < 5.4 / DRAWS**0.5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), [(1, 0.3), (7, 0.25), (40, 0.9), (300, 0.5), (300, 0.01)])
 def test_the_table_is_within_its_stated_distance(trials: int, p: float) -> None:
     success = Fraction(p)
@@ -105,7 +103,6 @@ def test_coins_are_exact() -> None:
     assert binomial.total_variation(binomial.MAX_COINS + 1, 0.5) > 0.0
 
 
-@pytest.mark.slow
 def test_the_largest_table() -> None:
     table = binomial.table(binomial.MAX_TRIALS, 0.5)
     deviation = (binomial.MAX_TRIALS / 4) ** 0.5

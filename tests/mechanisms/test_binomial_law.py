@@ -34,7 +34,6 @@ def running(masses: list[mpmath.mpf]) -> list[mpmath.mpf]:
     return sums[1:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), [(1, 0.5), (7, 0.9), (200, 0.5), (1500, 0.03), (1500, 0.7), (3000, 1e-4)])
 @pytest.mark.parametrize("nats", [3.0, 40.0, 500.0])
 def test_bounds_hold(trials: int, p: float, nats: float) -> None:
@@ -126,7 +125,6 @@ def test_a_law_says_of_itself_what_the_certificates_rest_on(trials: int, p: floa
 # ------------------------------------------------------------------ any law, from its ratios
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.3, 0.9])
 @pytest.mark.parametrize("points", [5, 40, 900, 12_000])
 def test_a_two_sided_geometric_law_from_its_ratios(ratio: float, points: int) -> None:

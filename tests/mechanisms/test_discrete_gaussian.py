@@ -115,7 +115,6 @@ def test_the_variance_of_the_integers(variance: float, share: float) -> None:
     assert integer_variance(variance) == pytest.approx(share * variance, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
     planned = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=6, mechanism="discrete-gaussian")
     protocol = Protocol.from_json(planned.protocol.to_json())
@@ -127,7 +126,6 @@ def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
     assert 1.0 < planned.ratio < 1.2
 
 
-@pytest.mark.slow
 def test_a_secure_plan_of_many_clients() -> None:
     planned = plan(
         clients=10_000, dim=1000, epsilon=1.0, delta=1e-6, bits=14, secure=True, mechanism="discrete-gaussian"

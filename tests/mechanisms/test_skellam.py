@@ -48,7 +48,6 @@ def exact_mass(variance: float, z: int) -> mpmath.mpf:
 # ---------------------------------------------------------------------- the law
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "each"), [(1, 0.01), (1, 1.0), (10, 1.5), (7, 30.0), (1000, 2.5)])
 @pytest.mark.parametrize("nats", [3.0, 40.0, 200.0])
 def test_the_window_is_within_its_stated_error(parts: int, each: float, nats: float) -> None:
@@ -68,7 +67,6 @@ def test_the_window_is_within_its_stated_error(parts: int, each: float, nats: fl
     assert sum(beyond) <= window.outside_above
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "each"), [(1, 0.3), (20, 1.0), (5, 400.0)])
 @pytest.mark.parametrize("direction", [1, -1])
 def test_ratios_of_masses(parts: int, each: float, direction: int) -> None:
@@ -85,7 +83,6 @@ def test_ratios_of_masses(parts: int, each: float, direction: int) -> None:
 # ---------------------------------------------------------------------- the sampler
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("variance", "limit"), [(0.2, 3), (5.0, 10), (900.0, 120)])
 def test_truncation_is_an_upper_bound(variance: float, limit: int) -> None:
     exact = 2 * sum(exact_mass(variance, z) for z in range(limit + 1, limit + 120))
@@ -145,7 +142,6 @@ def planned_once() -> Plan:
     return plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=7, mechanism="skellam")
 
 
-@pytest.mark.slow
 def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
     protocol = planned_once().protocol
     assert protocol.name == "rotated-skellam"
@@ -156,7 +152,6 @@ def test_a_plan_keeps_its_word_and_fills_its_bits() -> None:
     assert 1.0 < planned_once().ratio < 1.2
 
 
-@pytest.mark.slow
 def test_the_modulus_holds_real_sums() -> None:
     planned = plan(clients=60, dim=200, epsilon=3.0, delta=1e-5, secure=True, mechanism="skellam")
     protocol = planned.protocol
@@ -172,7 +167,6 @@ def test_the_modulus_holds_real_sums() -> None:
     )
 
 
-@pytest.mark.slow
 def test_several_rounds_and_a_ledger(tmp_path: Path) -> None:
     protocol = planned_once().protocol
     ten = plan(clients=40, dim=30, epsilon=4.0, delta=1e-5, bits=8, rounds=10, mechanism="skellam")
@@ -221,7 +215,6 @@ def test_the_auditor_passes_it_and_finds_a_fault() -> None:
     assert not audit(small, 1e-3, rounds=4_000, seed=1, encode=faulty).passed
 
 
-@pytest.mark.slow
 def test_a_secure_plan_of_many_clients_is_cut_off_where_its_little_noise_ends() -> None:
     planned = plan(
         clients=100_000, dim=1000, epsilon=1.0, delta=1e-6, bits=16, secure=True, mechanism="skellam"
@@ -231,7 +224,6 @@ def test_a_secure_plan_of_many_clients_is_cut_off_where_its_little_noise_ends() 
     assert planned.mechanism.values < 64
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1.6, 2.0, 2.4, 3.0])
 def test_a_plan_never_takes_more_bits_than_it_may(bits: float) -> None:
     try:
@@ -241,7 +233,6 @@ def test_a_plan_never_takes_more_bits_than_it_may(bits: float) -> None:
     assert planned.protocol.bits_per_coordinate <= bits * (1 + 1e-9)
 
 
-@pytest.mark.slow
 def test_too_few_bits_are_infeasible_and_not_an_accident() -> None:
     with pytest.raises(InfeasibleError, match="No protocol"):
         plan(clients=10**9, dim=10**4, epsilon=1.0, delta=1e-6, bits=2.4, mechanism="skellam")

@@ -223,7 +223,7 @@ FAULTS = (
     Fault(
         "accounting",
         "the sampler's resolution costs nothing",
-        "privacy/proofs/base.py",
+        "privacy/proofs/argument.py",
         "return draws * run.protocol.dim * run.protocol.mechanism.noise.variation",
         "return 0.0 * draws",
         ("tests/privacy/test_guarantees.py::test_samplers_total_variation_is_paid_from_delta",),
@@ -287,7 +287,23 @@ FAULTS = (
         "ledger/sqlite_store.py",
         'connection.execute("BEGIN IMMEDIATE")',
         'connection.execute("BEGIN")',
-        ("tests/ledger/test_crash.py::test_two_processes_race_for_the_last_round",),
+        ("tests/ledger/test_sqlite_store.py::test_a_second_writer_waits_before_it_reads_what_is_left",),
+    ),
+    Fault(
+        "durability",
+        "a changed record of a client's memory is believed",
+        "_record_log.py",
+        "if stated != digest if written else end.written:",
+        "if False if written else end.written:",
+        ("tests/test_record_log.py::test_every_changed_bit_is_noticed_or_changes_nothing",),
+    ),
+    Fault(
+        "durability",
+        "a torn record of a client's memory stays",
+        "_record_log.py",
+        "os.ftruncate(self._file.fileno(), end.size + len(whole))",
+        "os.ftruncate(self._file.fileno(), end.size + len(tail))",
+        ("tests/test_record_log.py::test_a_torn_tail_is_cut_off_wherever_it_is_torn",),
     ),
     Fault(
         "durability",
@@ -328,7 +344,7 @@ FAULTS = (
     Fault(
         "colluding",
         "colluding clients' noise counts over rounds",
-        "privacy/proofs/base.py",
+        "privacy/proofs/argument.py",
         "replace(proof.cost(of_size(run, size), share * delta / run.rounds), count=count)",
         "replace(proof.cost(of_size(run, size + run.colluding), share * delta / run.rounds), count=count)",
         ("tests/privacy/test_rounds.py::test_collusion_counts_like_dropping_out",),

@@ -82,7 +82,6 @@ def test_a_step_so_wide_that_the_range_is_below_a_grid_point(dim: int) -> None:
     assert found.guarantee.epsilon <= 0.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clients", [10, 5])
 def test_noise_before_rounding_is_chosen_where_it_is_best(clients: int) -> None:
     found = plan(clients, **FEW, bits=8)
@@ -90,7 +89,6 @@ def test_noise_before_rounding_is_chosen_where_it_is_best(clients: int) -> None:
     assert found.ratio <= 1.01
 
 
-@pytest.mark.slow
 def test_sampled_rounds_of_few_clients_have_the_best_of_both() -> None:
     """Coins keep what sampling gives, and may be as good."""
     sampled = {**FEW, "bits": 8, "participation": "fixed-size:0.5"}
@@ -112,7 +110,6 @@ def test_too_few_bits_for_noise_before_rounding_are_refused_with_a_remedy() -> N
         plan(10, **FEW, bits=3, mechanism="rounded-gaussian")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "bits"), [(HUNDRED, 6.5), (LARGE, 6.5), (MANY, 11.5)])
 def test_secure_sums_in_a_small_modulus(size: dict[str, Any], bits: float) -> None:
     found = plan(**size, bits=bits, secure=True)
@@ -122,7 +119,6 @@ def test_secure_sums_in_a_small_modulus(size: dict[str, Any], bits: float) -> No
     assert found.overflow_probability <= 1e-9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "ratio", "mechanism"),
     [

@@ -19,7 +19,6 @@ def plan(**wishes: Any) -> Plan:
     return planner.plan(mechanism="binomial", **wishes)
 
 
-@pytest.mark.slow
 def test_one_bit_is_not_enough_and_the_fewest_that_are_is_named() -> None:
     with pytest.raises(InfeasibleError, match=r"bits=1\.585 is the fewest") as caught:
         plan(**SMALL, bits=1)
@@ -37,7 +36,6 @@ def test_an_error_below_the_gaussians_names_what_can_be_had() -> None:
         plan(**{**SMALL, "epsilon": 0.9 * needed}, max_error=0.01)
 
 
-@pytest.mark.slow
 def test_too_few_clients_for_any_certificate_names_how_many_would_do() -> None:
     with pytest.raises(InfeasibleError, match="clients would do at 2 bits") as caught:
         plan(clients=10, dim=1_000, epsilon=5.0, delta=1e-9, bits=2)
@@ -45,13 +43,11 @@ def test_too_few_clients_for_any_certificate_names_how_many_would_do() -> None:
     assert plan(clients=enough, dim=1_000, epsilon=5.0, delta=1e-9, bits=2).guarantee.epsilon <= 5.0
 
 
-@pytest.mark.slow
 def test_one_client_more_would_do() -> None:
     with pytest.raises(InfeasibleError, match="about 3 clients would do at 4 bits"):
         plan(clients=2, dim=3, epsilon=256.0, delta=9e-6, bits=4)
 
 
-@pytest.mark.slow
 def test_a_modulus_that_cannot_hold_the_noise_names_the_fewest_bits() -> None:
     with pytest.raises(InfeasibleError, match="is the fewest that will do") as caught:
         plan(**REFERENCE, bits=6, secure=True)

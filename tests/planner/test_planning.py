@@ -48,7 +48,6 @@ def reference() -> Plan:
     return plan(**REFERENCE, bits=4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "ratio"), [(2, 1.25), (3, 1.15), (4, 1.10), (5, 1.06), (6, 1.04), (8, 1.02)])
 def test_close_to_the_exact_gaussian_mechanism(bits: int, ratio: float) -> None:
     found = plan(**REFERENCE, bits=bits)
@@ -68,7 +67,6 @@ def test_the_guarantee_is_that_of_the_very_protocol(reference: Plan) -> None:
     assert reference.guarantee.method == own.method
 
 
-@pytest.mark.slow
 def test_the_frontier_falls_and_holds_the_choice(reference: Plan) -> None:
     errors = [point.expected_squared_error for point in reference.frontier]
     assert errors == sorted(errors, reverse=True)
@@ -85,7 +83,6 @@ def test_every_point_of_the_frontier_keeps_the_wish(reference: Plan) -> None:
         assert guarantee(changed, 1e-9).epsilon <= 2.0 * (1 + 1e-6)
 
 
-@pytest.mark.slow
 def test_only_what_is_asked_for_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[float] = []
 
@@ -132,7 +129,6 @@ def test_only_what_is_asked_for_is_searched(monkeypatch: pytest.MonkeyPatch) -> 
     ],
     ids=str,
 )
-@pytest.mark.slow
 def test_wishes_are_kept(wishes: dict[str, Any]) -> None:
     found = plan(**SMALL, **wishes)
     again = guarantee_over_rounds(
@@ -160,7 +156,6 @@ def test_odd_levels_win_where_coordinates_are_small(reference: Plan) -> None:
     assert reference.error.rounding < 0.4 * reference.error.noise / binomial(reference).trials
 
 
-@pytest.mark.slow
 def test_a_wider_range_is_chosen_where_privacy_alone_would_clip() -> None:
     # Many clients and few coordinates: the noise privacy asks for is so small that X would cut vectors to pieces.
     found = plan(clients=1_000_000, dim=16, epsilon=1.0, delta=1e-6, bits=5)
@@ -176,7 +171,6 @@ def test_unrotated_vectors_are_never_clipped() -> None:
     assert found.error.clipping < 1e-10
 
 
-@pytest.mark.slow
 def test_more_privacy_costs_accuracy_and_more_clients_buy_it() -> None:
     base = plan(**SMALL, bits=4).error.total
     assert plan(**{**SMALL, "epsilon": 2.0}, bits=4).error.total > base
@@ -218,7 +212,6 @@ def test_the_modulus_is_the_smallest_and_its_overflow_is_bounded() -> None:
     assert protocol.modulus < 500 * (binomial(found).levels + binomial(found).trials - 1)
 
 
-@pytest.mark.slow
 def test_sums_of_very_many_clients_get_the_modulus_they_need() -> None:
     found = plan(clients=1_000_000, dim=1, epsilon=1.0, delta=1e-9, secure=True)
     assert found.ratio <= 1.1
@@ -244,7 +237,6 @@ def test_a_mean_through_a_modulus_of_more_than_16_bits() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [60.0, 400.0])
-@pytest.mark.slow
 def test_a_large_epsilon_is_planned_with_noise_that_is_drawn_exactly(epsilon: float) -> None:
     # e^ε times the error of one inexact draw would be more than δ.
     found = plan(clients=1000, dim=1000, epsilon=epsilon, delta=1e-9, bits=12)
@@ -252,14 +244,12 @@ def test_a_large_epsilon_is_planned_with_noise_that_is_drawn_exactly(epsilon: fl
     assert found.ratio <= 1.1
 
 
-@pytest.mark.slow
 def test_a_large_epsilon_of_many_rounds() -> None:
     best = plan(clients=1000, dim=64, epsilon=400.0, delta=1e-8, rounds=1000)
     assert 390.0 < best.guarantee.epsilon <= 400.0
 
 
 @pytest.mark.parametrize("participation", ["every", "poisson:0.05"])
-@pytest.mark.slow
 def test_an_epsilon_near_what_a_sampler_that_is_not_exact_can_keep(participation: str) -> None:
     best = plan(
         clients=33,
@@ -276,7 +266,6 @@ def test_an_epsilon_near_what_a_sampler_that_is_not_exact_can_keep(participation
     assert best.ratio < 1.2
 
 
-@pytest.mark.slow
 def test_bits_that_are_of_no_use_are_not_chosen() -> None:
     # Far from the Gaussian mechanism, whose noise 256 coins a client are too coarse for, and more bits do not help.
     best = plan(clients=2, dim=100, epsilon=400.0, delta=1e-9)
@@ -350,7 +339,6 @@ def test_too_few_bits_for_the_modulus_are_paid_for_with_noise() -> None:
     assert few.error.total > many.error.total
 
 
-@pytest.mark.slow
 def test_without_a_wish_the_fewest_bits_near_the_gaussian() -> None:
     found = plan(**SMALL)
     assert found.ratio <= 1.1
@@ -358,7 +346,6 @@ def test_without_a_wish_the_fewest_bits_near_the_gaussian() -> None:
     assert all(point.ratio > 1.1 for point in fewer)
 
 
-@pytest.mark.slow
 def test_the_fewest_bits_for_an_error() -> None:
     allowed = 1.001 * plan(**SMALL, bits=5).error.total
     found = plan(**SMALL, max_error=allowed)
@@ -369,7 +356,6 @@ def test_the_fewest_bits_for_an_error() -> None:
 # ------------------------------------------------------------------ infeasible
 
 
-@pytest.mark.slow
 def test_a_closer_scale_without_a_certificate_does_not_spoil_the_plan() -> None:
     best = plan(clients=100, dim=1_000, epsilon=2.0, delta=1e-6, bits=1e-3, mechanism="sampled-coins")
     assert 0.17 < best.guarantee.epsilon <= 2.0
@@ -408,7 +394,6 @@ def test_a_participation_object_is_as_good_as_its_name() -> None:
     assert named == typed
 
 
-@pytest.mark.slow
 def test_serialises(reference: Plan) -> None:
     data = json.loads(json.dumps(reference.to_dict()))
     assert data["error"]["noise"] + data["error"]["rounding"] + data["error"]["clipping"] == pytest.approx(
@@ -417,7 +402,6 @@ def test_serialises(reference: Plan) -> None:
     assert data["protocol"]["levels"] == data["levels"] == reference.protocol.mechanism.levels
 
 
-@pytest.mark.slow
 def test_the_finished_protocols_accounting_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     # Even if the search were wrong by a tenth, no plan would promise what its own accounting does not.
     honest = Target.smallest_scale
@@ -439,7 +423,6 @@ def test_clipping_everything_away_is_no_plan() -> None:
     assert found.error.clipping <= 0.002
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "epsilon"),
     [*(pytest.param(*case, marks=pytest.mark.thorough) for case in ((60, 0.05), (30, 0.1))), (200, 0.05)],

@@ -77,7 +77,6 @@ def measured(protocol: Protocol, vectors: np.ndarray, rng: np.random.Generator) 
         ),
     ],
 )
-@pytest.mark.slow
 def test_within_three_percent(wishes: dict[str, Any], inputs: Any) -> None:
     # A squared error is a sum of d nearly independent squares, so that the mean over 1,000 rounds has a relative
     # deviation of √(2/(1000 d)), at most 0.0026 here; the model's own simplifications take up to 1.7 % of the 3 %, and
@@ -88,7 +87,6 @@ def test_within_three_percent(wishes: dict[str, Any], inputs: Any) -> None:
     assert error == pytest.approx(found.error.total, rel=0.03)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reach", [1.5, 2.5])
 def test_clipping_of_a_vector_that_all_clients_share(reach: float) -> None:
     # A range so narrow that clipping is most of the error; the model's worst case is attained.
@@ -115,7 +113,6 @@ def test_the_codecs_resolution_is_counted_where_it_is_most_of_the_error(levels: 
     assert bias == pytest.approx(predicted.clipping, rel=0.1)
 
 
-@pytest.mark.slow
 def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
     shape: dict[str, Any] = {"clients": 50, "dim": 1024, "clip_norm": 1.0, "rotate": True}
     mechanism = Binomial(levels=9, trials=1, coordinate_range=1.5 / 32.0)
@@ -125,7 +122,6 @@ def test_clipping_of_unrelated_vectors_is_below_the_prediction() -> None:
     assert error < predicted.total - 0.9 * predicted.clipping
 
 
-@pytest.mark.slow
 def test_without_rotation_evenly_spread_vectors_attain_the_worst_case() -> None:
     found = plan(clients=80, dim=256, epsilon=6.0, delta=1e-6, bits=8, rotate=False, mechanism="binomial")
     assert found.protocol.mechanism.levels % 2 == 1

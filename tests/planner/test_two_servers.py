@@ -66,6 +66,10 @@ def test_what_two_servers_cannot_do_is_refused() -> None:
         plan(**COMMON, bits=2, mechanism="coins")
     with pytest.raises(ParameterError):
         plan(**COMMON, mechanism="sampled-coins")
+    with pytest.raises(ParameterError, match="wrap around"):
+        plan(**COMMON, mechanism="discrete-laplace")
+    with pytest.raises(ParameterError, match="delta=0"):
+        plan(**{**COMMON, "delta": 0.0})
     with pytest.raises(ParameterError, match="modulus"):
         upload_bytes(replace(plan(**{**COMMON, "pair": False}, bits=4, mechanism="coins").protocol))
 

@@ -16,6 +16,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
+from cpsgd.promise import Claim
 
 EVERY = Participation.every()
 POISSON = Participation.poisson(0.02)
@@ -58,7 +59,6 @@ def test_epsilon_beyond_the_largest_is_infinite() -> None:
     assert composed_epsilon([Rounds(mu=1.01 * mu, count=1)], delta=1e-6, participation=EVERY) == math.inf
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
 def test_agrees_with_dp_accounting_on_gaussian_events(delta: float) -> None:
     accountant = PLDAccountant()
@@ -88,7 +88,6 @@ def subsampled_delta(mu: float, rate: float, epsilon: float) -> float:
     return float(max(forth, back))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "rate", "epsilon"), [(1.0, 0.1, 0.3), (2.0, 0.05, 0.5), (0.5, 0.5, 0.2)])
 def test_one_poisson_round_is_the_mixture_integral(mu: float, rate: float, epsilon: float) -> None:
     # This also pins what dp_accounting means by the multiplier under REPLACE_SPECIAL: neighbours are one of it apart.
@@ -105,7 +104,6 @@ def test_the_replace_one_relation_of_the_library_means_twice_the_distance() -> N
     assert replaced.get_delta(1.0) == pytest.approx(gdp_delta(1.0, 1.0), rel=1e-3)
 
 
-@pytest.mark.slow
 def test_many_poisson_rounds_agree_with_dp_accounting() -> None:
     accountant = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL)
     accountant.compose(dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(2.0)), 300)
@@ -123,7 +121,6 @@ def test_sampling_always_with_probability_one_is_every_round() -> None:
     assert nearly == pytest.approx(every, rel=5e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [100, 1_000, 10_000, 100_000])
 def test_the_allowance_for_fft_roundings_is_enough(count: int) -> None:
     """dp_accounting's own composition falls below the exact δ where δ is tiny; the allowance must cover that."""
@@ -152,7 +149,6 @@ def test_a_tiny_delta_is_left_to_the_renyi_accountant() -> None:
 # ------------------------------------------------------------------ sampling without replacement
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "rate", "epsilon"), [(1.0, 0.1, 1.0), (2.0, 0.05, 1.5), (0.5, 0.3, 0.8)])
 def test_one_fixed_size_round_is_above_the_exact_worst_case(mu: float, rate: float, epsilon: float) -> None:
     # Worst case of one round (Balle, Barthe, Gaboardi 2018, Theorem 11): δ'(log(1 + q(e^ε - 1))) = q δ(ε).
@@ -205,13 +201,12 @@ def test_tails_beyond_delta_are_refused() -> None:
     with pytest.raises(ConditionError, match="tails of 10 rounds"):
         composed_epsilon([Rounds(0.2, 10, tail_mass=1e-7)], delta=1e-6, participation=EVERY)
     with pytest.raises(ConditionError, match="tails alone"):
-        least_noise(epsilon=1.0, delta=1e-6, rounds=10, participation=EVERY, tail_mass=1e-7)
+        least_noise(Claim(1.0, 1e-6), rounds=10, participation=EVERY, tail_mass=1e-7)
 
 
 # ------------------------------------------------------------------ monotonicity
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ALL, ids=str)
 def test_more_noise_fewer_rounds_or_larger_delta_never_raise_epsilon(scheme: Participation) -> None:
     base = Rounds(0.4, 40, tail_mass=1e-12)
@@ -245,7 +240,6 @@ def test_a_coarser_discretisation_only_costs() -> None:
 # ------------------------------------------------------------------ two of three
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [EVERY, POISSON, FIXED], ids=str)
 def test_each_of_the_three_follows_from_the_other_two(scheme: Participation) -> None:
     delta, rounds = 1e-6, 60
@@ -300,7 +294,6 @@ def two_rounds_delta(plain: float, mu: float, rate: float, epsilon: float) -> fl
     return float(max(forth, back))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("plain", "mu", "rate"), [(0.5, 1.0, 0.1), (1.0, 2.0, 0.3), (0.1, 1.5, 0.05)])
 def test_a_sampled_and_an_unsampled_round_are_the_integral(plain: float, mu: float, rate: float) -> None:
     parts = [(Rounds(plain), EVERY), (Rounds(mu), Participation.poisson(rate))]
@@ -308,7 +301,6 @@ def test_a_sampled_and_an_unsampled_round_are_the_integral(plain: float, mu: flo
     assert 1.0 - 1e-4 <= mixed_epsilon(parts, delta=exact) <= 1.01
 
 
-@pytest.mark.slow
 def test_mixed_rates_agree_with_dp_accounting() -> None:
     parts = [
         (Rounds(0.05, 40), EVERY),
@@ -325,7 +317,6 @@ def test_mixed_rates_agree_with_dp_accounting() -> None:
     assert found == mixed_epsilon(parts[::-1], delta=1e-6)
 
 
-@pytest.mark.slow
 def test_mixed_rounds_of_one_kind_are_composed_as_before() -> None:
     for participation in (EVERY, POISSON, FIXED):
         rounds = [Rounds(0.3, 20, tail_mass=1e-9), Rounds(0.2, 5)]

@@ -14,7 +14,6 @@ from .oracle import Pair
 PAIRS = checks.random_pairs(400, seed=20180529)
 
 
-@pytest.mark.slow
 def test_the_sample_is_not_empty_talk() -> None:
     # Most pairs must get a certificate, and both kinds of coins and dimensions must occur among them.
     accepted = []
@@ -28,18 +27,15 @@ def test_the_sample_is_not_empty_talk() -> None:
     assert min(accepted.count(kind) for kind in [(1, True), (1, False), (2, True), (2, False)]) > 30
 
 
-@pytest.mark.slow
 def test_gaussian_certificate_is_never_below_the_exact_epsilon() -> None:
     assert checks.wrong_epsilons(checks.certificate_epsilon, PAIRS) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first", "last"), [(0, 10), pytest.param(10, 200, marks=pytest.mark.thorough)])
 def test_renyi_certificate_is_never_below_the_exact_epsilon(first: int, last: int) -> None:
     assert checks.wrong_epsilons(checks.renyi_epsilon, PAIRS[first:last]) == []
 
 
-@pytest.mark.slow
 def test_summed_renyi_certificates_are_never_below_the_exact_epsilon() -> None:
     certified = 0
     for pair, rounds in checks.few_coins(60, seed=20201):
@@ -67,7 +63,6 @@ def test_guarantees_of_protocols() -> None:
     assert checks.wrong_guarantees() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.5, 0.35, 0.7])
 @pytest.mark.parametrize("delta", [1e-2, *(pytest.param(d, marks=pytest.mark.thorough) for d in (3e-2, 1e-3))])
 @pytest.mark.parametrize("moved", [(1.0,), (3.0,), (1.0, 2.0)])

@@ -65,7 +65,6 @@ def test_table(levels: int, trials: int, expected: float) -> None:
     assert gdp_delta(chosen.mu, best) + chosen.tail_mass <= 1e-9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "p", "low", "high"),
     [(60, 0.5, 10, 50), (400, 0.5, 120, 280), (400, 0.1, 4, 90), (900, 0.83, 650, 820), (2_000, 0.5, 830, 1_170)],
@@ -76,7 +75,6 @@ def test_unit_mu_against_mpmath(trials: int, p: float, low: int, high: int) -> N
     assert exact <= found <= exact * (1 + 1e-9)
 
 
-@pytest.mark.slow
 def test_ndtri_is_as_accurate_as_assumed() -> None:
     probabilities = np.concatenate([10.0 ** -np.arange(0.31, 290, 1.37), np.linspace(0.01, 0.5, 50)])
     with mpmath.workdps(330):

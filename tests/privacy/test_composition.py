@@ -23,7 +23,6 @@ def exact_delta(epsilon: float, rounds: int, target: float) -> mpmath.mpf:
         return sum(terms) / (1 + mpmath.exp(e)) ** rounds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "rounds", "target"),
     [(0.1, 100, 3.0), (0.01, 1000, 0.5), (1.0, 10, 4.2), (0.5, 20, 0.0), (0.3, 7, 1.2), (2.0, 1, 1.0)],

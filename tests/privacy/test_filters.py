@@ -24,6 +24,7 @@ from cpsgd.privacy.fixed_size import sampled_divergence
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
 from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
+from cpsgd.promise import Claim
 
 EVERY = Participation.every()
 Array = NDArray[np.float64]
@@ -214,7 +215,7 @@ def test_limits_add_up_to_delta(epsilon: float, delta: float, renyi: bool) -> No
 def test_rounds_that_could_have_been_planned_are_allowed(epsilon: float, delta: float, mu: float) -> None:
     budget = Filter.of(epsilon, delta)
     allowed = math.floor(budget.limit.size / budget.cost(Rounds(mu), EVERY).size)
-    fixed = most_rounds(epsilon=epsilon, noise_multiplier=1.0 / mu, delta=delta, participation=EVERY)
+    fixed = most_rounds(Claim(epsilon, delta), 1.0 / mu, participation=EVERY)
     assert 0.99 * fixed <= allowed <= fixed
 
 

@@ -84,7 +84,6 @@ def test_one_round_attains_the_bound() -> None:
         assert hockey_stick(a, b, epsilon) == pytest.approx(delta(epsilon), rel=2e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mu", "rate", "count"), [(0.5, 0.02, 300), (1.0, 0.01, 1_000), (1.0, 0.001, 10_000), (2.0, 0.01, 100)]
 )
@@ -120,7 +119,6 @@ def theorem_27(mu: float, rate: float, count: int, delta: float) -> float:
     return min(accountant_of(mu, rate, count).get_epsilon(delta), gdp_epsilon(math.sqrt(count) * mu, delta))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "count"),
     [
@@ -158,7 +156,6 @@ def without_replacement_rdp(rate: float, sigma: float, order: int) -> float:
         return float(mpmath.log(total) / (order - 1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "sigma"), [(0.001, 1.0), (0.01, 5.0), (0.02, 200.0), (0.1, 3.0), (0.1, 50.0)])
 def test_the_librarys_rdp_is_the_theorem_within_the_stated_error(rate: float, sigma: float) -> None:
     largest = math.log(1e6) / math.log1p(2 * rate)  # beyond, the library loses digits
@@ -176,7 +173,6 @@ def test_fixed_size_sampling_reads_the_multiplier_against_the_replace_one_distan
     assert list(renyi._rdp) == pytest.approx([2 / 8, 8 / 8])
 
 
-@pytest.mark.slow
 def test_mixed_fixed_size_rounds_are_below_what_divergences_add_up_to() -> None:
     parts = [(Rounds(0.1, 4), Participation.every()), (Rounds(0.5, 50), fixed(0.02)), (Rounds(0.4, 20), fixed(0.01))]
     best = math.inf

@@ -21,7 +21,7 @@ from cpsgd.privacy import (
     renyi_certificate,
 )
 from cpsgd.privacy.one_example import example_protocol
-from cpsgd.privacy.proofs import base
+from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs.certified_smooth import smoothed_epsilon
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
@@ -165,7 +165,6 @@ def test_gaussian_protocol(adjacency: str) -> None:
     assert "ε <= 1" in reason
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "trials"), [(2, 1), (3, 6)])
 def test_more_noise_and_a_larger_delta_never_raise_epsilon(levels: int, trials: int) -> None:
     protocol = rotated(levels, trials, clients=4_000)
@@ -197,6 +196,8 @@ def test_bad_parameters() -> None:
     with pytest.raises(ParameterError, match="adjacency"):
         guarantee(rotated(2, 16), 1e-9, adjacency="add-remove")  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="delta"):
+        guarantee(rotated(2, 16), -1e-9)
+    with pytest.raises(ParameterError, match="pure differential privacy"):
         guarantee(rotated(2, 16), 0.0)
     with pytest.raises(ParameterError, match="colluding=6"):
         guarantee(rotated(2, 16), 1e-9, surviving=5, colluding=6)

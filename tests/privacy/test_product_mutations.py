@@ -200,7 +200,6 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], Check]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "check"),
     [

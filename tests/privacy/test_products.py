@@ -24,13 +24,11 @@ def test_many_coins_and_many_rounds_of_two_clients() -> None:
     assert checks.wrong_repetitions() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.thorough) for share in range(1, 4))])
 def test_products_by_enumeration(share: int) -> None:
     assert checks.wrong_products(checks.few_products()[share::4]) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "count"), [(0, 12), *(pytest.param(seed, 75, marks=pytest.mark.thorough) for seed in range(4))]
 )
@@ -42,7 +40,6 @@ def test_random_products_by_enumeration(seed: int, count: int, monkeypatch: pyte
     assert accepted > count * 40 / 75
 
 
-@pytest.mark.slow
 def test_tails_are_charged_for_every_coordinate_copy_and_round() -> None:
     assert checks.wrong_tails() == []
 
@@ -162,7 +159,6 @@ def test_zero_out_is_half_of_replace_one() -> None:
     assert 0.5 * replaced.mu * 0.99 <= zeroed.mu <= 0.5 * replaced.mu * 1.005
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda n: checks.coins(0.2, n), lambda n: BinomialLaw(n, 0.4)])
 def test_more_clients_hide_more(make: Callable[[int], Law | Steps]) -> None:
     found = [
@@ -206,7 +202,6 @@ def test_right_or_refused(law: Law | Steps, tail: float, rounds: int) -> None:
     check_right_or_refused(law, tail, rounds)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tail", "rounds"), [_ENDS[2], *(pytest.param(*_ENDS[i], marks=pytest.mark.thorough) for i in (0, 1, 3))]
 )

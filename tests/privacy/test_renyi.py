@@ -32,7 +32,6 @@ TABLE = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "trials", "reference", "gaussian"), TABLE)
 def test_table(levels: int, trials: int, reference: float, gaussian: float) -> None:
     protocol = Protocol.rotated_binomial(
@@ -51,12 +50,10 @@ def test_table(levels: int, trials: int, reference: float, gaussian: float) -> N
     assert found.tail_mass < 1e-11
 
 
-@pytest.mark.slow
 def test_kappa_against_mpmath() -> None:
     assert checks.wrong_moments() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "p"), [(1_500, 0.5), (1_500, 0.2), (900, 0.85)])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("nats", [18.0, 25.0, 60.0])
@@ -89,7 +86,6 @@ def test_end_cells_are_known_almost_exactly(trials: int) -> None:
     assert all(np.max(side.error) < 1e-9 and np.max(side.inexact[1]) < 1e-9 for side in bounds._sides)
 
 
-@pytest.mark.slow
 def test_sums_over_rounds_against_mpmath() -> None:
     assert checks.wrong_sums() == []
 
@@ -160,7 +156,6 @@ def test_gaussian_limit_agrees_with_dp_accounting() -> None:
         assert rdp < bounds.kappa(order) < rdp * 1.001
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.3, pytest.param(0.5, marks=pytest.mark.thorough)])
 def test_more_noise_a_larger_delta_and_less_distance_never_hurt(p: float) -> None:
     def epsilon(noise_trials: int = 3_000, sensitivity: float = 1.5, delta: float = 1e-6) -> float:
@@ -184,7 +179,6 @@ def test_mirrored_noise_is_as_good() -> None:
     assert one == pytest.approx(other, rel=1e-6)
 
 
-@pytest.mark.slow
 def test_floor_is_below() -> None:
     for trials, p in [(500, 0.5), (2_000, 0.1)]:
         found = renyi_certificate(BinomialLaw(trials, p), dim=2, sensitivity=2.0, levels=3, delta=1e-6).epsilon
@@ -212,7 +206,6 @@ def test_refusals() -> None:
         renyi_certificate(BinomialLaw(200, 0.5), dim=1, sensitivity=40.0, levels=41, delta=0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "p", "dim", "sensitivity", "levels", "delta"),
     [

@@ -68,7 +68,6 @@ def test_collusion_counts_like_dropping_out() -> None:
         guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, surviving=300, colluding=300)
 
 
-@pytest.mark.slow
 def test_sampling_amplifies_and_wants_its_adjacency() -> None:
     poisson = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, participation="poisson:0.1", adjacency="zero-out")
     every = guarantee_over_rounds(PROTOCOL, DELTA, rounds=5, adjacency="zero-out")
@@ -202,7 +201,6 @@ def test_renyi_certificates_pay_for_the_samplers_resolution() -> None:
         guarantee_over_rounds(skewed, 1e-5, rounds=2_000)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["fixed-size", "poisson"])
 def test_sampling_never_costs_privacy(scheme: str) -> None:
     protocol = Protocol.rotated_binomial(clients=1000, dim=10, clip_norm=1.0, coordinate_range=1.0, levels=3, trials=10)

@@ -34,12 +34,10 @@ def test_moments_against_quadrature() -> None:
     assert checks.wrong_moments() == []
 
 
-@pytest.mark.slow
 def test_the_gaussian_side_against_quadrature() -> None:
     assert checks.wrong_averages() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "index", [0, *(pytest.param(index, marks=pytest.mark.thorough) for index in range(1, len(checks.SINGLES)))]
 )

@@ -31,7 +31,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 # ---------------------------------------------------------------- plans
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "requirements",
     [
@@ -62,7 +61,6 @@ def test_with_correlated_noise_it_is_about_the_model_and_fits_the_picture(tmp_pa
 # --------------------------------------------------------------- audits
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_verdict_and_both_curves_of_an_audit(tmp_path: Path, drawn: list[Any]) -> None:
     protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)

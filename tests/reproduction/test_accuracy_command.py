@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from cpsgd.errors import CpsgdError
-from cpsgd.paper.design import paper_design
 from reproduction import accuracy
+from reproduction.paper_design import paper_design
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -33,7 +33,6 @@ def rows_of(path: str) -> list[dict[str, str]]:
     return list(csv.DictReader(Path(path).read_text().splitlines()))
 
 
-@pytest.mark.slow
 def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("--rounds", 2, "--cohort", 300, "--bits", 2, "--epsilon", 4, "--epsilon", 2, "--seed", 0, "--seed", 1)
     command = ("--out", "figures", "--config", "run.toml", *small, "--json")
@@ -99,7 +98,6 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert "another cohort" in other.stderr
 
 
-@pytest.mark.slow
 def test_the_accuracy_figure_by_the_papers_accounting(figure: Any) -> None:
     small = ("--config", "run.toml", "--rounds", 3, "--cohort", 300, "--epsilon", 8, "--accounting", "paper")
     result = figure("--out", "figures", *small, "--bits", 8, "--evaluate-every", 2, "--json")
@@ -122,7 +120,6 @@ def test_the_accuracy_figure_by_the_papers_accounting(figure: Any) -> None:
     assert "whole bits, not 6.5" in parts.stderr
 
 
-@pytest.mark.slow
 def test_numbers_first_and_the_picture_later(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--bits", 6, "--epsilon", 4)
 
@@ -188,7 +185,6 @@ def test_what_a_training_cannot_be_computed_with(figure: Any, options: tuple[str
     assert not list(Path().rglob("charges.jsonl"))
 
 
-@pytest.mark.slow
 @WITHOUT_GPU
 def test_auto_says_that_it_falls_back(figure: Any) -> None:
     small = ("--config", "run.toml", "--rounds", 1, "--cohort", 300, "--device", "auto", "--bits", 6)
@@ -197,7 +193,6 @@ def test_auto_says_that_it_falls_back(figure: Any) -> None:
     assert "device: cpu, since there is no CUDA device" in result.stderr
 
 
-@pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on(figure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("--out", "out", "--config", "run.toml", "--rounds", 2, "--cohort", 300, "--bits", 6, "--epsilon", 4)
     with monkeypatch.context() as patched:

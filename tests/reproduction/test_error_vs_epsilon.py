@@ -31,7 +31,6 @@ def errors(figure: ErrorFigure, method: str, scale: float | None = None) -> list
     return [float("inf") if value is None else value for value in series.squared_error]
 
 
-@pytest.mark.slow
 def test_the_gaussian_line_is_exact(figure: ErrorFigure) -> None:
     for epsilon, error in zip(EPSILONS, errors(figure, "gaussian-analytic"), strict=True):
         assert gdp_epsilon((DIM / error) ** 0.5, DELTA) == pytest.approx(epsilon, rel=1e-9)
@@ -78,7 +77,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Callable[..
     return lambda *arguments: invoke(error_vs_epsilon.app, *arguments)
 
 
-@pytest.mark.slow
 def test_files(command: Any) -> None:
     pytest.importorskip("matplotlib")
     result = command("--out", "figures", "--dim", 64, "--delta", 1e-6, "--json")

@@ -198,7 +198,6 @@ class Attack:
         return self.session.write(kind, self.numbers[receiver], body)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("people", "helpers"), [(3, 0), (4, 0), (5, 0), (4, 1), (5, 1), (6, 1), (6, 2)])
 def test_no_server_gets_a_sum_of_fewer_than_agreed(people: int, helpers: int) -> None:
     released = 0

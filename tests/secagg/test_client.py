@@ -173,7 +173,6 @@ def test_the_saved_state_forgets_what_is_no_longer_needed() -> None:
 # ---------------------------------------------------------------------- the upload
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 @pytest.mark.parametrize(
     ("modulus", "dim"),
@@ -189,7 +188,7 @@ def test_uploads_of_equal_inputs_are_uniform(modulus: int, dim: int) -> None:
     words = {}
     for client in range(3):
         upload = current.answer(client)
-        words[client] = masks.of(modulus).from_bytes(upload[packets.HEADER_BYTES :], dim).astype(np.int64)
+        words[client] = masks.Masks(modulus).from_bytes(upload[packets.HEADER_BYTES :], dim).astype(np.int64)
     limit = chi2.isf(1e-6 / 48, modulus - 1)
     for tested in (*words.values(), words[0] - words[1], words[1] - words[2], words[2] - words[0]):
         counts = np.bincount(tested % modulus, minlength=modulus)

@@ -57,7 +57,6 @@ def chains(clients: int, needed: int, stages: int) -> int:
     return total
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clients", [2, 3, 4, 5, 6])
 def test_every_dropout_on_a_complete_graph(clients: int) -> None:
     agreed = parameters(clients)
@@ -67,7 +66,6 @@ def test_every_dropout_on_a_complete_graph(clients: int) -> None:
     assert failures > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("neighbours", "threshold"), [(2, 3), (4, 4)])
 def test_every_dropout_on_a_sparse_graph(neighbours: int, threshold: int) -> None:
     sums, failures = try_all(new_round(parameters(6, neighbours=neighbours, threshold=threshold)))
@@ -75,7 +73,6 @@ def test_every_dropout_on_a_sparse_graph(neighbours: int, threshold: int) -> Non
     assert failures > 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clients", [3, 4])
 def test_every_dropout_with_a_roster(clients: int) -> None:
     agreed = parameters(clients)
@@ -83,7 +80,6 @@ def test_every_dropout_with_a_roster(clients: int) -> None:
     assert sums == chains(clients, agreed.threshold, stages=5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_dropouts_of_a_hundred_clients(seed: int) -> None:
     agreed = SecureParameters.choose(100, 20, 13, fingerprint=FINGERPRINT, round=1, dropout=0.2)

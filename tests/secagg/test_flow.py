@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from cpsgd import Protocol, guarantee, plan
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
@@ -11,7 +10,6 @@ from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
 from .rounds import Round, play
 
 
-@pytest.mark.slow
 def test_a_planned_round_with_dropouts_keeps_its_guarantee() -> None:
     best = plan(clients=12, dim=64, epsilon=6.0, delta=1e-5, bits=10, secure=True, dropout=0.25)
     protocol = best.protocol

@@ -116,7 +116,6 @@ def test_few_clients_share_masks_with_everybody() -> None:
         assert risk(chosen, dropout=0.0).insecurity == 0.0
 
 
-@pytest.mark.slow
 def test_neighbours_grow_like_the_logarithm() -> None:
     found = [
         SecureParameters.choose(n, 1, 8, fingerprint=FINGERPRINT, round=0, colluding=n // 20).neighbours

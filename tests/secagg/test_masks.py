@@ -30,7 +30,7 @@ def size_bytes(modulus: int, dim: int) -> int:
 @given(MODULI, st.integers(1, 70), st.integers(0, 2**32))
 def test_bytes_and_back(modulus: int, dim: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, modulus, size=dim, dtype=np.uint32)
-    kind = masks.of(modulus)
+    kind = masks.Masks(modulus)
     payload = b"".join(kind.to_bytes(kind.to_words(values, dim)))
     assert len(payload) == size_bytes(modulus, dim) == kind.size_bytes(dim)
     np.testing.assert_array_equal(kind.from_bytes(payload, dim), values)
@@ -39,7 +39,7 @@ def test_bytes_and_back(modulus: int, dim: int, seed: int) -> None:
 @given(MODULI, st.integers(1, 40), st.binary(max_size=170))
 @example(3, 2, b"\xff")
 def test_any_bytes_are_integers_or_refused(modulus: int, dim: int, payload: bytes) -> None:
-    kind = masks.of(modulus)
+    kind = masks.Masks(modulus)
     for tried in (payload, payload.ljust(size_bytes(modulus, dim), b"\xff")):
         try:
             words = kind.from_bytes(tried, dim)
@@ -51,7 +51,7 @@ def test_any_bytes_are_integers_or_refused(modulus: int, dim: int, payload: byte
 
 @given(MODULI.filter(lambda modulus: modulus < 2**32))
 def test_values_that_do_not_fit_are_refused(modulus: int) -> None:
-    kind = masks.of(modulus)
+    kind = masks.Masks(modulus)
     kind.to_words(np.array([0, modulus - 1], np.uint32), 2)
     with pytest.raises(ParameterError, match=f"below {modulus}"):
         kind.to_words(np.array([0, modulus], np.uint32), 2)
@@ -62,7 +62,7 @@ def test_values_that_do_not_fit_are_refused(modulus: int) -> None:
 def test_masks_are_the_keystream_and_opposite_signs_cancel(bits: int, dim: int) -> None:
     random = np.random.default_rng(bits)
     values = random.integers(0, 2**bits, size=dim, dtype=np.uint32)
-    kind = masks.of(2**bits)
+    kind = masks.Masks(2**bits)
     words = kind.to_words(values, dim)
     keys = [bytes([i]) * 16 for i in range(3)]
     kind.apply(words, [(keys[0], 1), (keys[1], -1), (keys[2], 1)])
@@ -87,7 +87,7 @@ def residues(key: bytes, modulus: int, dim: int) -> list[int]:
 @pytest.mark.parametrize("dim", [1, 100, 70_001])
 def test_masks_modulo_any_number_are_as_documented_and_opposite_signs_cancel(modulus: int, dim: int) -> None:
     values = np.random.default_rng(modulus).integers(0, modulus, size=dim, dtype=np.uint32)
-    kind = masks.of(modulus)
+    kind = masks.Masks(modulus)
     words = kind.to_words(values, dim)
     keys = [bytes([i]) * 16 for i in range(3)]
     kind.apply(words, [(keys[0], 1), (keys[1], -1), (keys[2], 1)])
@@ -101,7 +101,7 @@ def test_masks_modulo_any_number_are_as_documented_and_opposite_signs_cancel(mod
 
 def test_a_known_mask() -> None:
     """Pins the construction: other implementations must find the same."""
-    kind = masks.of(90)
+    kind = masks.Masks(90)
     words = kind.to_words(np.zeros(8, np.uint32), 8)
     kind.apply(words, [(bytes(range(16)), 1)])
     assert words.tolist() == residues(bytes(range(16)), 90, 8) == KNOWN_MASK
@@ -119,7 +119,7 @@ def test_every_integer_has_equally_many_words(word_bits: int) -> None:
 @pytest.mark.parametrize("modulus", [3, 90, 2**31 + 2**29])
 def test_masks_are_uniform(modulus: int) -> None:
     dim, cells = 300_000, min(modulus, 60)
-    kind = masks.of(modulus)
+    kind = masks.Masks(modulus)
     words = kind.to_words(np.zeros(dim, np.uint32), dim)
     kind.apply(words, [(bytes(16), 1)])
     assert int(words.max()) < modulus
@@ -132,7 +132,7 @@ def test_masks_are_uniform(modulus: int) -> None:
 @pytest.mark.parametrize("modulus", [2**16, 1000])
 def test_more_masks_than_are_applied_at_once(monkeypatch: pytest.MonkeyPatch, modulus: int) -> None:
     monkeypatch.setattr(masks, "_MASKS_AT_ONCE", 2)
-    kind = masks.of(modulus)
+    kind = masks.Masks(modulus)
     words, whole = np.zeros(9, kind.word), np.zeros(9, kind.word)
     applied = [(bytes([i]) * 16, 1) for i in range(5)]
     kind.apply(words, iter(applied))
@@ -143,7 +143,7 @@ def test_more_masks_than_are_applied_at_once(monkeypatch: pytest.MonkeyPatch, mo
 
 @pytest.mark.parametrize("modulus", [2**11, 2**31 + 1, 2**32 - 1])
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch, modulus: int) -> None:
-    kind = masks.of(modulus)
+    kind = masks.Masks(modulus)
     whole, blocks = np.zeros(5_000, kind.word), np.zeros(5_000, kind.word)
     kind.apply(whole, [(bytes(16), -1), (bytes([1]) * 16, 1)])
     monkeypatch.setattr(masks, "_BLOCK_BYTES", 800)

@@ -70,7 +70,6 @@ def test_without_a_quorum_the_search_finds_the_attack() -> None:
     raise AssertionError(f"the attack was not found, only {sorted(found)}")
 
 
-@pytest.mark.slow
 def test_with_a_threshold_of_half_the_neighbours_the_search_finds_two_sums() -> None:
     with mock.patch.object(graph, "smallest_threshold", return_value=2):
         explorer = Explorer(agreed(6, neighbours=2, threshold=2, surviving=4))

@@ -14,7 +14,6 @@ from cpsgd.errors import ShareError
 from cpsgd.secagg import shamir
 
 
-@pytest.mark.slow
 @given(st.binary(min_size=32, max_size=32), st.data())
 def test_any_threshold_shares_give_the_secret(secret: bytes, data: st.DataObject) -> None:
     holders = data.draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=12, unique=True))

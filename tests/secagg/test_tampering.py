@@ -65,7 +65,6 @@ def deliver(current: Round, to_client: bool, genuine: bytes, changed: bytes) -> 
     return accepted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "to_client", "signed"), cases())
 def test_a_damaged_byte_is_refused_and_changes_nothing(stage: Stage, to_client: bool, signed: bool) -> None:
     current = new_round(parameters(3), signed=signed).until(stage)
@@ -88,7 +87,6 @@ def test_a_damaged_byte_is_refused_and_changes_nothing(stage: Stage, to_client: 
     np.testing.assert_array_equal(found.sums, current.expected((0, 1, 2)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "to_client", "signed"), cases())
 def test_a_byte_changed_on_purpose_never_makes_a_wrong_sum(stage: Stage, to_client: bool, signed: bool) -> None:
     started = new_round(parameters(3), signed=signed).until(stage)

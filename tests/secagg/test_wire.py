@@ -20,7 +20,6 @@ def test_a_message_is_read_as_it_was_written(kind: Kind, client: int, body: byte
     assert bytes(SESSION.read(message, kind, client)) == body
 
 
-@pytest.mark.slow
 @given(st.dictionaries(st.integers(0, 2**32 - 1), st.binary(min_size=3, max_size=3), max_size=9))
 def test_entries_and_back(entries: dict[int, bytes]) -> None:
     assert packets.read_entries(packets.write_entries(entries), 3, 9) == entries

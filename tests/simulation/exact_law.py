@@ -9,6 +9,7 @@ from scipy.stats import binom, chisquare, norm
 
 from cpsgd import Protocol
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.law import Steps
 
 CLIENTS, DIM = 6, 20_000
@@ -51,13 +52,11 @@ PROTOCOLS = {
     "noise before rounding": with_mechanism(
         RoundedGaussian(noise_deviation=1.2, step=0.7, window=30, coordinate_range=1.0)
     ),
+    "discrete Laplace in shares": with_mechanism(
+        DiscreteLaplace(levels=3, spread=4, shares=CLIENTS, window=256, coordinate_range=1.0)
+    ),
 }
 """Rounds of every kind."""
-
-
-def noise_of(of: Protocol) -> Binomial:
-    assert isinstance(of.mechanism, Binomial)
-    return of.mechanism
 
 
 def integers(of: Protocol, mean: np.ndarray, count: int) -> np.ndarray:
@@ -66,23 +65,34 @@ def integers(of: Protocol, mean: np.ndarray, count: int) -> np.ndarray:
 
 
 def exact_law(of: Protocol) -> np.ndarray:
-    """Probabilities of a coordinate's sum: each client's rounding, then Binomial(nm, p) where that is not the noise."""
+    """Probabilities of a coordinate's sum: each client's rounding, and the noise where that is not the rounding's."""
     if isinstance(steps := of.mechanism.noise.law(1) if of.mechanism.is_noisy else None, Steps):
         return _law_of_steps(of, steps)
     if isinstance(of.mechanism, RoundedGaussian):
         return _law_of_rounded(of.mechanism)
-    noise = noise_of(of)
-    grid = noise.grid
-    law = binom.pmf(np.arange(CLIENTS * noise.trials + 1), CLIENTS * noise.trials, noise.p)
+    law, levels = _law_of_noise(of.mechanism)
+    grid = of.mechanism.grid
+    assert grid is not None
     for value in VALUES:
         point = round(value * grid.unit) + grid.limit
         level, fraction = divmod(point / 2**grid.fraction_bits, 1.0)
-        client = np.zeros(noise.levels)
+        client = np.zeros(levels)
         client[int(level)] = 1.0 - fraction
         if fraction:
             client[int(level) + 1] = fraction
         law = np.convolve(law, client)
     return law
+
+
+def _law_of_noise(mechanism: Mechanism) -> tuple[np.ndarray, int]:
+    """Probabilities of all clients' noise together, and the number of levels."""
+    if isinstance(mechanism, DiscreteLaplace):
+        middle = round(CLIENTS * (mechanism.centre - 0.5 * (mechanism.levels - 1)))
+        law = np.exp(-np.abs(np.arange(2 * middle + 1) - middle) / mechanism.spread)
+        return law / law.sum(), mechanism.levels
+    assert isinstance(mechanism, Binomial)
+    trials = CLIENTS * mechanism.trials
+    return binom.pmf(np.arange(trials + 1), trials, mechanism.p), mechanism.levels
 
 
 def _law_of_steps(of: Protocol, steps: Steps) -> np.ndarray:

@@ -40,7 +40,6 @@ def blobs(clients: int, seed: int, deviation: float = 0.08) -> NDArray[np.float6
     return centres[which] + generator.normal(scale=deviation, size=(clients, DIM))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_inertia_is_close_to_scikit_learns() -> None:
     points = blobs(100_000, seed=1)
@@ -88,7 +87,6 @@ def test_without_noise_a_round_is_lloyds() -> None:
         np.testing.assert_allclose(sums[j], points[nearest == j].sum(axis=0), atol=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_without_noise_the_algorithm_is_lloyds(monkeypatch: pytest.MonkeyPatch) -> None:
     points = blobs(1500, seed=3, deviation=0.15)
@@ -107,7 +105,6 @@ def test_without_noise_the_algorithm_is_lloyds(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(found.centres, centres, atol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_radius_is_a_unit() -> None:
     points = blobs(3000, seed=4)

@@ -34,7 +34,6 @@ def cloud(clients: int, seed: int) -> NDArray[np.float64]:
     return 0.1 + generator.normal(size=(clients, DIM)) * DEVIATIONS @ axes.T
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, object], None]) -> None:
     points = cloud(100_000, seed=1)
@@ -60,7 +59,6 @@ def test_the_subspace_is_close_to_scikit_learns(record_property: Callable[[str, 
     assert found.plan.error.total > 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
     points = cloud(1000, seed=2)
@@ -79,7 +77,6 @@ def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.Monke
     assert 0.4 < np.mean(squares) / np.mean(estimates) < 1.6
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 @pytest.mark.parametrize("centred", [False, True])
 def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: bool) -> None:
@@ -188,7 +185,6 @@ def test_the_formula_of_the_farthest_pair() -> None:
         assert MomentVector.of(dim, with_mean=False).distance == pytest.approx(math.sqrt(2), rel=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 def test_equal_variances_have_no_direction() -> None:
     points = np.random.default_rng(4).normal(scale=0.2, size=(3000, 3))

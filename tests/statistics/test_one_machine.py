@@ -92,7 +92,6 @@ def test_values_are_near_the_truth(table: dict[str, np.ndarray], fixed_seed: Non
     assert (narrow.high - narrow.low < 0.3 * np.abs(truth)).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "truth"),
     [

@@ -65,7 +65,6 @@ def test_the_noise_that_is_needed_falls_by_the_square_of_the_distance(layout: An
     assert found.guarantee.epsilon <= 2.0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_seed")
 @pytest.mark.parametrize(
     ("find", "options", "layout"),
@@ -77,7 +76,6 @@ def test_the_guarantee_says_what_it_rests_on(find: Any, options: dict[str, Any],
     assert found.guarantee.assumption.startswith(f"replace-one distance {layout.distance:.6g} because each vector is")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("find", "changes", "error", "words"),
     [

@@ -3,6 +3,6 @@
 SILOS = 10
 IMAGES = 5000
 
-# With correlated noise every image is in one round only: each of up to so many rounds has a share of a silo's images.
+# With correlated noise every image is in one round only: each of at most 90 rounds has a share of a silo's images.
 ROUNDS = 90
 SHARE = IMAGES // ROUNDS

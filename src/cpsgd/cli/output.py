@@ -152,7 +152,7 @@ def privacy(
         facts, told = guaranteed(found)
         return facts, [*told, ("promised", str(promise))]
     try:
-        return guaranteed(guarantee(protocol, delta or DEFAULT_DELTA, surviving=messages))
+        return guaranteed(guarantee(protocol, DEFAULT_DELTA if delta is None else delta, surviving=messages))
     except ConditionError as error:
         if delta is not None:
             raise

@@ -74,7 +74,7 @@ def _summary(found: Plan) -> object:
             f"[bold]{error.total:.4g}[/bold] expected squared error: noise {share['noise']}, "
             f"rounding {share['rounding']}, clipping {share['clipping']}",
         ),
-        ("", f"{found.ratio:.3f} × the exact Gaussian mechanism's {found.gaussian_squared_error:.4g}"),
+        ("", f"{found.ratio:.3f} × the exact {found.reference} mechanism's {found.gaussian_squared_error:.4g}"),
         *([] if found.prefix is None else [("over the run", escape(str(found.prefix)))]),
         *([("", f"[yellow]{escape(warning)}[/yellow]")] if (warning := utility_warning(found)) else []),
         *_considered(found),
@@ -101,7 +101,7 @@ def _considered(found: Plan) -> list[tuple[str, str]]:
         if each.squared_error is None:
             text = each.reason or ""
         else:
-            ratio = f"{each.squared_error / found.gaussian_squared_error:.3f} × the Gaussian's"
+            ratio = f"{each.squared_error / found.gaussian_squared_error:.3f} × the {found.reference}'s"
             text = ratio if each.proved else f"at best {ratio}"
         texts.append(f"{each.mechanism}: {text}")
     # The first is the one chosen; its figures stand above.

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from cpsgd.cli import _files, columns, options, output
-from cpsgd.cli.columns import NO_BUDGET
+from cpsgd.cli import _files, options, output
+from cpsgd.cli.columns import NO_BUDGET, TABLE, Budgets, split_names
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
 
@@ -28,14 +28,14 @@ class PointOptions:
     """
 
     radius: float = 1.0
-    columns: Annotated[str | None, Parameter(group=columns.TABLE)] = None
-    user: Annotated[str | None, Parameter(group=columns.TABLE)] = None
+    columns: Annotated[str | None, Parameter(group=TABLE)] = None
+    user: Annotated[str | None, Parameter(group=TABLE)] = None
     key: str | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments for `cpsgd.statistics`."""
-        named = {} if self.columns is None else {"columns": columns.split_names(self.columns), "user": self.user}
+        named = {} if self.columns is None else {"columns": split_names(self.columns), "user": self.user}
         return {"radius": self.radius, **named}
 
     def read(self, file: Path) -> tuple[Any, int, int]:
@@ -51,7 +51,7 @@ class PointOptions:
         from cpsgd.tables import open_table
 
         table = open_table(file)
-        return table, table.rows, len(columns.split_names(self.columns))
+        return table, table.rows, len(split_names(self.columns))
 
     def of_clients(self, source: Any) -> Any:
         """Returns one point per client, for measurements without privacy."""
@@ -59,7 +59,7 @@ class PointOptions:
             return source
         from cpsgd.statistics.points import people_in_ball
 
-        return self.radius * people_in_ball(source, columns.split_names(self.columns), self.user, self.radius)
+        return self.radius * people_in_ball(source, split_names(self.columns), self.user, self.radius)
 
 
 Points = Annotated[PointOptions, options.FLAT]
@@ -78,7 +78,7 @@ def kmeans(
     seed: Annotated[
         int, WHOLE, Parameter(help="Public seed of the starting centres; the noise has none and cannot be repeated.")
     ] = 0,
-    budget: columns.Budgets = NO_BUDGET,
+    budget: Budgets = NO_BUDGET,
     out: Annotated[Path, options.file_option("Where the centres go, .npy or .csv, one row each.")] = Path(
         "centres.npy"
     ),
@@ -136,7 +136,7 @@ def pca(
     centred: Annotated[
         bool, Parameter(help="The points' mean is known to be zero: nothing is spent on finding it.")
     ] = False,
-    budget: columns.Budgets = NO_BUDGET,
+    budget: Budgets = NO_BUDGET,
     out: Annotated[Path, options.file_option("Where the components go, .npy or .csv, one row each.")] = Path(
         "components.npy"
     ),

@@ -138,7 +138,7 @@ def check(payload: NDArray[np.uint8], count: int, radix: int, limit: int) -> Non
 # ---------------------------------------------------------------------- formats of payloads
 
 
-class Kernel(Protocol):
+class RoundingKernel(Protocol):
     """Turns a block of grid points and its keystream into what one client sends."""
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32], /) -> None:
@@ -267,7 +267,11 @@ class Integers(Format):
         return payload_bytes(dim, self.radix)
 
     def write(
-        self, kernel: Kernel, grid: NDArray[np.float32], keystream: NDArray[np.uint8], payload: NDArray[np.uint8]
+        self,
+        kernel: RoundingKernel,
+        grid: NDArray[np.float32],
+        keystream: NDArray[np.uint8],
+        payload: NDArray[np.uint8],
     ) -> None:
         """Rounds, adds noise and packs in one go."""
         kernel.packed(grid, keystream, *self._grouping.arguments(grid.size), payload)

@@ -163,25 +163,14 @@ class Handing(Generic[Node]):
     """The nodes that may hold a lineage, and the exchanges by which those that leave hand it to those that come."""
 
     def __init__(self, run: str, fingerprint: bytes, bands: int, hands_on: bool) -> None:
-        """Knows of no lineage.
-
-        Args:
-            run: The engine's name of the run.
-            fingerprint: The protocol's.
-            bands: b, the rounds whose noise a message holds.
-            hands_on: Whether lineages are handed on at all.
-        """
+        """Knows of no lineage; `hands_on` says whether any are handed on in this run of a protocol."""
         self._run, self._fingerprint, self._bands, self._hands_on = run, fingerprint, bands, hands_on
         self._held: dict[Node, int] = {}  # the last round in which a node may have trained
 
     def before(self, round: int, present: Iterable[Node], nodes: Sequence[Node]) -> list[HandoverExchange[Node]]:
-        """Returns the exchanges before a round of these nodes: none if nobody leaves or nobody comes.
-
-        Args:
-            round: Number of the round.
-            present: Nodes that are connected.
-            nodes: Nodes of the round.
-        """
+        """Returns the exchanges before a round of `nodes`: none if none of those present leaves, or nobody comes."""
+        if not self._hands_on:
+            return []
         reach, staying = round - self._bands, set(nodes)
         leave = [node for node in present if self._held.get(node, reach) > reach and node not in staying]
         come = [node for node in nodes if self._held.get(node, reach) <= reach]
@@ -189,10 +178,8 @@ class Handing(Generic[Node]):
             new: (old, Place(self._run, self._fingerprint, self._bands, round, lineage))
             for lineage, (old, new) in enumerate(zip(leave, come, strict=False))
         }
-        if not self._hands_on or not pairs:
-            return []
         bodies: dict[Node, bytes] = dict.fromkeys(pairs, b"")
-        return [HandoverExchange(step, pairs, bodies, self._held) for step in HandoverStep]
+        return [HandoverExchange(step, pairs, bodies, self._held) for step in HandoverStep] if pairs else []
 
     def trained(self, nodes: Iterable[Node], round: int) -> None:
         """Notes that these nodes may have drawn noise in a round."""

@@ -163,10 +163,10 @@ class CorrelatedGaussian(RoundedGaussian):
     Attributes:
         noise_deviation: σ, standard deviation of the noise z that each client draws, in steps; from 4 to 2047 where
             it is correlated.
-        bands: How many rounds a draw of noise is in: its own, and those after it that take it away again.
+        bands: Number of rounds that a draw of noise is in: its own, and those after it that take it away again.
         run_length: Rounds of the run that the noise is correlated over; no others may be run with the protocol.
-        separation: Two rounds that a client takes part in are at least so many apart, 1 where it may be in all; None
-            where it takes part in one round of the run at most.
+        separation: The least distance of two rounds of one client, 1 where it may be in all; None where it takes part
+            in one round of the run at most.
         untrusted_holders: Clients per round who may tell the seeds that were handed to them; None where clients keep
             their seeds to themselves, and none may be handed on.
     """

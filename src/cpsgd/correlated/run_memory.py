@@ -84,7 +84,7 @@ class RunMemory(NoiseMemory):
         if round >= self.rounds:
             raise ParameterError(
                 f"Expected a round below run_length={self.rounds}, got round={round}: the guarantee is that of a "
-                "run of so many rounds. Plan a longer run, or begin a new one with a protocol of its own."
+                "run of that many rounds. Plan a longer run, or begin a new one with a protocol of its own."
             )
         return 0
 

@@ -40,11 +40,11 @@ class Correlation:
     """The weights of earlier rounds' noise in a round, and the participation of clients.
 
     Attributes:
-        bands: b, how many rounds a draw of noise is in: its own, and the b - 1 that take it away; 1 for independent
-            noise.
+        bands: b, the number of rounds that a draw of noise is in: its own, and the b - 1 that take it away; 1 for
+            independent noise.
         rounds: T, the rounds of the run.
-        separation: s, two rounds that a client takes part in are at least so many apart, 1 where it may be in all; None
-            where it takes part in one round at most.
+        separation: s, the least distance of two rounds of one client, 1 where it may be in all; None where it takes
+            part in one round at most.
 
     Example:
         >>> eight = Correlation(bands=8, rounds=2500)

@@ -129,7 +129,7 @@ class PrivateMean:
         self.rounds = _validate.integer("rounds", rounds, low=1, high=wire.MAX_ROUND)
         self.round = _validate.integer("first_round", first_round, low=0, high=self.rounds)
         self.epsilon_limit = _validate.positive("epsilon", epsilon)
-        self.delta = _validate.probability("delta", delta)
+        self.delta = _validate.fraction("delta", delta)
         self.colluding = _validate.integer("colluding", colluding, low=1)
         self._adjacency = Adjacency.parse(adjacency)
         self._participation = participation

@@ -22,7 +22,8 @@ from cpsgd._torch import torch
 from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.populations import Batch
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import Loss, check_layers, trainable
 
 

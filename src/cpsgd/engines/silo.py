@@ -36,7 +36,8 @@ def example_sum(
         examples: The most examples that count: of more of them the first ones.
     """
     from cpsgd.learning.datasets.populations import Batch
-    from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+    from cpsgd.learning.example_sums import ExampleSums
+    from cpsgd.learning.gradients import ClientUpdates
     from cpsgd.learning.models import trainable
 
     sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)

@@ -63,17 +63,8 @@ class Standing(Generic[Node]):
 
 def save(path: Path, progress: Standing[Any]) -> None:
     """Replaces the file; the old content is there until all of the new one is on the disk."""
-    about = {
-        "format": _FORMAT,
-        "fingerprint": progress.fingerprint,
-        "clip": progress.clip,
-        "begun": progress.begun,
-        "charged_to": progress.charged_to,
-        "revealing": progress.revealing,
-        "course": progress.course,
-        "asked": progress.asked,
-        "reports": [_plain(report) for report in progress.reports],
-    }
+    about = {"format": _FORMAT, **vars(progress), "reports": [_plain(report) for report in progress.reports]}
+    del about["model"], about["optimizer"]
     arrays = {f"optimizer {name}": array for name, array in progress.optimizer.items()}
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     buffer = io.BytesIO()

@@ -73,7 +73,7 @@ class Limits:
             raise ParameterError("Give epsilon and delta together: neither means anything without the other.")
         if self.epsilon is not None:
             _validate.positive("epsilon", self.epsilon)
-            _validate.probability("delta", self.delta)
+            _validate.fraction("delta", self.delta)
         if self.rounds is not None:
             _validate.integer("rounds", self.rounds, low=1)
         if self.examples is not None:

@@ -1,12 +1,9 @@
-"""A model's gradient as a function of its parameters, and a trial run that finds out how clients can be computed."""
+"""Properties of a model, found by a trial: they decide how clients are computed, and whether it may be trained."""
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +11,6 @@ import numpy as np
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.models import Loss, trainable
-
-Gradient = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
-"""From parameters, features and labels to the gradient of the mean loss."""
 
 
 @dataclass(frozen=True)
@@ -36,45 +29,7 @@ class ModelTraits:
     repeats: bool
 
 
-def gradient_of(model: torch.nn.Module, loss: Loss) -> Gradient:
-    """Returns the gradient of the loss as a function of the trainable parameters."""
-
-    def mean_loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return loss(torch.func.functional_call(model, own, (x,)), y)
-
-    found: Gradient = torch.func.grad(mean_loss)
-    return found
-
-
-def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels: torch.Tensor) -> ModelTraits:
-    """Tries a copy of the model with zeros of these examples' shape; PyTorch's generators stay as they were.
-
-    Raises whatever the model or the loss raise, and `ParameterError` if a layer stores something of its input.
-    """
-    # A copy, because a layer might store its input. Layers such as dropout behave as in training.
-    model = copy.deepcopy(model).train()
-    zero, label = torch.zeros_like(features[:1]), torch.zeros_like(labels[:1])
-    on_gpu = [zero.device] if zero.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=on_gpu), math_attention():
-        activations = _activations(model, zero)
-        _check_memory(model, zero)
-        repeats = _repeats(model, zero)
-        parameters = {name: p.detach() for name, p in trainable(model).items()}
-        gradient = gradient_of(model, loss)
-        gradient(parameters, zero, label)
-        together = True
-        try:
-            with warnings.catch_warnings():
-                # For some layers PyTorch falls back to a slow loop over clients, with this warning.
-                warnings.filterwarnings("error", message=".*performance drop")
-                each = torch.func.vmap(gradient, in_dims=(None, 0, 0), randomness="different")
-                each(parameters, torch.stack([zero, zero]), torch.stack([label, label]))
-        except Exception:  # PyTorch raises many kinds of errors here; one client alone could be computed
-            together = False
-    return ModelTraits(activations, together, repeats)
-
-
-def _check_memory(model: torch.nn.Module, example: torch.Tensor) -> None:
+def check_memory(model: torch.nn.Module, example: torch.Tensor) -> None:
     """Raises `ParameterError` if a forward pass after the first writes to a buffer or a parameter."""
 
     def state() -> dict[str, tuple[torch.Tensor, int]]:
@@ -94,7 +49,7 @@ def _check_memory(model: torch.nn.Module, example: torch.Tensor) -> None:
             )
 
 
-def _repeats(model: torch.nn.Module, example: torch.Tensor) -> bool:
+def repeats(model: torch.nn.Module, example: torch.Tensor) -> bool:
     """Whether two forward passes after the first agree, change no attribute of a layer and draw no random numbers."""
 
     def state() -> list[Any]:
@@ -115,12 +70,7 @@ def _repeats(model: torch.nn.Module, example: torch.Tensor) -> bool:
     return alike and before == state()
 
 
-def math_attention() -> Any:
-    """Makes PyTorch compute attention by its formula within the context; `vmap` cannot batch the faster kernels."""
-    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-
-
-def _activations(model: torch.nn.Module, example: torch.Tensor) -> int:
+def count_activations(model: torch.nn.Module, example: torch.Tensor) -> int:
     """Returns the larger of the numbers that layers output and those kept for the backward pass, for one example."""
     put_out, kept = 0, 0
     known = {tensor.untyped_storage().data_ptr() for tensor in (example, *model.parameters(), *model.buffers())}

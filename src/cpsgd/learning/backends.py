@@ -24,7 +24,8 @@ from cpsgd.learning.datasets.device_data import DeviceInfinite, on_device
 from cpsgd.learning.datasets.populations import Dataset, PartedDataset
 from cpsgd.learning.devices import enough_memory, own_code
 from cpsgd.learning.estimators import Estimator
-from cpsgd.learning.gradients import ClientUpdates, ExampleSums
+from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import Loss
 from cpsgd.learning.option_groups import ClientOptions, RunOptions
 from cpsgd.learning.parallel import Processes, SharedRound, Simulator, own_device

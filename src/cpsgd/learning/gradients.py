@@ -1,4 +1,4 @@
-"""Clients' updates: one gradient each, the change made by a few local SGD steps, or a sum of clipped gradients.
+"""Clients' updates: one gradient each, or the change made by a few local SGD steps.
 
 All clients of a chunk are computed together (`torch.func.vmap` over `torch.func.grad`) if PyTorch can do that with the
 model, and otherwise one after the other. A limit on memory sets the size of chunks, so that a cohort may have any size.
@@ -7,26 +7,27 @@ It also sets the size of the parts in which a client with many examples is compu
 
 from __future__ import annotations
 
-import itertools
+import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd._torch import torch
-from cpsgd.codec import clip
-from cpsgd.errors import NonFiniteError
-from cpsgd.learning.architecture import ModelTraits, gradient_of, math_attention, rehearse
+from cpsgd.learning.architecture import ModelTraits, check_memory, count_activations, repeats
 from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.dense import dense_factors, dense_layers, scaling, write_dense_gradients
 from cpsgd.learning.models import Loss, check_model, trainable
 from cpsgd.learning.option_groups import ClientOptions
 from cpsgd.learning.recorded_updates import RecordedUpdates, places
-from cpsgd.privacy.one_example import example_norm
 from cpsgd.simulation.device_kernels import current
-from cpsgd.simulation.device_plain import clip_factors
 from cpsgd.simulation.products import Layout, Products
+
+Gradient = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
+"""From parameters, features and labels to the gradient of the mean loss."""
 
 Parameters = dict[str, torch.Tensor]
 Parts = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
@@ -38,10 +39,6 @@ _CHUNK_BYTES = 1 << 24
 _ALIGNED = 32
 # Recordings have room for a multiple of this many clients.
 _RECORDED = 64
-# On a CPU: clients whose sums of examples are held at a time.
-_CLIENTS = 64
-# On a GPU: 32-bit numbers held per coordinate: sums, a gradient, its copies in 32 and 64 bits, and the result.
-_SUM_NUMBERS = 7
 
 
 class ClientUpdates:
@@ -287,80 +284,44 @@ class ClientUpdates:
         return 0 if self._traits is None else self._traits.activations
 
 
-class ExampleSums:
-    """Clients' sums of clipped gradients, one per example, as rows of float32: the unit of privacy is one example.
+def gradient_of(model: torch.nn.Module, loss: Loss) -> Gradient:
+    """Returns the gradient of the loss as a function of the trainable parameters."""
 
-    Sums are computed in float64 and rounded once. If a client has more than `examples` examples, the first ones count.
-    A gradient with NaN or infinity counts as zero: whatever an example is, it moves the sum by at most its clip norm.
+    def mean_loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(torch.func.functional_call(model, own, (x,)), y)
+
+    found: Gradient = torch.func.grad(mean_loss)
+    return found
+
+
+def rehearse(model: torch.nn.Module, loss: Loss, features: torch.Tensor, labels: torch.Tensor) -> ModelTraits:
+    """Tries a copy of the model with zeros of these examples' shape; PyTorch's generators stay as they were.
+
+    Raises whatever the model or the loss raise, and `ParameterError` if a layer stores something of its input.
     """
+    # A copy, because a layer might store its input. Layers such as dropout behave as in training.
+    model = copy.deepcopy(model).train()
+    zero, label = torch.zeros_like(features[:1]), torch.zeros_like(labels[:1])
+    on_gpu = [zero.device] if zero.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu), math_attention():
+        activations = count_activations(model, zero)
+        check_memory(model, zero)
+        deterministic = repeats(model, zero)
+        parameters = {name: p.detach() for name, p in trainable(model).items()}
+        gradient = gradient_of(model, loss)
+        gradient(parameters, zero, label)
+        together = True
+        try:
+            with warnings.catch_warnings():
+                # For some layers PyTorch falls back to a slow loop over clients, with this warning.
+                warnings.filterwarnings("error", message=".*performance drop")
+                each = torch.func.vmap(gradient, in_dims=(None, 0, 0), randomness="different")
+                each(parameters, torch.stack([zero, zero]), torch.stack([label, label]))
+        except Exception:  # PyTorch raises many kinds of errors here; one client alone could be computed
+            together = False
+    return ModelTraits(activations, together, deterministic)
 
-    def __init__(self, gradients: ClientUpdates, clip_norm: float, examples: int) -> None:
-        """Takes gradients of single examples from `gradients`; `clip_norm` bounds the norm of a client's sum."""
-        self.dim = gradients.dim
-        self._gradients = gradients
-        self._examples = examples
-        self._bound = example_norm(clip_norm, examples)
 
-    def chunks(self, batch: Batch) -> Iterator[NDArray[np.float32]]:
-        """Yields the sums of the batch's clients in their order, some rows at a time."""
-        counts = np.minimum(batch.counts, self._examples)
-        # An example's position among those of its client.
-        places = np.arange(len(batch.labels)) - np.repeat(np.cumsum(batch.counts) - batch.counts, batch.counts)
-        kept = np.flatnonzero(places < self._examples)
-        singles = Batch(batch.features[kept], batch.labels[kept], np.ones(len(kept), dtype=np.int64))
-        gradients = itertools.chain.from_iterable(self._gradients.chunks(singles))
-        size = max(1, min(_CLIENTS, self._gradients.memory_limit // (16 * self.dim)))
-        for start in range(0, len(counts), size):
-            part = counts[start : start + size]
-            sums = np.zeros((len(part), self.dim))
-            for client, count in enumerate(part):
-                self._add(itertools.islice(gradients, int(count)), sums[client])
-            yield sums.astype(np.float32)
-
-    def tensors(
-        self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
-    ) -> Iterator[torch.Tensor]:
-        """Does the same as `chunks` for examples on the model's device, with clients in another order."""
-        starts, counts = np.cumsum(counts) - counts, np.minimum(counts, self._examples)
-        # Clients with many examples first, so that those with another example left are always the first rows.
-        order = np.argsort(-counts, kind="stable")
-        size = max(1, self._gradients.memory_limit // (4 * _SUM_NUMBERS * self.dim))
-        for start in range(0, len(order), size):
-            own = order[start : start + size]
-            sums = torch.zeros((len(own), self.dim), dtype=torch.float64, device=features.device)
-            for place in range(int(counts[own[0]])):
-                chosen = torch.from_numpy(starts[own[counts[own] > place]] + place).to(features.device)
-                singles = features[chosen], labels[chosen], np.ones(len(chosen), dtype=np.int64)
-                row = 0
-                for gradients in self._gradients.tensors(*singles):
-                    sums[row : row + len(gradients)] += self._clipped(gradients)
-                    row += len(gradients)
-            yield sums.to(torch.float32)
-
-    def large(self, parts: Parts, count: int) -> torch.Tensor:
-        """Returns the sum of one client with more examples than fit in memory; see `ClientUpdates.large`."""
-        total, left = torch.zeros(self.dim, dtype=torch.float64), min(count, self._examples)
-        for x, y in parts():
-            total, kept = total.to(x.device), min(left, len(x))
-            for gradients in self._gradients.tensors(x[:kept], y[:kept], np.ones(kept, dtype=np.int64)):
-                if x.device.type == "cpu":
-                    self._add(gradients.numpy(), total.numpy())
-                else:
-                    total += self._clipped(gradients).sum(dim=0)
-            left -= kept
-            if left == 0:
-                break
-        return total.to(torch.float32)[None]
-
-    def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Returns the gradients, each clipped, in float64."""
-        return gradients * clip_factors(gradients, self._bound * (1.0 - clip.MARGIN))[:, None]
-
-    def _add(self, gradients: Iterable[NDArray[np.float32]], total: NDArray[np.float64]) -> None:
-        """Adds clipped gradients to `total`."""
-        for gradient in gradients:
-            try:
-                factor = clip.factor(gradient, self._bound)
-            except NonFiniteError:
-                continue
-            total += gradient * np.float64(factor)
+def math_attention() -> Any:
+    """Makes PyTorch compute attention by its formula within the context; `vmap` cannot batch the faster kernels."""
+    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)

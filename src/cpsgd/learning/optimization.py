@@ -178,9 +178,11 @@ class Server:
 
     def step(self, mean: torch.Tensor, number: int) -> None:
         """Takes the step of round `number` along its mean."""
-        if not callable(self._options.schedule):
+        schedule = self._options.schedule
+        if not callable(schedule) and schedule != "constant":
+            factor = rate_factor(schedule, number, self._rounds)
             for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
-                group["lr"] = rate * rate_factor(self._options.schedule, number, self._rounds)
+                group["lr"] = rate * factor
         for p, part in zip(self._parameters, mean.split_with_sizes(self._sizes), strict=True):
             p.grad = part.view(p.shape)
         self.optimizer.step()

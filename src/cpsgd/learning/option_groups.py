@@ -169,7 +169,7 @@ class AccountOptions(OptionGroup):
         if self.epsilon is not None:
             _validate.positive("epsilon", self.epsilon)
         if self.delta is not None:
-            _validate.probability("delta", self.delta)
+            _validate.fraction("delta", self.delta)
         if self.adjacency is not None:
             object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         if self.colluding is not None:

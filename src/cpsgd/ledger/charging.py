@@ -33,7 +33,7 @@ from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, m
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
-from cpsgd.privacy.proofs.base import SAMPLED_TAIL_SHARE, TAIL_SHARES
+from cpsgd.privacy.proofs.argument import SAMPLED_TAIL_SHARE, TAIL_SHARES
 from cpsgd.promise import Claim, Sense
 
 BASIC = "basic composition"
@@ -316,7 +316,7 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
         return _Proof(0.0, "nothing spent", "nothing was released", 0.0)
     overflow = math.fsum(count * max(kind.overflow for kind in kinds) for kinds, count in groups) * (1.0 + 1e-12)
     left = (delta - overflow) * (1.0 - 1e-15) if overflow else delta
-    if left <= 0.0:
+    if overflow and left <= 0.0:
         raise ConditionError(f"The rounds' chances of drawing too many clients alone spend δ={delta:g}.")
     found = _proved(groups, left, adjacency)
     if not found.epsilon < LARGEST_EPSILON:

@@ -57,7 +57,7 @@ class Budget:
     def __post_init__(self) -> None:
         name("population", self.population, empty=False)
         object.__setattr__(self, "epsilon", _validate.positive("epsilon", self.epsilon, high=LARGEST_EPSILON))
-        object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
+        object.__setattr__(self, "delta", _validate.fraction("delta", self.delta))
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         if self.unit not in get_args(Unit):
             raise ParameterError(f"Expected unit to be one of {list(get_args(Unit))}, got {self.unit!r}.")

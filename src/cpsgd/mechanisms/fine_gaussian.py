@@ -41,7 +41,7 @@ GRID_VARIANCE = 5.0
 GRID_VARIATION = 2.2 * math.exp(-2.0 * math.pi**2 * GRID_VARIANCE)
 # Masses of H further out than this many standard deviations are below 2^-130 together.
 _FARTHEST = 13.5
-# The characteristic function is summed up at multiples of one over this; aliases are so many cells away.
+# The characteristic function is summed up at multiples of one over this; aliases are this many cells away.
 _PERIOD = 576
 # It is below 2^-400 of its largest where 2π²r²t² exceeds this, the growth of 1/D^m included.
 _VANISHED = 310.0

@@ -196,6 +196,12 @@ class Mechanism(ABC):
     caution: ClassVar[str | None] = None
     """A warning to whoever uses it, beyond those that hold for all."""
 
+    pure: ClassVar[bool] = False
+    """Whether its noise has pure differential privacy (δ = 0)."""
+
+    wraps: ClassVar[bool] = False
+    """Whether clients send integers modulo `values`, so that sums must be taken modulo the same number."""
+
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
 
@@ -219,7 +225,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def kernel(self) -> Any:
-        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.Kernel`, or a `FloatKernel`."""
+        """Returns the kernel for one client's coordinates: a `cpsgd.codec.pack.RoundingKernel`, or a `FloatKernel`."""
 
     @property
     @abstractmethod

@@ -105,13 +105,13 @@ class NoiseMemory:
         """Raises `ConditionError` if the proofs ask more of a round's clients than that one is honest."""
 
     def check_run(self, rounds: int, participation: Participation) -> None:
-        """Raises `ConditionError` if the proofs do not cover so many rounds with this participation."""
+        """Raises `ConditionError` if the proofs do not cover this many rounds with this participation."""
 
     def check_stateless(self, reason: str) -> None:
         """Raises `ParameterError` with this reason if clients must keep state from round to round."""
 
     def check_steady(self, rounds: int, dropout: float) -> None:
-        """Raises `ParameterError` if a simulated run may not have so many rounds, or dropouts."""
+        """Raises `ParameterError` if a simulated run may not have this many rounds, or dropouts."""
 
     # ------------------------------------------------------------------ charging
 

@@ -111,7 +111,7 @@ class SampledCoins(Tilted):
 
     @property
     def values(self) -> int:
-        """-1, 0 and 1."""
+        """3: -1, 0 and 1."""
         return 3
 
     @property

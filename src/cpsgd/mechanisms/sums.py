@@ -18,7 +18,7 @@ from cpsgd.codec import clip
 
 Array = NDArray[np.float64]
 
-# Where a tail is summed up: so many places where it is more than e^-NATS, and reaches tried at each.
+# For the sum over a tail: places where it is more than e^-NATS, and reaches tried at each.
 _PLACES, _REACHES, _NATS = 128, 64, 60.0
 # Of which these are tried for what is within.
 _EVERY = 4

@@ -4,8 +4,8 @@
 |---|---|
 | Theorem 1, the Binomial mechanism; the lemma on the sensitivities of rounding | `theorem` |
 | Theorems 2, 3 and 4, errors of the three protocols; X^max | `bounds` |
-| Corollary 1, convergence of SGD | `convergence` |
-| the choice of k and m for a number of bits | `design` |
+| Corollary 1, convergence of SGD | `reproduction/paper_convergence.py` |
+| the choice of k and m for a number of bits | `reproduction/paper_design.py` |
 
 Agarwal, Suresh, Yu, Kumar, McMahan: "cpSGD: Communication-efficient and differentially-private distributed SGD",
 NeurIPS 2018.

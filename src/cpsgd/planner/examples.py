@@ -77,7 +77,7 @@ def plan_examples(
 
 
 def sum_norm(clip_norm: float, examples: int) -> float:
-    """The `clip_norm` of a protocol for sums of so many gradients, each clipped to `clip_norm`."""
+    """Returns the clip norm of a protocol for sums of `examples` gradients, each clipped to `clip_norm`."""
     return clip_norm * _validate.integer("examples", examples, low=1) * (1.0 + HEADROOM) * (1.0 + 2.0**-48)
 
 

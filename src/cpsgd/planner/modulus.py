@@ -1,4 +1,4 @@
-"""How small the modulus of secure aggregation may be.
+"""The smallest modulus of secure aggregation.
 
 Masked integers are added modulo M, so a coordinate of the sum is known only modulo M. The server takes the
 representative nearest to the centre C of the sum, in a window of M integers around it; that is the true sum Y whenever
@@ -62,7 +62,7 @@ def overflow_probability(
 
 
 class Summed(TypedDict, total=False):
-    """Whose sums a modulus is to hold, as `window` takes it."""
+    """The sums that a modulus is to hold: the arguments of `window`."""
 
     clients: Required[int]
     dim: Required[int]
@@ -113,7 +113,7 @@ def _everything(mechanism: Mechanism, clients: int) -> int:
 
 
 def _misplaced(mechanism: Mechanism, clients: int) -> float:
-    """How far the server's window may be from where it should be, by the rounding of the centre: none for halves."""
+    """Returns how far rounding the centre may move the server's window; 0 for whole and half centres."""
     exact = (2.0 * mechanism.centre).is_integer() and clients * mechanism.centre < 2.0**50
     return 0.0 if exact else 2.0**-50 * clients * mechanism.centre
 
@@ -146,7 +146,8 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
     high = min(high, last)
     low = high - 1.0
     at_low, at_high = at(low), at(high)
-    step = -1.0 if at_low < at_high else 1.0
+    # Where both are infinite, smaller ones are not: cumulants of heavy tails end at some λ.
+    step = -1.0 if at_low < at_high or math.isinf(at_high) else 1.0
     if step < 0.0:
         low, high, at_low, at_high = high, low, at_high, at_low
     # From `low` to `high` it falls (or both are out of reach); go on until it rises.
@@ -191,7 +192,7 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
 
 
 def _vertex(left: float, place: float, right: float, at_left: float, best: float, at_right: float) -> float:
-    """Where the parabola through three points is smallest; not a number between them where it is not."""
+    """Returns where the parabola through three points is smallest; a place outside of them if nowhere between."""
     down, up = (at_left - best) * (right - place), (at_right - best) * (place - left)
     if down + up <= 0.0:
         return math.inf

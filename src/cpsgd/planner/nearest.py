@@ -1,4 +1,4 @@
-"""What can be had instead, where requirements cannot be met: the errors of the planner name it."""
+"""Errors of the planner, which name the nearest requirements that can be met."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Plan:
         bits: Bits per coordinate, rounded up to what was asked for.
         error: Expected squared error of a round's mean by cause, for vectors of norm D and `surviving` messages.
         gaussian_squared_error: Error of the Gaussian mechanism calibrated exactly for the same claim and conditions,
-            with real numbers for messages.
+            with real numbers for messages; at δ = 0 that of the Laplace mechanism.
         overflow_probability: Proved bound on the probability that a round's sum wraps around the modulus (0 without).
         considered: The error that each mechanism reaches at these bits, the one that is chosen first.
         explore: Computes the frontier.
@@ -98,6 +98,11 @@ class Plan:
         return self.guarantee.epsilon if promise is None else promise.claim.epsilon
 
     @property
+    def reference(self) -> str:
+        """Name of the noise whose error `gaussian_squared_error` is: "Gaussian", or at δ = 0 "Laplace"."""
+        return "Gaussian" if self.guarantee.delta else "Laplace"
+
+    @property
     def rounds(self) -> int:
         """Rounds that the guarantee covers."""
         return self.run.rounds
@@ -125,11 +130,12 @@ class Plan:
     def __repr__(self) -> str:
         return (
             f"Plan({self.protocol.name} at {self.bits:.4g} bits, ε = {rounded_up(self.guarantee.epsilon)} at "
-            f"δ = {self.guarantee.delta:g}, squared error {self.error.total:.4g}, {self.ratio:.3f} × the Gaussian's)"
+            f"δ = {self.guarantee.delta:g}, squared error {self.error.total:.4g}, "
+            f"{self.ratio:.3f} × the {self.reference}'s)"
         )
 
     def _repr_html_(self) -> str:
-        protocol, error = self.protocol, self.error
+        protocol, error, exact = self.protocol, self.error, f"the exact {self.reference} mechanism's"
         rows = [
             ("mechanism", f"{protocol.mechanism.name}: {protocol.mechanism.describe()}"),
             ("message", f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes"),
@@ -137,7 +143,7 @@ class Plan:
             ("promised", str(protocol.promise)),
             ("proved by", self.guarantee.citation),
             *([] if self.guarantee.assumption is None else [("assuming", self.guarantee.assumption)]),
-            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × the exact Gaussian mechanism's"),
+            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × {exact}"),
             *([] if self.prefix is None else [("over the run", str(self.prefix))]),
         ]
         return html_table(f"Plan for {protocol.clients:,} clients of {protocol.dim:,} coordinates", rows)

@@ -1,4 +1,4 @@
-"""How near the planner comes to what a person wants of a protocol."""
+"""`Problem`: requirements, validated, and the best protocols for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from cpsgd import _validate
 from cpsgd.codec import pack
-from cpsgd.distance import check_distance
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import modulus
@@ -17,7 +16,7 @@ from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
-from cpsgd.protocol import NORM_LIMITS, Protocol
+from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
 from cpsgd.run import Run
 from cpsgd.secagg.pair.shape import MOST_LEVELS
 
@@ -41,7 +40,7 @@ class Finished(Design):
 
     Attributes:
         protocol: The parameters to run with.
-        guarantee: What is proved for it.
+        guarantee: The guarantee of the protocol.
     """
 
     protocol: Protocol = field(kw_only=True)
@@ -99,21 +98,23 @@ class Problem:
             )
         epsilon = _validate.positive("epsilon", required.epsilon, high=500.0)
         target = Target(
-            claim=Claim(epsilon, _validate.probability("delta", required.delta)),
+            claim=Claim(epsilon, _validate.fraction("delta", required.delta)),
             conditions=conditions,
             dim=_validate.integer("dim", required.dim, low=1),
             clip_norm=clip_norm,
             replace_one_distance=distance,
         )
+        kinds = mechanisms_for(required)
+        wraps = any(kind.wraps for kind in kinds)
         setting = Setting(
             clients=clients,
             surviving=arriving,
             dim=target.dim,
             clip_norm=target.clip_norm,
             rotate=required.rotate,
-            overflow=_validate.probability("overflow", required.overflow) if required.modular else None,
+            overflow=_validate.probability("overflow", required.overflow) if required.modular or wraps else None,
             mean_norm=checked_mean_norm(required),
-            mechanisms=mechanisms_for(required),
+            mechanisms=kinds,
             most_values=MOST_LEVELS if required.pair else None,
         )
         return cls(setting, target, required.distance_reason)

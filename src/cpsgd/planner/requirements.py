@@ -1,4 +1,4 @@
-"""What a person wants of a protocol."""
+"""`Requirements` of a protocol, and the mechanisms that may meet them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BEST = "best"
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a protocol must do. Checked by `plan`.
+    """The requirements of a protocol, checked by `plan`.
 
     Attributes:
         clients: n, messages per round.
         dim: d, coordinates of a vector.
         epsilon: ε that all rounds together may cost a client; the smaller, the more private.
-        delta: δ of the guarantee, which should be far below 1 / clients.
+        delta: δ of the guarantee, which should be far below 1 / clients; 0 for pure differential privacy.
         clip_norm: D, longer vectors are scaled down to this Euclidean norm.
         bits: Bits per coordinate of a message, up to 31; fractions, too: 1.6 allows the three values of k = 2, m = 1.
         max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
@@ -91,28 +91,38 @@ class Requirements:
 
 
 def surviving(clients: int, dropout: float) -> int:
-    """The fewest messages of a round, where this share of the clients may fail to answer."""
+    """Returns the fewest messages of a round, where this share of the clients may fail to answer."""
     # The tolerance keeps 0.1 of 1000 from being 101 clients.
     return clients - math.ceil(clients * _validate.fraction("dropout", dropout) - 1e-9)
 
 
 def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
-    """The mechanisms to choose among.
+    """Returns the mechanisms to choose among.
 
     Raises:
         ParameterError: The one that is named does not exist, or does not go with secure aggregation.
     """
     if required.mechanism == BEST:
-        kinds = [kind for kind in MECHANISMS.values() if kind.planned]
+        # At δ = 0 only noise with pure differential privacy is left.
+        kinds = [kind for kind in MECHANISMS.values() if (kind.planned if required.delta else kind.pure)]
+        # Noise that wraps around makes every integer below the modulus possible: there is no range to prove.
+        kinds = [kind for kind in kinds if not (required.pair and kind.wraps)]
+        if not kinds:
+            raise ParameterError("No mechanism for two servers keeps delta=0; allow a small delta.")
         return tuple(kind for kind in kinds if not required.modular or kind.not_summed is None)
     kind = MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *MECHANISMS))]
     if required.modular and kind.not_summed is not None:
         raise ParameterError(kind.not_summed)
+    if required.pair and kind.wraps:
+        raise ParameterError(f"Messages of {kind.name!r} wrap around the modulus: two servers have no range to check.")
+    if required.delta == 0.0 and not kind.pure:
+        pure = [name for name, each in MECHANISMS.items() if each.pure]
+        raise ParameterError(f"delta=0 needs noise with pure differential privacy, one of {pure}, got {kind.name!r}.")
     return (kind,)
 
 
 def checked_mean_norm(required: Requirements) -> float | None:
-    """The bound on the mean's norm, checked.
+    """Returns the bound on the mean's norm, checked.
 
     Raises:
         ParameterError: It is no positive number, more than D, or of no use.

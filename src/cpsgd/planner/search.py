@@ -1,4 +1,4 @@
-"""The best mechanism, and its best parameters, for a number of bits.
+"""Searches for the best mechanism, and its best parameters, for a number of bits.
 
 Every mechanism names candidates that fill the values a message can hold. Given its levels and noise, the target fixes
 the smallest scale s, and with it the expected error. A larger s means more noise than privacy asks for, but also a
@@ -48,7 +48,7 @@ MAX_BITS = MAX_RADIX.bit_length() - 1
 
 @dataclass(frozen=True)
 class Setting:
-    """What a design is judged by: whose mean is estimated, and how it travels.
+    """The setting that a design is judged in: the vectors, and the transport of messages.
 
     Attributes:
         clients: Messages a round is planned for; the modulus must hold them all.
@@ -57,7 +57,7 @@ class Setting:
         clip_norm: D.
         rotate: Whether vectors are rotated.
         overflow: The overflow probability allowed per round under secure aggregation, None without.
-        mechanisms: Whose parameters are searched for.
+        mechanisms: The mechanisms whose parameters are searched for.
         mean_norm: Bound on the norm of the mean, for the modulus alone; None for none but D.
         most_values: For two servers, whose modulus is a prime: the most integers that a coordinate may be; else None.
     """
@@ -77,7 +77,7 @@ class Setting:
         return Design(mechanism, self.needed_modulus(mechanism), self.error(mechanism))
 
     def error(self, mechanism: Mechanism) -> ExpectedError:
-        """What a mechanism promises."""
+        """Returns the predicted error of a mechanism."""
         return mechanism.predicted_error(
             clients=self.surviving, dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate
         )
@@ -104,7 +104,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Considered:
-    """How near one mechanism comes at a number of bits.
+    """The best that one mechanism reaches at a number of bits.
 
     Attributes:
         mechanism: Its name.
@@ -134,8 +134,9 @@ class Design:
 
 
 def gaussian_squared_error(setting: Setting, target: Target) -> float:
-    """Error of the Gaussian protocol whose honest survivors' noise alone keeps the target."""
-    needed = (target.distance / target.gaussian_mu) ** 2  # variance of the honest noise in the sum
+    """Returns the error of Gaussian noise, or at δ = 0 of Laplace noise, of the honest survivors alone."""
+    # Variance of the honest noise in the sum; at δ = 0 that of the Laplace mechanism.
+    needed = (target.distance / target.gaussian_mu) ** 2 if target.claim.delta else 2.0 * target.laplace_spread**2
     return target.dim * needed / (target.honest * setting.surviving)
 
 
@@ -346,7 +347,7 @@ class _Contender:
 
 
 def values_of(bits: float) -> int:
-    """How many values fit into this many bits."""
+    """Returns the number of values that fit into this many bits."""
     return math.floor(math.exp2(bits) * (1.0 + 1e-12))
 
 
@@ -372,7 +373,7 @@ def _certified(setting: Setting, target: Target, candidate: Mechanism, values: i
 
 
 def _fitting(setting: Setting, mechanism: Mechanism, scale: float, values: int) -> Mechanism | None:
-    """A mechanism with so much less noise that its sums fit at the scale that it will need; None if there is none.
+    """Returns the mechanism with less noise, so that its sums fit at the scale it will need; None if none does.
 
     `scale` is what this one needs; with less noise it grows like one over the noise's deviation.
     """
@@ -419,7 +420,7 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
 
     # A wider scale makes the vectors small against the noise, until only the noise has to fit.
     def over(scale: float) -> float:
-        """How much too large the modulus is, as a logarithm; at most zero if it fits."""
+        """Returns the logarithm of needed over allowed modulus; at most zero if it fits."""
         needed = setting.needed_modulus(candidate.with_scale(scale)) or 0
         return math.log(needed / values) if needed > values else math.log(needed / (values + 0.5))
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Gaussian, Mechanism
 from cpsgd.privacy.proofs import supporting
-from cpsgd.privacy.proofs.base import Proof, gaussian_mu, planned_variation
+from cpsgd.privacy.proofs.argument import Proof, gaussian_mu, planned_variation
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -69,6 +69,12 @@ class Target:
         """The largest μ of one round of an exactly Gaussian mechanism, which has no tails to pay for."""
         return gaussian_mu(self.run(Gaussian(sigma=1.0)), self.claim)
 
+    @property
+    def laplace_spread(self) -> float:
+        """b, the spread of Laplace noise that keeps (ε, 0) over all rounds: Δ₁ is at most √d Δ."""
+        rounds = self.conditions.participation.counted_rounds(self.conditions.rounds)
+        return rounds * math.sqrt(self.dim) * self.distance / self.claim.epsilon
+
     @cached_property
     def variation(self) -> float:
         """The total variation per draw that a sampler may have."""
@@ -94,7 +100,7 @@ class Target:
             return first.rough_scale(run, self.claim)
 
     def quickly_certified(self, mechanism: Mechanism) -> bool:
-        """Returns whether the quickest proof says anything about so much noise."""
+        """Returns whether the quickest proof proves anything about this noise."""
         run = self.run(mechanism)
         first = _planning(run)[0]
         try:

@@ -35,7 +35,7 @@ _NAMES = ("sgd", "momentum")
 
 
 def rate_factor(schedule: Schedule, round: int, rounds: int) -> float:
-    """What the learning rate is multiplied by in a round, a pure function of its number so that runs can be resumed.
+    """Returns the factor of the learning rate in a round, a function of its number alone so that runs can be resumed.
 
     Example:
         >>> [rate_factor("linear", round, 4) for round in range(4)]
@@ -107,7 +107,7 @@ class Workload:
 
     @staticmethod
     def _variance(found: Array, bands: int) -> float:
-        """Of Σ_i v_i N_i, z by z; the first b - 1 are of rounds before the first, and there is no such noise."""
+        """Returns the variance of Σ_i v_i N_i, z by z, without the b - 1 draws of rounds before the first."""
         return float(np.sum(found[bands - 1 :] ** 2))
 
     def _seen(self) -> list[Array]:
@@ -118,7 +118,7 @@ class Workload:
 
 
 def _convolved(one: Array, other: Array) -> Array:
-    """As `scipy.signal` does it, which alone takes half a second to import."""
+    """Returns the convolution by FFT; `scipy.signal` would take half a second to import."""
     size = len(one) + len(other) - 1
     length = fft.next_fast_len(size, real=True)
     found: Array = fft.irfft(fft.rfft(one, length) * fft.rfft(other, length), length)

@@ -1,4 +1,4 @@
-"""What a round protects: proved upper bounds on ε, each resting on a named theorem."""
+"""Proved upper bounds on ε of runs, each with the theorem that it rests on."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
+from cpsgd.promise import Claim
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
@@ -63,12 +64,13 @@ class Rounds:
 
     Attributes:
         mu: μ of a `GaussianCertificate`, or the inverse noise multiplier of a Gaussian mechanism.
-        count: How many such rounds.
-        tail_mass: What each of them adds to δ whatever ε is.
+        count: Number of such rounds.
+        tail_mass: Added to δ by each of them, whatever ε is.
         variation: Distance in total variation of each round's output law from the one `mu` speaks of; it adds
             (1 + e^ε) times as much to δ.
         slack: λ: apart from that, each round's output has e^±λ times the probabilities of what `mu` speaks of. It adds
             2λ to ε, and multiplies δ by e^λ.
+        pure: An ε for which each of them is (ε, 0)-DP, if any.
     """
 
     mu: float
@@ -76,6 +78,7 @@ class Rounds:
     tail_mass: float = 0.0
     variation: float = 0.0
     slack: float = 0.0
+    pure: float = math.inf
 
     def __post_init__(self) -> None:
         _validate.positive("mu", self.mu)
@@ -83,9 +86,9 @@ class Rounds:
 
 
 def costliest(rounds: Iterable[Rounds], count: int) -> Rounds:
-    """Returns `count` rounds, each with the largest μ, tail, variation and slack of these."""
-    listed = list(rounds)
-    worst = {name: max(getattr(each, name) for each in listed) for name in ("mu", "tail_mass", "variation", "slack")}
+    """Returns `count` rounds, each with the largest μ, tail, variation, slack and pure ε of these."""
+    listed, names = list(rounds), ("mu", "tail_mass", "variation", "slack", "pure")
+    worst = {name: max(getattr(each, name) for each in listed) for name in names}
     return Rounds(count=count, **worst)
 
 
@@ -98,12 +101,13 @@ _EVERY = Participation.every()
 def composed_epsilon(
     rounds: Sequence[Rounds], *, delta: float, participation: Participation, interval: float = FINE
 ) -> float:
-    """The smallest ε for which all the rounds together are (ε, delta)-DP, rounded up.
+    """Returns the smallest ε for which all the rounds together are (ε, delta)-DP, rounded up.
 
     Args:
-        rounds: What was run. In the scheme "once" a client is in only one of them, and the costliest counts.
+        rounds: The rounds. In the scheme "once" a client is in only one of them, and the costliest counts.
         delta: Target δ.
-        participation: Who takes part. `mu` must be for the adjacency that `Participation.check` accepts.
+        participation: The rounds that a client takes part in. `mu` must be for an adjacency that
+            `Participation.check` accepts.
         interval: Discretisation of privacy losses.
 
     Raises:
@@ -116,7 +120,7 @@ def composed_epsilon(
         >>> round(composed_epsilon(ten, delta=1e-6, participation=Participation.once()), 4)
         0.3969
     """
-    delta = _validate.probability("delta", delta)
+    delta = _validate.fraction("delta", delta)
     if not rounds:
         return 0.0
     if participation.scheme == "once":
@@ -125,7 +129,7 @@ def composed_epsilon(
 
 
 def mixed_epsilon(parts: Sequence[Part], *, delta: float, interval: float = FINE) -> float:
-    """The smallest ε for rounds that clients take part in in different ways, rounded up; see `composed_epsilon`.
+    """Returns the smallest ε for rounds with different participation, rounded up; see `composed_epsilon`.
 
     One accountant composes them all: unsampled rounds are Gaussians, sampled ones each have their own rate. The scheme
     "once" is a statement about several rounds: put in the costliest as one in which everybody takes part.
@@ -139,14 +143,41 @@ def mixed_epsilon(parts: Sequence[Part], *, delta: float, interval: float = FINE
         >>> round(mixed_epsilon(mixed, delta=1e-6), 3)
         1.372
     """
-    delta = _validate.probability("delta", delta)
+    delta = _validate.fraction("delta", delta)
     schemes = {participation.scheme for _, participation in parts}
     if "once" in schemes or schemes >= {"poisson", "fixed-size"}:
         raise ParameterError(f"Rounds with participation {sorted(schemes)} are not composed as such.")
     return _composed_epsilon(parts, delta, interval) if parts else 0.0
 
 
+def pure_epsilon(parts: Sequence[Part]) -> float:
+    """Returns Σε of rounds that are (ε, 0)-DP, of sampled ones log(1 + q (e^ε - 1)); infinity where one is not.
+
+    A round that is drawn with probability q has the law (1 - q) B + q A, and A <= e^ε B (Balle, Barthe and Gaboardi
+    2018, Theorem 2, advanced joint convexity, which covers sampling without replacement as well).
+    """
+    each = [
+        r.count * (r.pure if who.rate == 1.0 else math.log1p(who.rate * math.expm1(min(r.pure, LARGEST_EPSILON))))
+        for r, who in parts
+    ]
+    return math.inf if any(math.isinf(r.pure) for r, _ in parts) else math.fsum(each) * (1.0 + 1e-13)
+
+
 def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
+    pure = pure_epsilon(parts)
+    if delta == 0.0:
+        if math.isinf(pure):
+            raise ConditionError("Not all rounds have pure differential privacy (δ = 0); allow a delta above 0.")
+        return pure
+    if math.isinf(pure):
+        return _gaussian_epsilon(parts, delta, interval)
+    try:
+        return min(pure, _gaussian_epsilon(parts, delta, interval))
+    except ConditionError:
+        return pure
+
+
+def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
     rounds = [r for r, _ in parts]
     tails = _tails(rounds)
     if tails(0.0) >= delta:
@@ -176,7 +207,7 @@ def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
 def composed_delta(
     rounds: Sequence[Rounds], *, epsilon: float, participation: Participation, interval: float = FINE
 ) -> float:
-    """The smallest δ for which all the rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
+    """Returns the smallest δ for which all rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
     epsilon = _validate.finite("epsilon", epsilon)
     if not rounds:
         return 0.0
@@ -190,7 +221,7 @@ def composed_delta(
 
 
 def _tails(rounds: Sequence[Rounds]) -> Profile:
-    """What the rounds add to δ outside of their certified ranges."""
+    """Returns the rounds' part of δ outside of their certified ranges, as a function of ε."""
     tail = math.fsum(r.count * r.tail_mass for r in rounds) * (1.0 + 1e-12)
     variation = math.fsum(r.count * r.variation for r in rounds) * (1.0 + 1e-12)
     return lambda epsilon: tail + variation * (1.0 + math.exp(epsilon))
@@ -286,11 +317,11 @@ def solve(
 
     Args:
         delta: Target δ.
-        participation: Who takes part in which round.
+        participation: The rounds that a client takes part in.
         epsilon: ε that may be spent.
         noise_multiplier: Standard deviation of the (equivalent) Gaussian noise over the sensitivity, 1/μ.
-        rounds: How many.
-        tail_mass: What each round adds to δ (see `GaussianCertificate.tail_mass`).
+        rounds: Number of rounds.
+        tail_mass: Added to δ by each round (see `GaussianCertificate.tail_mass`).
         tolerance: Relative width at which the search for the noise stops.
 
     Raises:
@@ -304,13 +335,13 @@ def solve(
         >>> round(solve(delta=1e-6, participation=Participation.every(), epsilon=2.0, rounds=502).noise_multiplier, 3)
         49.975
     """
-    limits: dict[str, Any] = {"delta": delta, "participation": participation, "tail_mass": tail_mass}
+    limits: dict[str, Any] = {"participation": participation, "tail_mass": tail_mass}
     if epsilon is None and noise_multiplier is not None and rounds is not None:
         noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     elif noise_multiplier is None and epsilon is not None and rounds is not None:
-        noise_multiplier = least_noise(epsilon=epsilon, rounds=rounds, tolerance=tolerance, **limits)
+        noise_multiplier = least_noise(Claim(epsilon, delta), rounds=rounds, tolerance=tolerance, **limits)
     elif rounds is None and epsilon is not None and noise_multiplier is not None:
-        rounds = most_rounds(epsilon=epsilon, noise_multiplier=noise_multiplier, **limits)
+        rounds = most_rounds(Claim(epsilon, delta), noise_multiplier, **limits)
     else:
         raise ParameterError("Give exactly two of epsilon, noise_multiplier and rounds; the third is computed.")
     spent = [Rounds(_inverse(noise_multiplier), rounds, tail_mass)]
@@ -319,23 +350,17 @@ def solve(
 
 
 def least_noise(
-    *,
-    epsilon: float,
-    delta: float,
-    rounds: int,
-    participation: Participation,
-    tail_mass: float = 0.0,
-    tolerance: float = 1e-6,
+    claim: Claim, *, rounds: int, participation: Participation, tail_mass: float = 0.0, tolerance: float = 1e-6
 ) -> float:
-    """The smallest noise multiplier with which `rounds` rounds are (epsilon, delta)-DP, rounded up.
+    """Returns the smallest noise multiplier with which `rounds` rounds keep the claim, rounded up.
 
     Raises:
         ConditionError: The tails alone spend δ.
     """
     from scipy.optimize import brentq  # late: a command line that plans nothing starts without it
 
-    epsilon = _validate.positive("epsilon", epsilon)
-    delta = _validate.probability("delta", delta)
+    epsilon = _validate.positive("epsilon", claim.epsilon)
+    delta = _validate.probability("delta", claim.delta)
     rounds = _validate.integer("rounds", rounds, low=1)
 
     def excess(log_noise: float) -> float:
@@ -367,16 +392,14 @@ def least_noise(
     return math.exp(found) * (1.0 + 1e-14)
 
 
-def most_rounds(
-    *, epsilon: float, noise_multiplier: float, delta: float, participation: Participation, tail_mass: float = 0.0
-) -> int:
-    """The largest number of rounds with this noise that are (epsilon, delta)-DP.
+def most_rounds(claim: Claim, noise_multiplier: float, *, participation: Participation, tail_mass: float = 0.0) -> int:
+    """Returns the largest number of rounds with this noise that keep the claim.
 
     Raises:
         ParameterError: Everybody takes part once, so that any number of rounds costs the same.
         ConditionError: Not even one round is.
     """
-    epsilon = _validate.positive("epsilon", epsilon)
+    epsilon, delta = _validate.positive("epsilon", claim.epsilon), claim.delta
     mu = _inverse(_validate.positive("noise_multiplier", noise_multiplier))
 
     def affordable(count: int) -> bool:

@@ -291,9 +291,9 @@ def _power(step: Array, count: int, cut: float) -> _Power:
 
 
 def _common(low: Array, high: Array, free: int, cut: float) -> tuple[list[tuple[float, _Power]], float]:
-    """What `free` clients of unknown sides keep: laws of the steps their sides have in common, and their weights.
+    """Returns laws, with weights, of the steps that `free` clients of unknown sides have in common.
 
-    Also the mass of F that was left out.
+    Also returns the mass of F that was left out.
 
     F ~ Binomial(free, ρ) clients keep a step of the common law, ρ the mass that low and high share. F is told. Fewer
     steps hide less, so a few bins of F do, each as if it were its smallest.

@@ -53,11 +53,11 @@ _OCTAVES = 6.0 / math.pi**2 * (1.0 - 1e-12)
 
 @dataclass(frozen=True)
 class Cost:
-    """What rounds take of a filter, rounded up.
+    """The cost of rounds in a filter, rounded up.
 
     Attributes:
         size: Σμ², or the sum of the Rényi divergences of the filter's order.
-        tail: What is added to δ for outputs outside of certified ranges, and for other rare events.
+        tail: Added to δ for outputs outside of certified ranges, and for other rare events.
         variation: Distance in total variation from the laws that are certified.
         slack: Λ, as in `Rounds`.
     """
@@ -68,7 +68,7 @@ class Cost:
     slack: float = 0.0
 
     def within(self, limit: Cost) -> bool:
-        """Whether no part of it is larger."""
+        """Returns whether no part of it exceeds the limit's."""
         return (
             self.size <= limit.size
             and self.tail <= limit.tail
@@ -78,7 +78,7 @@ class Cost:
 
 
 def summed(costs: Iterable[tuple[Cost, int]]) -> Cost:
-    """Of rounds with these costs, each so many times."""
+    """Returns the sum of these costs, each times its count."""
     listed = list(costs)
 
     def total(name: str) -> float:
@@ -101,7 +101,7 @@ class Filter:
     Attributes:
         epsilon: ε.
         delta: δ in total.
-        limit: What all rounds together may cost, rounded down.
+        limit: The largest cost of all rounds together, rounded down.
         order: Of the Rényi divergences that are added up; None where it is μ².
 
     Example:
@@ -133,7 +133,7 @@ class Filter:
         return _filter(epsilon, delta, TAIL_SHARE * delta, VARIATION_SHARE * delta, SLACK_SHARE * epsilon, order)
 
     def cost(self, rounds: Rounds, participation: Participation, overflow: float = 0.0) -> Cost:
-        """What one of these rounds takes of the filter.
+        """Returns the cost of one of these rounds in the filter.
 
         Raises:
             ParameterError: "once" is a statement about several rounds: put in the costliest as one for everybody.
@@ -216,7 +216,7 @@ def _left(epsilon: float, delta: float, room: Cost) -> tuple[float, float]:
 
 
 def rdp_shift(order: int, delta: float) -> float:
-    """What the conversion from a Rényi divergence of an order adds to it."""
+    """Returns what the conversion to ε adds to a Rényi divergence of this order."""
     return math.log1p(-1.0 / order) - math.log(order) / (order - 1.0) - math.log(delta) / (order - 1.0)
 
 
@@ -231,7 +231,7 @@ def best_order(epsilon: float, delta: float) -> int:
 
 @lru_cache(maxsize=4096)
 def _size(mu: float, participation: Participation, order: int | None) -> tuple[float, float]:
-    """What a round adds to the filter's sum, and to its tails."""
+    """Returns what a round adds to the filter's sum, and to its tails."""
     if participation.scheme == "once":
         raise ParameterError('A filter takes rounds that everybody is in, or sampled ones, not "once".')
     if order is None or participation.rate == 1.0:

@@ -11,11 +11,11 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import all_proofs, best
-from cpsgd.privacy.proofs.base import check
+from cpsgd.privacy.proofs.argument import check
 from cpsgd.promise import Claim, Surviving
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -70,7 +70,7 @@ class Guarantee:
 
     @property
     def adjacency(self) -> Adjacency:
-        """Which data sets are neighbours."""
+        """The kind of neighbouring data sets."""
         return self.run.adjacency
 
     @property
@@ -80,7 +80,7 @@ class Guarantee:
 
     @property
     def assumption(self) -> str | None:
-        """What is taken on trust about the vectors (`Protocol.assumption`); None where all is enforced."""
+        """The assumption about the vectors (`Protocol.assumption`); None where everything is enforced."""
         return None if self.run.examples is not None else self.run.protocol.assumption(self.run.adjacency)
 
     @property
@@ -149,7 +149,7 @@ def guarantee(
 
     Args:
         subject: A run; or a protocol, with the arguments below for one round of it.
-        delta: δ in (0, 1), in total.
+        delta: δ in [0, 1), in total; 0 for pure differential privacy, which few mechanisms have.
         adjacency: "replace-one" (the paper's) or "zero-out".
         surviving: Number of clients whose messages are in the sum; all of the protocol's if None.
         colluding: Number of those who may tell their noise to whoever sees the result.
@@ -207,7 +207,12 @@ def guarantee_over_rounds(
 
 
 def _proved(run: Run, delta: float) -> Guarantee:
-    _validate.probability("delta", delta)
+    mechanism = run.protocol.mechanism
+    if _validate.fraction("delta", delta) == 0.0 and not mechanism.pure:
+        raise ParameterError(
+            f"Expected delta in (0, 1), got delta=0: the noise of {mechanism.name} has no pure differential privacy. "
+            "Use a mechanism that has it (discrete-laplace), or a delta above 0."
+        )
     seen = accounted(run)
     check(seen)
     proof, proved, found = best(seen, delta)

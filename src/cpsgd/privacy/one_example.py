@@ -38,7 +38,7 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 
 HEADROOM = 2.0**-10
-"""How much larger than the largest sum a client's clip norm is."""
+"""Relative room of a client's clip norm above the largest sum."""
 
 
 def example_norm(clip_norm: float, examples: int) -> float:

@@ -1,8 +1,8 @@
-"""Whether a sum of so many messages keeps what was promised, and what is true of it.
+"""Checks that a sum of messages keeps what was promised with the protocol, before it is released.
 
 Nothing is taken from the promise but the question: for which δ, neighbours, rounds, participation and unit. The ε comes
 from the accountant, for the protocol's own parameters and the messages that are really there. Over several rounds it is
-the ε of all of them if each ends with so few messages, so that one release never has to know of the others.
+the ε of all of them if each ends with as few messages, so that one release never has to know of the others.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _REMEMBERED = 256
 
 
 def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | None = None) -> Guarantee | None:
-    """What is proved of a release with so many messages; None where the protocol promises nothing.
+    """Returns the guarantee of a release with this many messages; None where the protocol promises nothing.
 
     Args:
         protocol: The round's parameters, with what was promised for them.
-        messages: How many messages are in the sum. Those beyond the promise's `surviving` are not counted: the promise
-            is about rounds with so many.
+        messages: Number of messages in the sum. Those beyond the promise's `surviving` are not counted: the promise
+            is about rounds with that many.
         accept_epsilon: Instead of the promised ε, the largest that is accepted for this release.
 
     Raises:

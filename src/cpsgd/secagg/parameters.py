@@ -202,7 +202,7 @@ class SecureParameters:
     @property
     def masks(self) -> masks.Masks:
         """The masks, which also write integers as bytes."""
-        return masks.of(2**self.bits if self.modulus is None else self.modulus)
+        return masks.Masks(2**self.bits if self.modulus is None else self.modulus)
 
     @property
     def upload_bytes(self) -> int:

@@ -26,7 +26,7 @@ __device__ __forceinline__ void flip(float (&x)[32], u32 signs) {
   for (int r = 0; r < 32; r++) x[r] = __fmul_rn(x[r], __uint_as_float(NORMALISE ^ (signs << (31 - r) & 0x80000000u)));
 }
 
-// From layout A to C, the transform on the way. Nobody may still read the buffer outside of its own warp's part.
+// Transforms from layout A to C. No thread may still read the buffer outside of its own warp's part.
 __device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 warp, u32 lane) {
   float* own = buffer + warp * 1024;
   const u32 begin = (u32)__cvta_generic_to_shared(own);
@@ -65,7 +65,7 @@ __device__ __forceinline__ void regroup(float (&x)[32], float* buffer, u32 warp,
 // Adds the sums to global memory, and starts them again.
 __device__ __forceinline__ void flush(u32* totals, u64* sums, u32 t) {
 #if WIDE
-  // Blocks begin at different ones, so as not to wait for each other.
+  // Blocks begin at different sums, so that they do not wait for each other.
   for (int number = 0; number < HEAD_WORDS + TAIL_WORDS; number++) {
     const u32 word = (number + blockIdx.x) % (HEAD_WORDS + TAIL_WORDS), r = word % 32;
     const u32 place = word / 32 * SIZE + PLACE(r) + t, total = read_far(totals + word * THREADS);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void flush(u32* totals, u64* sums, u32 t) {
 }
 
 #if PRODUCTS
-// Coordinates whose products' factors are in shared memory: 16 at a time where they are one number times neighbours.
+// Computes coordinates from factors in shared memory, 16 at a time where they are one factor times neighbours.
 __device__ __forceinline__ void multiply(
     float (&x)[32], const float* factors, const u32* chunks, const u32* pairs, u32 chunk, float scale
 ) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply(
       }
     }
   }
-  // Broken vectors are zero, even where they hold NaN; a scale is never zero otherwise.
+  // Vectors that are not finite have scale 0 and become zero, even if they hold NaN; no other scale is 0.
   if (scale == 0.0f) {
 #pragma unroll
     for (int r = 0; r < 32; r++) x[r] = 0.0f;
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) encode(
   const Keys key = {keys[0], keys[1]};
   for (int word = 0; word < HEAD_WORDS + TAIL_WORDS; word++) totals[word * THREADS] = 0;
   float x[32];
-  // Blocks take turns: all at once they would wait for each other.
+  // Blocks start one after the other; all at once they would wait for each other.
   int unflushed = blockIdx.x % FLUSH;
 #if PRODUCTS
   if (blockIdx.x < count)
@@ -189,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) encode(
     flip(x, __ldg(signs + t));
     transform(x, buffer, warp, lane);
 #if REST > 0
-    // Some threads' last number is none of these coordinates: it is rounded, too, but never flushed, and stays.
+    // Some threads' last number is beyond the last coordinate: it is rounded, too, but never added to the sums.
     const float last = x[LAST];
     round_part<REST>(x, totals + HEAD_WORDS * THREADS, SIZE, SIZE, t, client, key, draws);
     x[LAST] = last;
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) encode(
     }
     regroup<0>(x, buffer, warp, lane);
 #else
-    // All of the first ones are replaced.
+    // All numbers of the first part are replaced.
     regroup<TILE_LOG == 15 ? REST / 1024 : 0>(x, buffer, warp, lane);
     if (t < (REST + 31) / 32) multiply(x, factor, chunks, pairs, SIZE / 16 + 2 * t, scale);
 #endif
@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) encode(
     transform(x, buffer, warp, lane);
 #endif
 #if PRODUCTS
-    // The transform's last barrier is behind the last use of these factors.
+    // The last use of these factors was before the transform's last barrier.
     const int next = row + gridDim.x;
     if (next < count)
       for (u32 f = t; f < FACTORS; f += THREADS) factor[f + (f / 32) * 4] = factors[(u64)next * FACTORS + f];
@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) encode(
     }
     __syncthreads();
 #if QUANTILES
-    // All of a client's must find room.
+    // There must be room for all postponed draws of a client.
     if (late_count > LATE - 2 * SIZE) draw_late(draws, exact, sums, t, key, 0, SIZE + REST);
 #endif
   }
@@ -234,13 +234,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) encode(
 #endif
 
 #ifdef LENGTHS
-// What vectors are multiplied by: `unit`, over their length where that is more than 1; 0 for those that are broken.
+// Returns the factor of a vector: `unit`, over its length if that is more than 1; 0 if it is not finite or too long.
 __device__ __forceinline__ float scale_of(double length, double unit) {
   return length < LONGEST ? (float)(length > 1.0 ? unit / length : unit) : 0.0f;  // NaN is not less
 }
 
 #if PRODUCTS
-// The squared length of all products of two vectors is the product of theirs. A warp has a client.
+// The squared length of all products of two vectors is the product of their squared lengths. A warp has a client.
 extern "C" __global__ void lengths(const float* __restrict__ factors, const int* __restrict__ ends, float* scales,
                                    int count, int layers, double bound, double unit) {
   const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -255,7 +255,7 @@ extern "C" __global__ void lengths(const float* __restrict__ factors, const int*
       double part = 0.0;
       for (int f = begin + lane; f < end; f += 32) part += (double)own[f] * own[f];
       for (int distance = 16; distance; distance /= 2) part += __shfl_xor_sync(0xFFFFFFFFu, part, distance);
-      // Beside the weights there are biases, as if 1 had come in.
+      // Biases count as weights of an input of 1.
       product *= side ? part : part + 1.0;
       begin = end;
     }

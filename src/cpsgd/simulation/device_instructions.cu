@@ -4,7 +4,7 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Returns the same number, of which the compiler knows nothing. It would compute ahead what registers have no room for.
+// Returns the same number, hidden from the compiler, which would otherwise precompute more than registers can hold.
 __device__ __forceinline__ u32 opaque(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -12,7 +12,7 @@ __device__ __forceinline__ u32 opaque(u32 value) {
 
 __shared__ u32 zero;
 
-// Does the same for the assembler, which would keep 32 addresses for their next use: `zero` might change.
+// Does the same for the assembler, which would otherwise keep 32 addresses: `zero` might change.
 __device__ __forceinline__ u32 fresh(u32 value) {
   u32 nothing;
   asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(nothing) : "r"((u32)__cvta_generic_to_shared(&zero)));
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint2 take_pair(u32 address) {
   return pair;
 }
 
-// Adds to a counter in shared memory and returns what it was.
+// Adds to a counter in shared memory and returns its old value.
 __device__ __forceinline__ u32 count_up(u32* counter, u32 count) {
   u32 number;
   asm volatile("atom.shared.add.u32 %0, [%1], %2;"
@@ -71,7 +71,7 @@ __device__ __forceinline__ void prefetch(const float* source) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
 }
 
-// Begins to copy a number to shared memory, for the same thread.
+// Starts to copy a number to shared memory, for the same thread.
 __device__ __forceinline__ void fetch(float* target, const float* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(target)), "l"(source));
 }

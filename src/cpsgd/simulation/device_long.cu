@@ -21,14 +21,14 @@
 #define SIZE (1u << LOG)
 #define TILES (SIZE / TILE)
 
-// Register r times ±2^(-LOG/2), as the bits that lane r has say.
+// Multiplies register r by ±2^(-LOG/2), with signs by the bits of lane r.
 __device__ __forceinline__ float flipped(float x, u32 bits, int r, u32 lane) {
   const u32 word = __shfl_sync(0xFFFFFFFFu, bits, r);
   return __fmul_rn(x, __uint_as_float(NORMALISE ^ (word << (31 - lane) & 0x80000000u)));
 }
 
-// The transform over bits 0-12 of a tile, from layout A to C; bits 8 and 9 are left to C. All of a block must be here
-// before anybody uses the buffer again.
+// Transforms bits 0-12 of a tile, from layout A to C; bits 8 and 9 are left to C. All threads of the block must be
+// done before one uses the buffer again.
 __device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 warp, u32 lane) {
   float* own = buffer + warp * 1024;
   butterflies<0, 3>(x);
@@ -50,7 +50,7 @@ __device__ __forceinline__ void transform(float (&x)[32], float* buffer, u32 war
   butterflies(x);
 }
 
-// The sum of a block's numbers, known to thread 0. They are added up in the same order every time.
+// Returns the sum of a block's numbers to thread 0. They are added up in the same order every time.
 __device__ __forceinline__ float block_sum(float part, float* parts, u32 t) {
   for (int distance = 16; distance; distance /= 2) part += __shfl_xor_sync(0xFFFFFFFFu, part, distance);
   if (t % 32 == 0) parts[t / 32] = part;
@@ -101,9 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 #ifdef HIGH
 #define COLUMNS (13 - BITS)
-// Where number e of a tile is, beside where the tile begins.
+// Offset of number e of a tile from the tile's first number.
 #define THERE(e) (((e) >> COLUMNS << FIRST) + ((e) & ((1 << COLUMNS) - 1)))
-// Where layout E has its numbers; bits 3 and 4 are permuted in shared memory, so that both layouts lie in 32 banks.
+// Places of layouts D and E in shared memory; bits 3 and 4 are permuted, so that both lie in 32 banks.
 #define NEAR(r) (((r) * 256 + t) ^ ((r) % 4 * 8))
 #define FAR(r) ((far + (r) * 8) ^ (far / 256 % 4 * 8))
 
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   float sum = 0.0f;
 #endif
 #if EXCHANGE
-  // What is exchanged, each thread's own.
+  // The numbers that this thread exchanges.
   float *other = buffer + TILE + t, *beyond = base + SIZE + near;
   const int left = rest - (int)near;
 #pragma unroll
@@ -202,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 
 #ifdef SCALES
-// What rotated vectors are multiplied by: `unit`, over their length where that is more than 1; 0 for those that are
-// broken. A warp has a client, whose squares are in `parts` parts.
+// Computes the factors of rotated vectors: `unit`, over the length if that is more than 1; 0 if a vector is not finite
+// or too long. A warp has a client, whose squares are in `parts` parts.
 extern "C" __global__ void scales(const float* __restrict__ squares, float* found, int count, int parts, double unit) {
   const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= count) return;
@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) finish(
 #endif
 #pragma unroll 1
   for (u32 work = blockIdx.x; work < tiles * splits; work += gridDim.x) {
-    // Neighbours work on the same rows.
+    // Neighbouring blocks work on the same rows.
     const u32 tile = work % tiles, begin = tile * TILE;
     const bool head = tile < TILES;
 #if !WRITE
@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) finish(
 #pragma unroll
           for (int r = 0; r < 32; r++) x[r] = begin + PLACE(r) + t < end ? base[PLACE(r) + t] : 0.0f;
         }
-        // As the transform does: everybody has looked at the draws put off before there are more.
+        // As in the transform: all threads have seen the postponed draws before there are more.
         __syncthreads();
       }
 #pragma unroll
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) finish(
 #endif
       __syncthreads();
 #if QUANTILES && !WRITE
-      // All of a tile's must find room.
+      // There must be room for all postponed draws of a tile.
       if (late_count > LATE - TILE) draw_late(draws, exact, sums, t, key, begin, end);
 #endif
     }

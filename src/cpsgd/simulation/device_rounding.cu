@@ -41,7 +41,7 @@ __device__ __forceinline__ void butterflies(float (&x)[COUNT]) {
       }
 }
 
-// The nearest point of the grid, within the limit, plus 3 · 2^22: so large numbers are integers.
+// Returns the nearest point of the grid, within the limit, plus 3 · 2^22: float32 numbers of this size are integers.
 __device__ __forceinline__ float nearest(float x) {
   return fminf(fmaxf(x, -(float)LIMIT), (float)LIMIT) + 12582912.0f;
 }
@@ -50,10 +50,10 @@ __device__ __forceinline__ float nearest(float x) {
 // A coin of a client is forced with probability |g| / 2^15, to show what the sign of its grid point g says, and fair
 // otherwise. How many are forced is drawn by inversion: as many as there are k with U >= C[k], where C[k] is the
 // probability of at most k and U is uniform, both as integers of 15 + 7 · 32 bits, in which C is exact. Most often the
-// first 15 bits of U and of the four smallest C decide; the few draws that they do not are put off, with three others.
+// first 15 bits of U and of the four smallest C decide; the few other draws are postponed, each with three neighbours.
 struct Draws {
   u32 table;    // where the first 15 bits are in shared memory, 8 bytes for each |g|
-  uint2* late;  // those put off by a block: place, |g| and sign; and the client
+  uint2* late;  // postponed draws of a block: place, |g| and sign; and the client
 };
 
 __shared__ u32 late_count;
@@ -71,14 +71,14 @@ __device__ __forceinline__ u32 draw(float x, u32 word, u32 origin, u32& unsure) 
   // Both halves are compared at once, with C[0] and C[1], and with C[2] and C[3]: bits 15 and 31 are 1 if U is not less.
   const u32 both = __byte_perm(word, 0, 0x2020) | 0x80008000u, some = both - bounds.x, more = both - bounds.y;
   const u32 forced = (some & 0x80008000u) | ((more >> 1) & 0x40004000u);
-  // Less by one it is less, so it was equal. What is not less than C[3] is unsure, too.
+  // If U - 1 is less and U is not, they are equal. U is unsure, too, if it is not less than C[3].
   unsure |= some & ~(some - 0x00010001u);
   unsure |= more & ~(more - 0x80000001u);
-  // Turned where the point is negative.
+  // If the point is negative, heads and tails are exchanged.
   return __popc(flip_masked<MASK>((word & MASK) | forced, __float_as_int(x) >> 31));
 }
 
-// Draws that were put off, with all bits. Forced coins are bits of MASK, in an order that begins with the usual four.
+// Completes postponed draws, with all bits. Forced coins are bits of MASK, in an order that begins with the usual four.
 // Places count from coordinate `base`; there are `end` coordinates.
 __device__ void draw_late(Draws draws, const u32* exact, u64* sums, u32 t, Keys key, u32 base, u32 end) {
   __syncthreads();
@@ -139,7 +139,7 @@ __device__ __forceinline__ void add_to(u32* sum, u32 value) {
 #define INSIDE(r) (PLACE(r) < END)
 
 // Rounds a thread's share of the first END numbers of a tile and adds the integers to its sums. The numbers are lost.
-// Draws are put off with places from `local` on.
+// Postponed draws are stored with places from `local` on.
 template <int END>
 __device__ __forceinline__ void round_part(
     float (&x)[32], u32* totals, u32 first, u32 local, u32 t, u32 client, Keys key, Draws draws
@@ -155,7 +155,7 @@ __device__ __forceinline__ void round_part(
     for (int k = 0; k < 4; k++)
       if (INSIDE(r + k)) total += draw(x[r + k], words[k], origin, unsure) << (8 * k);
     if (unsure & 0x80008000u) {
-      // All four are put off: to find out which it was would take registers that others need.
+      // All four draws are postponed: finding the unsure one would take registers that are needed elsewhere.
       const int four = INSIDE(r + 3) ? 4 : INSIDE(r + 2) ? 3 : INSIDE(r + 1) ? 2 : 1;
       uint2* late = draws.late + count_up(&late_count, four);
 #pragma unroll

@@ -15,7 +15,7 @@
 #if defined(ROTATE) || defined(BACK)
 typedef float Numbers[REGISTERS];
 
-// The transform, from layout B to C. Nobody may still read the buffer.
+// Transforms from layout B to C. No thread may still read the buffer.
 __device__ __forceinline__ void transform(Numbers& x, float* buffer, u32 t) {
   const u32 warp = t / 32, lane = t % 32;
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ __forceinline__ void regroup(Numbers& x, float* buffer, u32 t) {
 #endif
 }
 
-// A number times ±2^(-LOG/2). Signs of the second transform begin at bit 2^LOG, or 16 if that is more.
+// Returns a number times ±2^(-LOG/2). Signs of the second transform begin at bit 2^LOG, or 16 if that is more.
 __device__ __forceinline__ float flipped(float x, const u32* signs, u32 coordinate, bool second) {
   const u32 bit = coordinate + (second ? (SIZE > 16 ? SIZE : 16) : 0);
   return __fmul_rn(x, __uint_as_float(NORMALISE ^ (__ldg(signs + bit / 32) << (31 - bit % 32) & 0x80000000u)));
@@ -57,7 +57,7 @@ __device__ __forceinline__ float flipped(float x, const u32* signs, u32 coordina
 #endif
 
 #ifdef ROTATE
-// The sum over a row's threads, known to all of them. Nobody may still read the buffer.
+// Returns the sum over a row's threads to all of them. No thread may still read the buffer.
 __device__ __forceinline__ float row_sum(float part, float* buffer, u32 t) {
   for (int distance = 16; distance; distance /= 2) part += __shfl_xor_sync(0xFFFFFFFFu, part, distance);
 #if LOG > 10
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * PACK, 1024 / (THREADS * P
     squares += value * value;
   }
   const double length = sqrt((double)row_sum(squares, buffer, t));
-  // Broken rows become zero. NaN is not less than anything.
+  // Rows that are not finite become zero: comparisons with NaN are false.
   const float scale = length < LONGEST ? (float)(length > 1.0 ? unit / length : unit) : 0.0f;
 #pragma unroll
   for (int r = 0; r < REGISTERS; r++)
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * PACK, 1024 / (THREADS * P
 #endif
 
 #ifdef BACK
-// The inverse rotation of one vector, in place, by one block.
+// Rotates one vector back, in place, by one block.
 extern "C" __global__ void __launch_bounds__(THREADS) back(float* vector, int rest, const u32* __restrict__ signs) {
   extern __shared__ float buffer[];
   const u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) back(float* vector, int re
 // Coordinates of a thread, 1024 apart: a counter has four words, and coins that are tossed one by one take half a word.
 #define SLABS (COINS > 0 && COINS <= FEW_COINS ? 8 : 4)
 
-// The nearest point of the grid, within the limit, plus OFFSET.
+// Returns the nearest point of the grid, within the limit, plus OFFSET.
 __device__ __forceinline__ u32 point_of(float x) {
   if (LIMIT < 4194304) return __float_as_uint(nearest(x)) + (OFFSET - 0x4B400000u);
   return (u32)__float2int_rn(fminf(fmaxf(x, -(float)LIMIT), (float)LIMIT)) + OFFSET;

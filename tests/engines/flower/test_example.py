@@ -60,7 +60,6 @@ def test_ten_silos_learn_and_every_round_is_charged(
         assert 3.5 < ledger.total("digits").epsilon <= 4.0
 
 
-@pytest.mark.slow
 def test_with_correlated_noise_every_image_is_in_one_round(
     apps: tuple[ModuleType, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,6 @@ VALUES = st.one_of(
 FIELDS = st.sampled_from(["version", REQUEST, "other"])
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(changes=st.dictionaries(FIELDS, VALUES, max_size=4), removed=st.sets(FIELDS, max_size=1))
 def test_any_record_is_read_or_refused(changes: dict[str, Any], removed: set[str]) -> None:
@@ -64,7 +63,6 @@ def test_any_record_is_read_or_refused(changes: dict[str, Any], removed: set[str
     assert fields[REQUEST] == found
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     dtype=st.sampled_from(["uint8", "float32", ""]),

@@ -56,7 +56,6 @@ def expected(silo: int, clip_norm: float) -> np.ndarray:
     return total
 
 
-@pytest.mark.slow
 def test_the_sum_of_the_first_examples_gradients_each_clipped() -> None:
     found = silo_sum(asked(9.0, EXAMPLES), mlp(6, 3, (), seed=0), LOSS, FEATURES[0], LABELS[0])
     assert list(found) == ["0.weight", "0.bias"]
@@ -69,7 +68,6 @@ def test_only_under_the_mod() -> None:
         silo_sum(asked(9.0, 0), mlp(6, 3, (), seed=0), LOSS, FEATURES[0], LABELS[0])
 
 
-@pytest.mark.slow
 def test_silos_learn_from_examples() -> None:
     plan = planned()
 

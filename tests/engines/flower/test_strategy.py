@@ -95,7 +95,6 @@ def huge(reply: Message) -> Message:
     return Message(RecordDict({RECORD: ArrayRecord({UPLOAD: upload})}), reply_to=reply)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("damage", [garbage, strange, huge, lambda reply: None])
 def test_one_bad_node_does_not_stop_the_others(small_plan: Plan, stage: int, damage: Any) -> None:
@@ -112,7 +111,6 @@ def test_one_bad_node_does_not_stop_the_others(small_plan: Plan, stage: int, dam
     assert close(after, VECTORS[kept].mean(axis=0), small_plan.error.total)
 
 
-@pytest.mark.slow
 def test_too_few_nodes(small_plan: Plan) -> None:
     strategy = CpsgdStrategy(small_plan, node_timeout=0.1)
     after, grid = run(strategy, nodes(2))
@@ -122,7 +120,6 @@ def test_too_few_nodes(small_plan: Plan) -> None:
     assert not after.any()
 
 
-@pytest.mark.slow
 def test_no_more_nodes_than_planned_and_three_are_enough(small_plan: Plan) -> None:
     strategy = CpsgdStrategy(small_plan, node_timeout=0.1)
     run(strategy, nodes(6))
@@ -149,7 +146,15 @@ def test_a_train_function_may_fail_and_its_text_stays_home(small_plan: Plan) -> 
     assert "4711" not in report.dropped[101]
 
 
-@pytest.mark.slow
+def test_a_ledger_of_another_unit_is_refused_before_the_first_round(small_plan: Plan, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "budget") as ledger:
+        ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5, unit="example"))
+        members = nodes()
+        with pytest.raises(ParameterError, match="protects one example"):
+            run(CpsgdStrategy(small_plan, ledger=ledger, population="people"), members)
+        assert [node.trained for node in members] == [0] * 4
+
+
 def test_the_ledger_is_charged_before_and_the_run_ends_when_it_is_spent(small_plan: Plan, tmp_path: Path) -> None:
     with Ledger(tmp_path / "budget") as ledger:
         ledger.create(Budget(population="people", epsilon=0.75 * small_plan.guarantee.epsilon, delta=1e-5))

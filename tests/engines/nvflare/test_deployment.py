@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 
 from cpsgd.engines.nvflare import CpsgdController
 from cpsgd.engines.nvflare.controller import REPORTS_FILE
@@ -60,7 +59,6 @@ def listening(pids: list[int]) -> set[str]:
     return found
 
 
-@pytest.mark.slow
 def test_a_federation_of_processes(tmp_path: Path) -> None:
     """The example's own way to start and end a federation, with a job whose numbers are known."""
     helper, job = load(EXAMPLE / "federation.py"), load(APP / "job.py")

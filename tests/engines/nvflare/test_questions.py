@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from cpsgd.engines.nvflare import CpsgdController, answer_question, question_controller, read_answers, zero_model
 from cpsgd.errors import ConditionError
-from cpsgd.statistics import Clusters, Components, Mean
+from cpsgd.statistics import Clusters, Mean
 from cpsgd.statistics.planned import Question
 
 from .local import Communicator, Persistor, Site, Workspace, context
@@ -82,19 +82,6 @@ def test_the_servers_model_does_not_round_the_answer() -> None:
     sent = answer_question(huge, QUESTION, {"age": 25, "height": 2.0})
     np.testing.assert_allclose(sent.params["answer"], [-0.25, 0.3], atol=1e-6)
     assert sent.params_type == "DIFF"
-
-
-def test_principal_components_are_a_question_like_others(tmp_path: Path) -> None:
-    question = Components(["age", "height"], 1, radius=100.0)
-    plan = {"dropout": 0.2, "bits": 14, "mechanism": "binomial"}
-    server = question_controller(question, 5, 40.0, 1e-5, plan=plan, pace=PACE)
-    persistor = run(server, tmp_path, question=question)
-    found = read_answers(question, server, persistor.saved[-1])
-    assert found.components.shape == (1, 2)
-    assert found.guarantee.epsilon <= 40.0
-    assert found.guarantee.assumption is not None
-    assert "the products x" in found.guarantee.assumption
-    assert abs(found.mean[0] - 40) < 100
 
 
 def test_rounds_of_kmeans(tmp_path: Path) -> None:

@@ -166,7 +166,6 @@ def assert_each_example_once(partition: Partition, examples: int) -> None:
     assert sorted(itertools.chain.from_iterable(held(partition))) == list(range(examples))
 
 
-@pytest.mark.slow
 @given(st.integers(1, 300), st.data(), st.integers(0, 2**70))
 def test_iid_is_even_and_complete(examples: int, data: st.DataObject, seed: int) -> None:
     clients = data.draw(st.integers(1, examples))
@@ -177,7 +176,6 @@ def test_iid_is_even_and_complete(examples: int, data: st.DataObject, seed: int)
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=200),
     st.integers(1, 40),
@@ -211,7 +209,6 @@ def shares(alpha: float, clients: int) -> np.ndarray:
     return counts.T / 1_000
 
 
-@pytest.mark.slow
 def test_alpha_rules_how_uneven_classes_are() -> None:
     """A share of Dirichlet(α, ..., α) over n clients has variance (1/n)(1 − 1/n)/(nα + 1).
 

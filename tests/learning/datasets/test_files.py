@@ -98,7 +98,6 @@ def test_a_connection_that_always_breaks_is_given_up_and_what_came_is_kept(
     assert target.read_bytes() == CONTENT
 
 
-@pytest.mark.slow
 def test_a_killed_download_is_resumed(server: Any, target: Path, part: Path) -> None:
     server.files[NAME] = CONTENT
     server.go_on.clear()
@@ -186,7 +185,6 @@ def test_offline_the_error_names_every_address_and_the_remedy(server: Any, targe
         assert text in message
 
 
-@pytest.mark.slow
 def test_a_silent_server_is_not_waited_for_endlessly(
     server: Any, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,6 @@ def by_hand(data: InfiniteDataset, index: int) -> NDArray[np.uint8]:
     return result
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("side", [1, 2, 5, 28])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("given_slopes", [False, True])
@@ -192,7 +191,6 @@ def test_the_originals_recipe(vectors: dict[str, NDArray]) -> None:
     np.testing.assert_array_equal([made.base, made.k1, made.k2, made.move], [base, k1, k2, move])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given_slopes", [False, True])
 def test_the_originals_images_byte_for_byte(
     vectors: dict[str, NDArray], real_mnist: ImageDataset, given_slopes: bool
@@ -211,7 +209,6 @@ def test_the_originals_images_byte_for_byte(
     np.testing.assert_array_equal(images, vectors["images_c_program_surrogate_fields"])
 
 
-@pytest.mark.slow
 def test_infinite_mnist(real_mnist: ImageDataset, mnist_folder: Path) -> None:
     data = infinite_mnist(folder=mnist_folder)
     assert (data.name, data.size, data.feature_dim) == ("infinite-mnist", 25_000_000, 784)
@@ -294,7 +291,6 @@ def test_displacement_and_smoothness() -> None:
 CPU = torch.device("cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0, 1])
 def test_infinite_samples_are_the_same_bit_for_bit(shift: int) -> None:
     data = replace(infinite_digits(), shift=shift)

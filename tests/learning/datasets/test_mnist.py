@@ -63,7 +63,6 @@ def test_where_it_is_looked_for(small_mnist: Path, tmp_path: Path, monkeypatch: 
     assert load_mnist("~/.cache/cpsgd").size == 30
 
 
-@pytest.mark.slow
 def test_every_damage_is_noticed(small_mnist: Path) -> None:
     for part in mnist.PARTS:
         path = small_mnist / "mnist" / part.name

@@ -156,7 +156,6 @@ def test_rows_that_are_not_rotated(rounding: Rounding, cuda_device: torch.device
     assert torch.equal(found, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounding", [SMALL["grid points"], SMALL["hundred"]], ids=["grid points", "hundred"])
 @pytest.mark.parametrize(("dim", "count"), [(9_001, 17), *large((51_370, 1_500))])
 def test_sums_that_are_full(
@@ -412,7 +411,6 @@ def test_tables_of_products(layers: tuple[tuple[int, int], ...]) -> None:
     assert np.isnan(found.ravel()[layout.dim :]).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
 def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As machine code, instructions included, for which a CUDA compiler needs no GPU."""

@@ -97,7 +97,6 @@ def test_rows_of_four_passes(dim: int) -> None:
     assert torch.equal(found, sums_of(rotated(rows, 1e6, 1e5), SMALL["three"], first=0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounding", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize(
     ("dim", "count"), [(20_000, 2), *(pytest.param(100_000, count, marks=pytest.mark.gpu) for count in (1, 300))]

@@ -126,7 +126,7 @@ def sign_bytes(n: int) -> int:
 
 
 def rotate_forward(x: Floats, factor: float, signs: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-    """Returns the rotation of codec/rotate.py."""
+    """Writes the rotation of codec/rotate.py."""
     size, rest, normalise = _split(x.size)
     scale(x, factor, out)
     out[:size] = hadamard(out[:size] * normalise * _sign_values(signs, 0, size))
@@ -136,13 +136,13 @@ def rotate_forward(x: Floats, factor: float, signs: NDArray[np.uint8], out: NDAr
 
 
 def rotate_to_grid(x: Floats, factor: float, signs: NDArray[np.uint8], limit: float, out: NDArray[np.float32]) -> float:
-    """Returns the rotation, and the squared norm of the grid point nearest to its result."""
+    """Writes the rotation, and returns the squared norm of the grid point nearest to it."""
     rotate_forward(x, factor, signs, out)
     return grid_norm_squared(out, limit)
 
 
 def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None:
-    """Returns the inverse rotation, in place."""
+    """Rotates back, in place."""
     size, rest, normalise = _split(data.size)
     if rest:
         data[:size] = hadamard(data[:size]) * normalise * _sign_values(signs, max(16, size), size)

@@ -86,6 +86,8 @@ class PairTask:
         self.protocol.check_integers()
         if modulus is None or not is_prime(modulus):
             raise ParameterError("Expected a protocol whose modulus is a prime; plan(..., pair=True) chooses one.")
+        if self.protocol.mechanism.wraps:
+            raise ParameterError("Messages that wrap around the modulus have no range that servers could check.")
         if promise is None:
             raise ParameterError("Expected a protocol with a promise; plan(..., pair=True) makes one.")
         _validate.integer("rounds", self.rounds, low=1, high=MOST_ROUNDS)

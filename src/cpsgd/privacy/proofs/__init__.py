@@ -1,6 +1,6 @@
 """Proofs in a list: every module of this folder holds some, and the smallest ε wins.
 
-A proof is an object with the questions of `proofs.base.Proof`. To add one, write a module beside this one with a tuple
+A proof is an object with the questions of `argument.Proof`. To add one, write a module beside this one with a tuple
 `PROOFS`; nobody else asks which law a mechanism has.
 """
 
@@ -14,11 +14,11 @@ from importlib import import_module
 
 from cpsgd.errors import ConditionError
 from cpsgd.privacy.accountant import Rounds
-from cpsgd.privacy.proofs.base import COMPOSED, Proof, Proved, alone, check
+from cpsgd.privacy.proofs.argument import COMPOSED, Proof, Proved, alone, check
 from cpsgd.run import Run
 
 Found = dict[str, Proved | str]
-"""By the proof's label, what it proves, or the reason why it proves nothing."""
+"""Results by the proof's label; a text is the reason why there is none."""
 
 
 @lru_cache(maxsize=1)
@@ -38,7 +38,7 @@ def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, 
     """Returns the proof with the smallest ε, what it proves, and the results of the others.
 
     Args:
-        run: About whole clients, checked (`base.check`).
+        run: About whole clients, checked (`argument.check`).
         delta: δ in total.
         most_effort: Slower proofs are not tried.
 
@@ -48,7 +48,7 @@ def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, 
     found: Found = {}
     winner: tuple[Proof, Proved] | None = None
     for proof in supporting(run):
-        if proof.effort > most_effort:
+        if proof.effort > most_effort or (delta == 0.0 and not proof.pure):
             continue
         below = math.inf if winner is None else winner[1].epsilon
         try:
@@ -81,6 +81,8 @@ def round_cost(run: Run, tail: float) -> Rounds:
     owner = _owner(run, "cost")
     if owner is None:
         raise ConditionError("These rounds have no equivalent Gaussian.")
+    if tail == 0.0 and not owner.pure:
+        raise ConditionError("Nothing is proved about these rounds at δ = 0; allow a delta above 0.")
     return owner.cost(run, tail)
 
 
@@ -93,6 +95,8 @@ def joint_cost(run: Run, tail: float) -> Rounds:
     owner = _owner(run, "joint_cost")
     if owner is None:
         raise ConditionError("These rounds have no smoothed certificate.")
+    if tail == 0.0:
+        raise ConditionError("Nothing is proved about these rounds at δ = 0; allow a delta above 0.")
     return owner.joint_cost(run, tail)
 
 

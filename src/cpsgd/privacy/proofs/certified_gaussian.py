@@ -5,20 +5,9 @@ standard normal law and q = Φ^-1. On a range of integers put
 
     μ₁ = max over z of  f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))).
 
-If two neighbours are u and u' = u + t in lattice units, then, on outputs within the range, the pair is
-(μ₁ ‖t‖₂)-GDP in the sense of Dong, Roth and Su ("Gaussian Differential Privacy", 2022), because
-
-1. The trade-off curve of one coordinate is decided at its vertices. The likelihood ratio is monotone, so optimal
-   tests are thresholds z, and the curve lies above that of N(0, 1) against N(μ, 1) if, at every threshold,
-   q(F(z)) - q(F_t(z)) <= μ: between vertices it is a chord, and chords of a convex curve lie above the curve.
-2. For 0 <= t <= 1, F_t(z) = F(z) - t f(z), and q(F(z)) - q(F_t(z)) is the integral of q' = 1/φ(q) over an interval
-   of length t f(z) inside [F(z - 1), F(z)]. φ(q(.)) is concave, so on an interval it is smallest at an end: the
-   difference is at most μ₁ t. Larger t are sums of such steps; negative ones are mirrored.
-3. Coordinates are independent, and Gaussian trade-off curves compose as √Σμ².
-
-The range has to leave out the far tails, where the quotient grows without bound. Outputs are clamped in thought: of an
-event, the part inside the box is treated exactly, and the rest has at most the probability `tail_mass`, which is
-added to δ. The full proofs are in docs/accounting.md.
+If two neighbours are t apart in lattice units then, on outputs within the range, the pair is (μ₁ ‖t‖₂)-GDP in the sense
+of Dong, Roth and Su's "Gaussian Differential Privacy" (2022). The range leaves out the far tails, where the quotient
+grows without bound; their probability, `tail_mass`, is added to δ. docs/accounting.md, section 4, has the proofs.
 """
 
 from __future__ import annotations
@@ -35,8 +24,8 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
-from cpsgd.privacy.proofs import base
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
 
@@ -150,7 +139,7 @@ def certified_epsilon(
 
 
 class _Profile:
-    """How μ₁ grows with the range, computed once for all tails down to `smallest_tail`."""
+    """The growth of μ₁ with the range, computed once for all tails down to `smallest_tail`."""
 
     def __init__(self, law: Law, dim: int, sensitivity: float, levels: int, smallest_tail: float) -> None:
         self.steps = check_parameters(dim, sensitivity, levels, smallest_tail)
@@ -177,7 +166,7 @@ class _Profile:
 
 
 def inside(law: Law, low: int, high: int) -> bool:
-    """Whether a range and its neighbours are possible values of the noise."""
+    """Returns whether a range and its neighbours are possible values of the noise."""
     return law.lowest + 1 <= low and high <= law.highest - 1
 
 

@@ -21,8 +21,8 @@ from cpsgd._numbers import rounded_down
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law
 from cpsgd.privacy.moments import MAX_ORDER, Meter, Moments, TooLongError
-from cpsgd.privacy.proofs import base
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.privacy.proofs.certified_gaussian import check_delta, law_of
 from cpsgd.promise import Claim
 from cpsgd.run import Run
@@ -154,7 +154,7 @@ class _Orders:
         self.boxes = [moments.box for moments, _ in rounds]
 
     def at(self, order: float) -> RenyiCertificate:
-        """By this order, or the largest that can be computed."""
+        """Returns the certificate of this order, or of the largest that can be computed."""
         order = min(order, self._largest)
         kappa = math.fsum(count * moments.kappa(order) for moments, count in self._rounds) * (1.0 + 4.0 * _UNIT)
         remaining = (self._delta - self._tail) * (1.0 - 2.0 * _UNIT)
@@ -199,7 +199,7 @@ def rdp_epsilon(divergence: float, order: float, delta: float) -> float:
 
 
 def renyi_floor(slope: float, delta: float) -> float:
-    """What the Rényi certificate cannot come below, at little cost: its ε if D_α were α `slope` for all α.
+    """Returns an ε that the Rényi certificate cannot come below: its ε if D_α were α `slope` for all α.
 
     As t -> 0, D_α/t² -> α χ²/2 with χ² the chi-square divergence of Z_1 from Z_0, and χ² >= 1/Var(Z_0) (Hammersley,
     Chapman and Robbins). So κ(α) >= α/(2 Var(Z_0)), and `slope` is S² / (2 Var(Z_0)).

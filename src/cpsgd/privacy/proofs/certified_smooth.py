@@ -23,8 +23,8 @@ from cpsgd.privacy import curves
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.curves import Family
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
-from cpsgd.privacy.proofs import base
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.privacy.proofs.certified_gaussian import SMALLEST_MASS, GaussianCertificate
 from cpsgd.privacy.smoothed import Growth, fisher, growth
 from cpsgd.promise import Claim
@@ -52,7 +52,7 @@ def smoothed_certificate(
         sensitivity: S, the largest Euclidean distance of neighbours in one round, in units of the law.
         reach: The largest distance in one coordinate.
         tail: Probability, over all coordinates and rounds together, that may be left out.
-        rounds: How many rounds neighbours differ in.
+        rounds: Number of rounds that neighbours differ in.
 
     Raises:
         ConditionError: The law's support ends too early, or a single coordinate gives away too much.

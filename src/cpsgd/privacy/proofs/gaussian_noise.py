@@ -10,8 +10,8 @@ from cpsgd.mechanisms.law import Normal, RoundedNormal
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.accountant import Rounds, composed_epsilon
-from cpsgd.privacy.proofs import base
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
 

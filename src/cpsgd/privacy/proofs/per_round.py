@@ -27,8 +27,9 @@ from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import LARGEST_EPSILON
 from cpsgd.privacy.gaussian import gdp_epsilon
-from cpsgd.privacy.proofs import base, best
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs import best
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.run import Run
 
 if TYPE_CHECKING:

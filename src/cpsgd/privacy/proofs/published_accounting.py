@@ -16,8 +16,8 @@ from cpsgd.errors import ConditionError
 from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
 from cpsgd.privacy import renyi_bounds
-from cpsgd.privacy.proofs import base
-from cpsgd.privacy.proofs.base import Proof, Proved
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.privacy.proofs.per_round import CITATION, check_composable, optimal_composition
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run

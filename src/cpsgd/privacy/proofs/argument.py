@@ -36,7 +36,7 @@ COMPOSED = {
     "fixed-size": "sampling without replacement (docs/accounting.md, section 12), on Balle, Barthe and Gaboardi 2018, "
     "Theorem 2, and Zhu, Dong and Wang 2022, Theorem 10",
 }
-"""By scheme of participation, why equivalent Gaussians of rounds compose as they do."""
+"""The theorem by which equivalent Gaussians of rounds compose, by scheme of participation."""
 
 # Shares of δ that may pay for the noise sampler's resolution.
 _SAMPLER_SHARES = (1e-6, 0.1)
@@ -71,6 +71,9 @@ class Proof(ABC):
 
     effort: int
     """Proofs are tried in rising order: 0 for closed forms, 2 for the quickest certificate."""
+
+    pure: ClassVar[bool] = False
+    """Whether it proves anything at δ = 0."""
 
     quick: ClassVar[bool] = True
     """Whether `scale` is quickly computed."""
@@ -192,7 +195,7 @@ def with_sampler(run: Run, delta: float, prove: Callable[[float], tuple[float, f
     larger: where the largest would not pay for the ε known so far (0 at first), the proof is not asked again.
 
     Args:
-        run: Whose sampler.
+        run: The run whose sampler is paid for.
         delta: δ in total.
         prove: From the δ that is left to ε and the part of it for tails.
 
@@ -223,7 +226,7 @@ def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> t
     """Returns the smallest ε of rounds as equivalent Gaussians over these shares of δ for the tails, and their cost.
 
     Raises:
-        ConditionError: Nothing is proved about so many rounds with so little noise.
+        ConditionError: Nothing is proved about these rounds: they are too many, or have too little noise.
     """
     found: list[tuple[float, float]] = []
     failures: list[ConditionError] = []
@@ -254,30 +257,31 @@ def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> t
 
 def gaussian_mu(run: Run, claim: Claim) -> float:
     """Returns the largest μ of one round of an exactly Gaussian mechanism, which has no tails to pay for."""
-    return _gaussian_mu(claim.epsilon, claim.delta, counted(run), run.participation)
+    return _gaussian_mu(claim, counted(run), run.participation)
 
 
 def sampled_mu(run: Run, claim: Claim) -> float:
     """Returns the same when a share of δ is set aside for tails, under sampling."""
-    return _sampled_mu(claim.epsilon, claim.delta, counted(run), run.participation)
+    return _sampled_mu(claim, counted(run), run.participation)
 
 
 @lru_cache(maxsize=256)
-def _gaussian_mu(epsilon: float, delta: float, rounds: int, participation: Participation) -> float:
+def _gaussian_mu(claim: Claim, rounds: int, participation: Participation) -> float:
     if participation.rate == 1.0:
-        return gaussian.gdp_mu(epsilon, delta) / math.sqrt(rounds) * (1.0 - 1e-14)
-    return 1.0 / accountant.least_noise(
-        epsilon=epsilon, delta=delta, rounds=rounds, participation=participation, tolerance=_TOLERANCE
-    )
+        return gaussian.gdp_mu(claim.epsilon, claim.delta) / math.sqrt(rounds) * (1.0 - 1e-14)
+    return 1.0 / accountant.least_noise(claim, rounds=rounds, participation=participation, tolerance=_TOLERANCE)
 
 
 @lru_cache(maxsize=256)
-def _sampled_mu(epsilon: float, delta: float, rounds: int, participation: Participation) -> float:
-    mu, left = _gaussian_mu(epsilon, delta, rounds, participation), delta * (1.0 - SAMPLED_TAIL_SHARE)
+def _sampled_mu(claim: Claim, rounds: int, participation: Participation) -> float:
+    mu, left = _gaussian_mu(claim, rounds, participation), claim.delta * (1.0 - SAMPLED_TAIL_SHARE)
     while True:
         mu *= 1.0 - 2.0 * _TOLERANCE
         spent = accountant.composed_delta(
-            [Rounds(mu=mu, count=rounds)], epsilon=epsilon, participation=participation, interval=accountant.COARSE
+            [Rounds(mu=mu, count=rounds)],
+            epsilon=claim.epsilon,
+            participation=participation,
+            interval=accountant.COARSE,
         )
         if spent <= left:
             return mu

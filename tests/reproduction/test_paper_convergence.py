@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import ParameterError
-from cpsgd.paper.convergence import gradient_norm_bound, gradient_variance, step_size
+from reproduction.paper_convergence import gradient_norm_bound, gradient_variance, step_size
 
 
 def test_formulas_by_hand() -> None:

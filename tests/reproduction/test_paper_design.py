@@ -6,10 +6,10 @@ import pytest
 
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.paper import bounds
-from cpsgd.paper.design import PaperDesign, paper_design
 from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.protocol import Protocol
+from reproduction.paper_design import PaperDesign, paper_design
 
 CLIENTS, DIM, DELTA = 1000, 650, 1e-6
 

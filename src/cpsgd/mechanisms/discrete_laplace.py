@@ -1,0 +1,398 @@
+"""Rounding to k levels plus shares of discrete Laplace noise: pure differential privacy (δ = 0) for few coordinates.
+
+A client adds the difference of two Pólya variables (negative binomial of real shape 1/m, m = `shares`). The sum over m
+clients is the difference of two geometric variables: the discrete Laplace law, P(Z = z) proportional to e^(-|z|/t)
+(Ács and Castelluccia, "I Have a DREAM!", 2011; Goryczka and Xiong, "A Comprehensive Comparison of Multiparty Secure
+Additions with Differential Privacy", 2015). docs/accounting.md, section 17, has the proofs, also for fewer and for more
+honest clients than m.
+
+Messages are integers modulo `window`, and so are sums. Only then may noise be unbounded, and only unbounded noise has
+pure differential privacy: reduction modulo a number is post-processing of the sum.
+
+The sampler is exact. A geometric variable G with α = e^(-1/t) is drawn as by Canonne, Kamath and Steinke (2020, with
+rational probabilities alone). Given G, a share of it is drawn by a Pólya urn: of the G units one after the other goes
+to the client with probability (1/m + k)/(1 + j) = (1 + m k)/(m (1 + j)), where k of the j units before did. For G is
+the sum of two independent negative binomial variables of shapes 1/m and 1 - 1/m, and given their sum the first is
+beta-binomial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd import _validate
+from cpsgd.codec.clip import MAX_LEVELS
+from cpsgd.codec.rounding import PythonKernel, Rounder, Table
+from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.binomial import Binomial
+from cpsgd.mechanisms.interface import Search
+from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
+from cpsgd.mechanisms.law import Array, Summands
+from cpsgd.randomness import Keystream
+
+MAX_SPREAD = 2**12
+"""The largest t: drawing takes time in proportion to it."""
+# Where a plan chooses t: with this many times √n, all clients' rounding is less than a hundredth of the noise.
+_ENOUGH, _LEAST_ENOUGH = 4, 64
+MAX_SHARES = 2**24
+MAX_WINDOW = 2**32 - 1
+_UNIT = 2.0**-53
+# Bytes of a key per coordinate, from which the sampler draws as many as it needs.
+_KEY_BYTES = 16
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PolyaLaw:
+    """The difference of two negative binomial variables of shape `parts`/`shares`, each with α = e^(-1/spread).
+
+    Attributes:
+        spread: t.
+        shares: m; as many parts make the discrete Laplace law.
+        parts: Honest clients in the sum.
+        moved: What each part is moved up by, which costs nothing.
+    """
+
+    spread: int
+    shares: int
+    parts: int
+    moved: int = 0
+
+    @property
+    def shape(self) -> float:
+        """r = parts / shares."""
+        return self.parts / self.shares
+
+    @property
+    def step_loss(self) -> float:
+        """Upper bound on log f(z)/f(z ± 1) over all z: 1/t from m honest clients on, log f(0)/f(1) with fewer."""
+        if self.parts >= self.shares:
+            return 1.0 / self.spread * (1.0 + 4.0 * _UNIT)
+        return self.losses(1)
+
+    def losses(self, steps: int) -> float:
+        """Returns an upper bound on log f(0)/f(steps) where there are fewer honest clients than shares.
+
+        f(z) = Σ_k p(k) p(k + z) with p(k + 1)/p(k) = α (k + r)/(k + 1) < α. What is left out of f(0) is less than
+        p(K)²/(1 - α²), and leaving terms out of f(steps) only lowers it. Every p is a product of at most K ratios.
+        """
+        masses = self._masses(120.0)
+        alpha = math.exp(-1.0 / self.spread)
+        left = float(masses[-1]) ** 2 / (1.0 - alpha * alpha)
+        zero = float(np.sum(masses**2)) + left
+        moved = float(np.sum(masses[:-steps] * masses[steps:]))
+        return math.log(zero / moved) * (1.0 + 1e-12) + 16.0 * len(masses) * _UNIT
+
+    def _masses(self, nats: float) -> Array:
+        """Returns p(0), p(1), ... up to a factor, until e^-nats is left."""
+        count = math.ceil(self.spread * (nats + 8.0 + max(self.shape, 1.0) * 8.0)) + 8
+        k = np.arange(count, dtype=np.float64)
+        with np.errstate(under="ignore"):
+            ratios: Array = math.exp(-1.0 / self.spread) * (k + self.shape) / (k + 1.0)
+            found: Array = np.concatenate([[1.0], np.cumprod(ratios)])
+        kept: Array = found[found > 1e-280 * found.max()]
+        return kept
+
+    def summands(self, nats: float) -> Summands:
+        """Returns this noise, without the rarest e^-nats, and the clients' rounding to a level next to their point."""
+        one_sided = self._masses(nats)
+        one_sided /= one_sided.sum()
+        mass = np.convolve(one_sided, one_sided[::-1])
+
+        def client(point: float) -> tuple[int, Array]:
+            below = math.floor(point)
+            return below, np.array([1.0 - (point - below), point - below])
+
+        first = self.parts * self.moved + 1 - len(one_sided)
+        return Summands(client, first=first, mass=mass, largest=float(len(one_sided)))
+
+    def __str__(self) -> str:
+        return f"{self.parts} of {self.shares} shares of discrete Laplace noise with spread {self.spread}"
+
+
+@dataclass(frozen=True)
+class PolyaNoise(IntegerNoise):
+    """One of `shares` shares of discrete Laplace noise, moved up to the middle of the window; the sampler is exact.
+
+    Attributes:
+        spread: t.
+        shares: m.
+        window: M.
+        middle: What a share is moved up by.
+    """
+
+    spread: int
+    shares: int
+    window: int
+    middle: int
+
+    @property
+    def mean(self) -> float:
+        """What a share is moved up by."""
+        return float(self.middle)
+
+    @property
+    def variance(self) -> float:
+        """2 α / (m (1 - α)²), before the reduction."""
+        if not self.spread:
+            return 0.0
+        return 2.0 / (self.shares * (2.0 * math.sinh(0.5 / self.spread)) ** 2)
+
+    @property
+    def largest(self) -> int:
+        """Every residue is possible, and a level is added to it."""
+        return self.window - 1
+
+    def law(self, honest: int) -> Any:
+        """Returns the difference of two negative binomial laws.
+
+        Raises:
+            ConditionError: There is no noise.
+        """
+        if not self.spread:
+            raise ConditionError("spread=0 adds no noise, hence no privacy; use a spread of at least 1.")
+        return PolyaLaw(self.spread, self.shares, honest, self.middle)
+
+    def table(self) -> Table:
+        """Returns nothing: noise is not drawn from a table."""
+        return Table(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint64), 0)
+
+    def cumulant(self, slope: float) -> float:
+        """Returns (1/m) log((1 - α)² / ((1 - α e^λ)(1 - α e^-λ))), finite for λ < 1/t."""
+        if not self.spread or slope >= (1.0 - 1e-9) / self.spread:
+            return 0.0 if not self.spread else math.inf
+        rate = 1.0 / self.spread
+        up, down = -math.expm1(slope - rate), -math.expm1(-slope - rate)
+        return (2.0 * math.log(-math.expm1(-rate)) - math.log(up) - math.log(down)) / self.shares
+
+    def of_sum(self, count: int, dim: int, keystream: Keystream) -> Integers:
+        """Draws the sum of `count` clients' noise exactly: whole geometric variables, and one share for the rest.
+
+        It is reduced modulo `count` M, which a reduction modulo M does not see.
+        """
+        whole, rest = divmod(count if self.spread else 0, self.shares)
+        found = np.full(dim, count * self.middle, dtype=np.int64)
+        for sign in (1, -1):
+            for _ in range(whole):
+                found += sign * _geometric(self.spread, dim, keystream)
+            if rest:
+                found += sign * _share(self.spread, rest, self.shares, dim, keystream)
+        return found % (count * self.window)
+
+    def of_clients(self, count: int, dim: int, keystream: Keystream) -> Integers:
+        """Draws every client's noise by itself."""
+        found = np.zeros(dim, dtype=np.int64)
+        for _ in range(count):
+            found += self.of_sum(1, dim, keystream)
+        return found
+
+
+class PolyaKernel(PythonKernel):
+    """Rounds to a level, adds a client's share, and reduces modulo the window."""
+
+    def __init__(self, rounder: Rounder, noise: PolyaNoise) -> None:
+        """Fixes the parameters."""
+        self._rounder, self._noise = rounder, noise
+
+    def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
+        """Writes the integers. The first four bytes per coordinate round; the next sixteen key the noise's stream."""
+        self._rounder.values(grid, keystream[: 4 * grid.size], values)
+        stream = Keystream(keystream[4 * grid.size :][:_KEY_BYTES].tobytes())
+        noise = self._noise.of_sum(1, grid.size, stream)
+        values[:] = (values + noise) % self._noise.window
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteLaplace(Lattice):
+    """k levels and shares of discrete Laplace noise, sums modulo a number.
+
+    Attributes:
+        spread: t, discrete Laplace noise is z with a probability proportional to e^(-|z|/t); 0 is no noise.
+        shares: m, as many clients' noise adds up to discrete Laplace noise: the honest clients of a round.
+        window: M, clients' integers and their sums are taken modulo this.
+    """
+
+    name = "discrete-laplace"
+    title = "rounding and shares of discrete Laplace noise"
+    pure = True
+    wraps = True
+    planned = False
+
+    spread: int
+    shares: int
+    window: int = field()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "spread", _validate.integer("spread", self.spread, low=0, high=MAX_SPREAD))
+        object.__setattr__(self, "shares", _validate.integer("shares", self.shares, low=1, high=MAX_SHARES))
+        window = _validate.integer("window", self.window, low=max(2, self.levels), high=MAX_WINDOW)
+        object.__setattr__(self, "window", window)
+
+    @property
+    def noise(self) -> PolyaNoise:
+        """A client's share."""
+        return PolyaNoise(self.spread, self.shares, self.window, (self.window - self.levels + 1) // 2)
+
+    @property
+    def keystream_bytes(self) -> int:
+        """Four bytes for rounding, and a key for the noise."""
+        return 4 + _KEY_BYTES
+
+    def kernel(self) -> PolyaKernel:  # type: ignore[override]
+        """Returns the kernel, which is written in Python."""
+        return PolyaKernel(self._rounding().kernel(), self.noise)
+
+    def _rounding(self) -> Binomial:
+        return Binomial(levels=self.levels, trials=0, coordinate_range=self.coordinate_range)
+
+    @property
+    def values(self) -> int:
+        """M."""
+        return self.window
+
+    def without_noise(self) -> Binomial:
+        """Returns rounding to the same levels."""
+        return self._rounding()
+
+    # ------------------------------------------------------------------ planning
+
+    @classmethod
+    def loudest(cls, levels: int, search: Search) -> Self | None:
+        """Returns the mechanism with the largest t whose sums fit."""
+        if search.values <= levels:
+            return None
+
+        def made(spread: int) -> Any:
+            return cls(levels=levels, coordinate_range=1.0, spread=spread, shares=search.honest, window=search.values)
+
+        low, high = 1, min(MAX_SPREAD, max(_LEAST_ENOUGH, _ENOUGH * math.isqrt(search.honest)))
+        if search.fits(made(high)):
+            low = high
+        if not search.fits(made(low)):
+            return None
+        while high > low + max(1, low // 64):
+            middle = max(low + 1, math.isqrt(low * high)) if high > 2 * low else (low + high) // 2
+            low, high = (middle, high) if search.fits(made(middle)) else (low, middle)
+        found: Self = made(low)
+        return found
+
+    @classmethod
+    def candidates(cls, search: Search) -> Iterator[Self]:
+        """Yields numbers of levels, rising by a third, with the most noise each, while sums fit and more may help."""
+        if search.honest > MAX_SHARES or search.values > MAX_WINDOW:
+            return
+        levels = 2
+        while levels <= MAX_LEVELS:
+            candidate = cls.loudest(levels, search)
+            if candidate is None:
+                return  # nor will more levels fit
+            yield candidate
+            _, widest = candidate.useful_scales(dim=search.dim, clip_norm=search.clip_norm, rotate=search.rotate)
+            if levels > 3 and search.rough_scale(candidate) >= widest:
+                return  # more levels only widen the range, and this one is wide enough already
+            levels = levels + 1 if levels < 5 else (4 * levels // 3) | 1
+
+    def quieter(self, factor: float) -> Self | None:
+        """Returns the same with a smaller t."""
+        spread = min(math.floor(self.spread * math.sqrt(factor)), self.spread - 1)
+        return replace(self, spread=spread) if spread >= 1 else None
+
+    @classmethod
+    def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
+        """Returns 17 levels in the range of a vector, noise as wide as the levels, and room for all of it."""
+        levels, spread = 17, 16
+        window = 1 << (clients * (levels - 1) + 80 * spread).bit_length()
+        return {
+            "levels": levels,
+            "coordinate_range": clip_norm,
+            "spread": spread,
+            "shares": clients,
+            "window": min(window, MAX_WINDOW),
+        }
+
+    def describe(self) -> str:
+        """Returns levels, range, noise and window."""
+        return (
+            f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, one of {self.shares:,} shares of discrete "
+            f"Laplace noise with spread {self.spread:,}, modulo {self.window:,}"
+        )
+
+
+# ---------------------------------------------------------------------- the exact sampler
+
+
+def _below(bounds: Integers, keystream: Keystream) -> Integers:
+    """Draws integers uniform below each of these bounds, which are less than 2^62, by rejection from 62-bit words."""
+    found = np.empty(len(bounds), dtype=np.int64)
+    waiting = np.arange(len(bounds))
+    while waiting.size:
+        words = keystream.take(8 * waiting.size).view(np.uint64).astype(np.int64) & ((1 << 62) - 1)
+        limits = (1 << 62) // bounds[waiting] * bounds[waiting]
+        good = words < limits
+        found[waiting[good]] = words[good] % bounds[waiting[good]]
+        waiting = waiting[~good]
+    return found
+
+
+def _heads(numerators: Integers, denominators: Integers, keystream: Keystream) -> NDArray[np.bool_]:
+    """Tosses coins with exactly these probabilities."""
+    heads: NDArray[np.bool_] = _below(denominators, keystream) < numerators
+    return heads
+
+
+def _survives(numerators: Integers, denominator: int, keystream: Keystream) -> NDArray[np.bool_]:
+    """Tosses coins with probabilities e^(-u/t), 0 <= u <= t (Canonne, Kamath and Steinke 2020, Algorithm 1).
+
+    The number of heads in a row, the j-th with probability u/(t j), is even with that probability.
+    """
+    count = len(numerators)
+    even = np.ones(count, dtype=np.bool_)
+    waiting, j = np.arange(count), 1
+    while waiting.size:
+        heads = _heads(numerators[waiting], np.full(waiting.size, denominator * j, dtype=np.int64), keystream)
+        waiting = waiting[heads]
+        even[waiting] = ~even[waiting]
+        j += 1
+    return even
+
+
+def _geometric(spread: int, count: int, keystream: Keystream) -> Integers:
+    """Draws G with P(G = g) = (1 - α) α^g, α = e^(-1/t): U + t V (Canonne, Kamath and Steinke 2020, Algorithm 2)."""
+    low = np.zeros(count, dtype=np.int64)
+    waiting = np.arange(count)
+    while waiting.size:
+        tried = _below(np.full(waiting.size, spread, dtype=np.int64), keystream)
+        good = _survives(tried, spread, keystream)
+        low[waiting[good]] = tried[good]
+        waiting = waiting[~good]
+    high = np.zeros(count, dtype=np.int64)
+    waiting = np.arange(count)
+    while waiting.size:
+        waiting = waiting[_survives(np.ones(waiting.size, dtype=np.int64), 1, keystream)]
+        high[waiting] += 1
+    return low + spread * high
+
+
+def _share(spread: int, parts: int, shares: int, count: int, keystream: Keystream) -> Integers:
+    """Draws `parts` of `shares` shares of a geometric variable by a Pólya urn."""
+    units = _geometric(spread, count, keystream)
+    if parts == shares:
+        return units
+    found = np.zeros(count, dtype=np.int64)
+    waiting = np.flatnonzero(units > 0)
+    j = 0
+    while waiting.size:
+        numerators = parts + shares * found[waiting]
+        heads = _heads(numerators, np.full(waiting.size, shares * (1 + j), dtype=np.int64), keystream)
+        found[waiting[heads]] += 1
+        j += 1
+        waiting = waiting[units[waiting] > j]
+    return found

@@ -1,0 +1,108 @@
+"""Pure differential privacy of discrete Laplace noise, and of fewer or more shares of it than make it up.
+
+Let a bound the logarithm of the ratio of neighbouring masses of the noise (`PolyaLaw.step_loss`). A coordinate at
+distance τ = i + f (i whole, 0 <= f < 1) is rounded at random before the noise comes, and loses at most
+i a + log(1 + f (e^a - 1)). That is at most (e^a - 1) τ, and at most a τ + c(a) with c the cumulant of rounding. So d
+coordinates whose distances add up to at most S₁ lose at most
+
+    ε = min((e^a - 1) S₁, a S₁ + d c(a)),    S₁ = √d S, and no more than d times the reach.
+
+With fewer honest clients than shares masses are log-convex on either side of 0, and a coordinate never loses more than
+H(⌈τ⌉), H(z) = log f(0)/f(z), which is concave: d coordinates lose at most d H(⌈S₁/d⌉ + 1), which may be less.
+docs/accounting.md, section 17, has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from cpsgd._lazy import Late
+from cpsgd.mechanisms.discrete_laplace import PolyaLaw
+from cpsgd.mechanisms.sums import rounding_cumulant
+from cpsgd.privacy.accountant import Rounds, pure_epsilon
+from cpsgd.privacy.proofs import argument as base
+from cpsgd.privacy.proofs.argument import Proof, Proved
+from cpsgd.promise import Claim
+from cpsgd.run import Run
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
+
+_SAFE = 1.0 + 1e-13
+
+
+@dataclass(frozen=True)
+class PureLaplace(Proof):
+    """ε at δ = 0, by the L1 distance of neighbours; of several rounds added up."""
+
+    name: str = "discrete-laplace"
+    citation: str = (
+        "discrete Laplace noise in shares (docs/accounting.md, section 17), on Ács and Castelluccia 2011, Goryczka and "
+        'Xiong 2015, and Ghosh, Roughgarden and Sundararajan, "Universally Utility-Maximizing Privacy Mechanisms", 2009'
+    )
+    effort: int = 0
+    pure: ClassVar[bool] = True
+
+    def supports(self, run: Run) -> bool:
+        """Returns whether the noise is made of such shares."""
+        return isinstance(base.law_of(run), PolyaLaw)
+
+    def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
+        """Returns the ε of all rounds that a client is in; sampled ones cost log(1 + q (e^ε - 1))."""
+        each = [(self.cost(base.of_size(run, size), 0.0), count) for size, count in run.sizes]
+        if base.alone(run):
+            return Proved(max(cost.pure for cost, _ in each), 0.0, self.citation)
+        rounds = [Rounds(cost.mu, count, pure=cost.pure) for cost, count in each]
+        found = pure_epsilon([(part, run.participation) for part in rounds])
+        return Proved(found, 0.0, f"{self.citation}; pure ε add up")
+
+    def cost(self, run: Run, tail: float) -> Rounds:
+        """Returns one round: (ε, 0)-DP is μ-GDP with Φ(μ/2) = e^ε/(1 + e^ε) (Dong, Roth and Su 2022, section 2)."""
+        epsilon = _epsilon(_law(run), run.protocol.dim, base.sensitivity(run), run.protocol.reach(run.adjacency))
+        return Rounds(
+            -2.0 * float(special.ndtri(1.0 / (1.0 + math.exp(min(epsilon, 500.0))))) * (1.0 + 1e-12), pure=epsilon
+        )
+
+    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+        """Returns the smallest scale at which the rounds' ε add up to no more than is allowed."""
+        return base.scale_for(run, _allowed(run, claim))
+
+    def rough_scale(self, run: Run, claim: Claim) -> float:
+        """Returns the same where the range of coordinates does not help."""
+        return base.distance(run) / _allowed(run, claim)
+
+    def least_scale(self, run: Run, claim: Claim) -> float:
+        """Returns the same; at δ > 0 several rounds may cost less than their ε added up."""
+        return self.rough_scale(run, claim) / (1.0 if claim.delta == 0.0 else base.counted(run))
+
+
+def _law(run: Run) -> PolyaLaw:
+    law = base.law_of(run)
+    assert isinstance(law, PolyaLaw)
+    return law
+
+
+def _allowed(run: Run, claim: Claim) -> float:
+    """Returns the largest S, rounded down, with which the rounds' ε add up to no more than is claimed."""
+    loss, dim, rate = _law(run).step_loss, run.protocol.dim, run.participation.rate
+    each = claim.epsilon / base.counted(run) * (1.0 - 1e-12)
+    allowed = each if rate == 1.0 else math.log1p(math.expm1(each) / rate) * (1.0 - 1e-12)
+    total = max(allowed / math.expm1(loss), (allowed - dim * rounding_cumulant(loss)) / loss)
+    return total / math.sqrt(dim) * (1.0 - 1e-12)
+
+
+def _epsilon(law: PolyaLaw, dim: int, sensitivity: float, reach: float) -> float:
+    """Returns ε of one round, rounded up."""
+    loss, farthest = law.step_loss, min(sensitivity, reach)
+    total = min(math.sqrt(dim) * sensitivity, dim * reach) * _SAFE
+    found = min(math.expm1(loss) * total, loss * total + dim * rounding_cumulant(loss))
+    if law.parts < law.shares:
+        found = min(found, dim * law.losses(min(math.ceil(farthest), math.ceil(total / dim) + 1)))
+    return found * _SAFE
+
+
+PROOFS = (PureLaplace(),)
