@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan
-from cpsgd.errors import CheckpointError, ParameterError
+from cpsgd._durable import unseal
+from cpsgd.errors import CheckpointError, CpsgdError, ParameterError, PopulationError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.course import LOST, Course
 from cpsgd.federation.sessions import RoundReport, RoundSession
@@ -186,6 +187,58 @@ def test_files_that_are_not_this_runs(small_plan: Plan, tmp_path: Path) -> None:
             checkpoint.load(path, fingerprint, DIM)
 
 
+def damaged(data: bytes, seed: int) -> bytes:
+    """One to four bits flipped, a piece cut off, taken out, repeated or zeroed."""
+    generator = np.random.default_rng(seed)
+    changed = bytearray(data)
+    start, length = int(generator.integers(len(data))), int(generator.integers(1, 64))
+    match seed % 6:
+        case 0 | 1:
+            for place in generator.integers(len(data), size=1 + seed % 4):
+                changed[place] ^= 1 << int(generator.integers(8))
+        case 2:
+            del changed[start:]
+        case 3:
+            del changed[start : start + length]
+        case 4:
+            changed[start:start] = changed[start : start + length]
+        case _:
+            changed[start : start + length] = bytes(len(changed[start : start + length]))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("release", ["0.2.0", "now"])
+def test_damaged_checkpoints_are_refused_or_read_as_the_same(small_plan: Plan, tmp_path: Path, release: str) -> None:
+    fingerprint, path = small_plan.protocol.fingerprint.hex(), tmp_path / "file"
+    report: RoundReport[str] = RoundReport(1, True, survivors=3, dropped={"a": "gone"}, stages={"a": Stage.MASK})
+    state = {"momentum": np.ones(DIM, np.float32), "variance": np.zeros(DIM)}
+    written: checkpoint.Standing[str] = checkpoint.Standing(
+        fingerprint, np.arange(DIM, dtype=np.float32), state, 0.7, [report], 2, "run-1", True, "run-0", ["b"]
+    )
+    checkpoint.save(path, written)
+    whole = path.read_bytes()
+    # 0.2.0 had no digest.
+    whole = unseal("course", whole) if release == "0.2.0" else whole
+    accepted = 0
+    for seed in range(1_200):
+        path.write_bytes(damaged(whole, seed))
+        try:
+            found = checkpoint.load(path, fingerprint, DIM)
+        except CheckpointError:
+            continue
+        accepted += damaged(whole, seed) != whole
+        assert found is not None
+        assert found.optimizer.keys() == state.keys()
+        assert all(np.array_equal(found.optimizer[name], state[name]) for name in state)
+        assert np.array_equal(found.model, written.model)
+        assert all(getattr(found, name) == getattr(written, name) for name in ("clip", "reports", "begun", "asked"))
+        assert (found.charged_to, found.revealing, found.course) == ("run-1", True, "run-0")
+    if release == "now":
+        assert accepted == 0
+    path.write_bytes(whole)
+    assert checkpoint.load(path, fingerprint, DIM) is not None
+
+
 def test_apply_must_keep_the_models_size(small_plan: Plan, folder: Path) -> None:
     terms = Terms(plan=small_plan, secure=False)
     course: Course[str] = Course(terms, np.zeros(DIM, np.float32), run="1", apply=lambda model, mean, round: mean[:3])
@@ -266,3 +319,25 @@ def test_a_round_that_was_given_up_while_its_sum_was_revealed_is_not_begun_again
     assert [report.reason for report in course.reports] == [LOST]
     with Ledger(folder / "ledger") as ledger:
         assert [entry.event.round for entry in ledger.events("people")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("budget", "population", "error", "told"),
+    [
+        ({"unit": "example"}, "people", ParameterError, "protects one example"),
+        ({}, "strangers", PopulationError, "strangers"),
+    ],
+)
+def test_a_ledger_that_no_round_can_be_charged_to_is_refused_before_the_first_round(
+    small_plan: Plan,
+    tmp_path: Path,
+    budget: dict[str, Any],
+    population: str,
+    error: type[CpsgdError],
+    told: str,
+) -> None:
+    """Every round was withheld, one by one, and the run ended as if it had gone well."""
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5, **budget))
+        with pytest.raises(error, match=told):
+            Course(Terms(plan=small_plan, ledger=ledger, population=population), np.zeros(DIM, np.float32), run="1")

@@ -10,7 +10,7 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import RoundRefusedError, StageError
-from cpsgd.federation.client_files import Answered, Memory
+from cpsgd.federation.client_files import Answered, Memory, open_client_files
 from cpsgd.secagg import Stage
 
 from .local import Client, opening, plain
@@ -111,3 +111,33 @@ def test_a_new_memory_is_there_after_a_loss_of_power(tmp_path: Path, monkeypatch
     assert synced == ["folder", "file"]
     memory.once("1", 1, Stage.SHARE)
     assert synced == ["folder", "file", "file"]
+
+
+# ---------------------------------------------------------------------- settings that would protect less in silence
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cpsgd_memory", "cpsgd-memory"),
+        ("cpsgd_roster", "cpsgd-roster"),
+        ("CPSGD-IDENTITY", "cpsgd-identity"),
+        ("cpsgd-memroy", "cpsgd-memory"),
+        ("cpsgdroster", "cpsgd-roster"),
+    ],
+)
+def test_a_misspelt_setting_refuses_every_round(small_plan: Plan, tmp_path: Path, name: str, meant: str) -> None:
+    client = Client(settings={name: str(tmp_path / "file"), "partition-id": 3})
+    with pytest.raises(RoundRefusedError, match=f"Did its operator mean '{meant}'"):
+        client.ask(opening(small_plan))
+
+
+def test_a_required_file_that_is_not_set_refuses_every_round(tmp_path: Path) -> None:
+    memory = {"cpsgd-memory": str(tmp_path / "memory")}
+    with pytest.raises(RoundRefusedError, match="requires a memory, and cpsgd-memory is not set"):
+        open_client_files({"memory": str(tmp_path / "memory")}, require_memory=True)
+    with pytest.raises(RoundRefusedError, match="requires a roster"):
+        open_client_files(memory, require_memory=True, require_roster=True)
+    found, signing = open_client_files(memory, require_memory=True)
+    assert found is not None
+    assert signing.roster is None

@@ -19,6 +19,7 @@ from cpsgd.privacy import Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon, mixed_epsilon
 from cpsgd.privacy.proofs import round_cost
 from cpsgd.randomness import Keystream
+from cpsgd.statistics import mean
 
 FALSE_ALARM = 1e-6
 DRAWS = 20_000
@@ -196,8 +197,8 @@ def test_messages_and_secure_sums_wrap_around() -> None:
         aggregator.add(given.encode([0.5, 0.0, -0.5], round=0))
         total += given.encode_integers([0.5, 0.0, -0.5], round=0)
     assert np.all(total % 128 < 128)
-    for mean in (aggregator.mean(), given.decode_sum(total % 128, 6, round=0)):
-        assert np.all(np.abs(mean) < 64 * given.scale / 6)
+    for found in (aggregator.mean(), given.decode_sum(total % 128, 6, round=0)):
+        assert np.all(np.abs(found) < 64 * given.scale / 6)
     assert np.array_equal(given.decode_sum(total, 6, round=0), given.decode_sum(total % 128, 6, round=0))
 
 
@@ -222,9 +223,22 @@ def test_a_ledger_adds_up_pure_epsilon(tmp_path: Path) -> None:
         assert ledger.total("people").epsilon == pytest.approx(count * one, rel=1e-9)
     with pytest.raises(ValueError, match="budget"):
         ledger.reserve("people", event)
+    other = protocol(spread=400)
+    ledger.reserve("people", RoundEvent(protocol=other, survivors=6))
+    expected = 3 * one + guarantee(other, 0.0).epsilon
+    assert ledger.total("people").epsilon == pytest.approx(expected, rel=1e-9)
     coins = Protocol.binomial(clients=6, dim=1, clip_norm=1.0, levels=2, trials=40)
-    with pytest.raises(ConditionError, match="δ = 0"):
+    with pytest.raises(ParameterError, match="pure differential privacy"):
         ledger.reserve("people", RoundEvent(protocol=coins, survivors=6))
+
+
+def test_a_column_of_a_table_has_a_mean_with_pure_privacy() -> None:
+    ages = np.random.default_rng(0).normal(40.0, 10.0, size=3000)
+    found = mean({"age": ages}, columns=["age"], bounds={"age": (0.0, 100.0)}, epsilon=1.0, delta=0.0)
+    assert "at δ = 0" in repr(found)
+    # Laplace noise of 100/3000: beyond 20 times that with a probability of e^-20.
+    value = float(repr(found).partition("age ")[2].partition(" ")[0])
+    assert value == pytest.approx(float(np.clip(ages, 0.0, 100.0).mean()), abs=20 * 100 / 3000)
 
 
 def test_an_audit_finds_nothing_wrong() -> None:

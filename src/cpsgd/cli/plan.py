@@ -43,7 +43,16 @@ def run(
         draw_frontier(found, plot)
     notes = [] if plot is None else [f"Frontier drawn into {plot}"]
     notes += [] if out is None else [f"Protocol written to {out}"]
-    output.answer(json, {**found.to_dict(), "out": out}, _summary(found), _frontier(found), *notes)
+    upload = _upload(found) if required.pair else {}
+    if upload:
+        notes.append(f"Upload to two servers: {upload['upload_bytes']:,} bytes with its proof")
+    output.answer(json, {**found.to_dict(), **upload, "out": out}, _summary(found), _frontier(found), *notes)
+
+
+def _upload(found: Plan) -> dict[str, int]:
+    from cpsgd.planner.two_servers import upload_bytes
+
+    return {"upload_bytes": upload_bytes(found.protocol)}
 
 
 def _summary(found: Plan) -> object:
@@ -65,7 +74,7 @@ def _summary(found: Plan) -> object:
             f"[bold]{error.total:.4g}[/bold] expected squared error: noise {share['noise']}, "
             f"rounding {share['rounding']}, clipping {share['clipping']}",
         ),
-        ("", f"{found.ratio:.3f} × the exact Gaussian mechanism's {found.gaussian_squared_error:.4g}"),
+        ("", f"{found.ratio:.3f} × the exact {found.reference} mechanism's {found.gaussian_squared_error:.4g}"),
         *([] if found.prefix is None else [("over the run", escape(str(found.prefix)))]),
         *([("", f"[yellow]{escape(warning)}[/yellow]")] if (warning := utility_warning(found)) else []),
         *_considered(found),
@@ -92,7 +101,7 @@ def _considered(found: Plan) -> list[tuple[str, str]]:
         if each.squared_error is None:
             text = each.reason or ""
         else:
-            ratio = f"{each.squared_error / found.gaussian_squared_error:.3f} × the Gaussian's"
+            ratio = f"{each.squared_error / found.gaussian_squared_error:.3f} × the {found.reference}'s"
             text = ratio if each.proved else f"at best {ratio}"
         texts.append(f"{each.mechanism}: {text}")
     # The first is the one chosen; its figures stand above.

@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -44,6 +45,9 @@ from cpsgd.secagg.keys import public_bytes
 MEMORY_KEY = "cpsgd-memory"
 IDENTITY_KEY = "cpsgd-identity"
 ROSTER_KEY = "cpsgd-roster"
+
+FILE_KEYS = (MEMORY_KEY, IDENTITY_KEY, ROSTER_KEY)
+_PREFIX = "cpsgd"
 
 _KIND = "#kind"  # no run has such a name
 _AHEAD = "ahead-"  # before the name of a stage
@@ -175,6 +179,61 @@ def _read(log: OpenLog) -> _Content:
         else:
             found.rounds.append(Answered(first, int(second), bytes.fromhex(last).hex()))
     return found
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def open_client_files(
+    settings: Mapping[str, object], *, require_memory: bool = False, require_roster: bool = False
+) -> tuple[Memory | None, Signing]:
+    """Returns the memory, and the identity and roster, that a client's operator has set.
+
+    Args:
+        settings: The operator's settings: Flower's node configuration, or NVFlare's `local/cpsgd.json`.
+        require_memory: Refuses every round without a memory.
+        require_roster: Refuses every round without an identity and a roster.
+
+    Raises:
+        RoundRefusedError: A setting with our prefix is unknown, so a protection would be missing without a word; a file
+            cannot be used; or a required one is not set.
+    """
+    check_names((key for key in settings if key.lower().startswith(_PREFIX)), FILE_KEYS)
+    memory, signing = Memory.of(settings), Signing.of(settings)
+    if require_memory and memory is None:
+        raise RoundRefusedError(f"This client requires a memory, and {MEMORY_KEY} is not set.")
+    if require_roster and signing.roster is None:
+        raise RoundRefusedError(f"This client requires a roster, and {IDENTITY_KEY} and {ROSTER_KEY} are not set.")
+    return memory, signing
+
+
+def check_names(names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses settings that are not known, with the right spelling.
+
+    Raises:
+        RoundRefusedError: One of the names is not known.
+    """
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            (meant,) = get_close_matches(name.lower().replace("_", "-"), known, 1, 0.0) or ("",)
+            # The server is told this text. A name may be anything, so no more than a word of it is quoted.
+            shown = "".join(letter for letter in name[:40] if letter.isprintable())
+            raise RoundRefusedError(
+                f"This client's setting {shown!r} is unknown. Did its operator mean {meant!r}? "
+                f"Known are {', '.join(known)}."
+            )
+
+
+def check_misplaced(settings: Mapping[str, object]) -> None:
+    """Refuses settings of an app or a job that name a client's files, which only its operator can set.
+
+    Raises:
+        RoundRefusedError: One of them does.
+    """
+    for name in settings:
+        if name.lower().replace("_", "-") in FILE_KEYS:
+            raise RoundRefusedError(f"The app sets {name!r}. Only a client's operator can set its files.")
 
 
 # ---------------------------------------------------------------------- identity and roster

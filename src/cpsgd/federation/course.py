@@ -161,7 +161,9 @@ class Course(Generic[Node]):
             ParameterError: The plan's dimension is not the model's and one for each of those; or single examples are
                 protected, or a distance of updates is assumed, which is not one of those.
             CheckpointError: The file is of another plan, or damaged.
+            LedgerError: No round of the plan can ever be charged to the ledger (`Terms.check_ledger`).
         """
+        terms.check_ledger()
         protocol = terms.plan.protocol
         self._terms, self._run, self._path = terms, run, path
         self._apply = apply or (lambda model, mean, round: model + mean)

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.correlated.turns import RunRules, run_rules
-from cpsgd.errors import ImplausibleMeanError, LedgerError, ParameterError, StageError, ThresholdError
+from cpsgd.errors import (
+    BudgetExceededError,
+    BudgetExpiredError,
+    ImplausibleMeanError,
+    LedgerError,
+    ParameterError,
+    StageError,
+    ThresholdError,
+)
 from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
@@ -107,6 +115,35 @@ class Terms:
         signed = ", signed" if self.roster is not None else ""
         return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
 
+    def event(self, round: int, name: str) -> RoundEvent:
+        """Returns the ledger's event of a round, of the run that the ledger knows by this name."""
+        participation, partition = self.rules.memory.charging(self.plan.participation, name)
+        return RoundEvent(
+            self.plan.protocol,
+            survivors=self.plan.surviving,
+            participation=participation,
+            partition=partition,
+            colluding=self.plan.colluding,
+            round=round,
+            run=name,
+            examples=self.examples,
+        )
+
+    def check_ledger(self) -> None:
+        """Refuses a ledger that would withhold every round of the plan, whatever is left of its budget.
+
+        A budget that is spent or expired withholds rounds when they begin: a run that goes on has paid for some.
+
+        Raises:
+            ParameterError: The budget is for another unit or adjacency than the plan.
+            LedgerError: The population has no budget, or the ledger cannot be read.
+            ConditionError: Nothing is proved about such rounds.
+        """
+        if self.ledger is None or self.population is None:
+            return
+        with suppress(BudgetExceededError, BudgetExpiredError):
+            self.ledger.quote(self.population, [self.event(1, f"{self.engine}-")])
+
     def check_rounds(self, rounds: int) -> None:
         """Refuses a run of more rounds than the plan's guarantee covers."""
         if rounds > self.plan.rounds:
@@ -175,18 +212,7 @@ class Settlement:
             if charged_to is not None and not found.released:
                 self.entry = found
                 return
-        participation, partition = terms.rules.memory.charging(terms.plan.participation, name)
-        event = RoundEvent(
-            terms.plan.protocol,
-            survivors=terms.plan.surviving,
-            participation=participation,
-            partition=partition,
-            colluding=terms.plan.colluding,
-            round=self._round,
-            run=name,
-            examples=terms.examples,
-        )
-        self.entry = terms.ledger.reserve(terms.population, event)
+        self.entry = terms.ledger.reserve(terms.population, terms.event(self._round, name))
 
     def ask(self) -> None:
         """Notes that something about the data is asked for.

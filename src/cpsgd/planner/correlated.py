@@ -1,11 +1,11 @@
 """The best protocol for a run whose noise is correlated over rounds.
 
-All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. What the bits decide is
-how many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most
+All candidates have the same noise z in the vector's units, σs, which the run's (ε, δ) fixes. The bits decide how
+many steps that is: a client's own noise of two steps and the rounding are not taken away again, so that the most
 steps are best that the window holds, or the modulus. A wider range of coordinates takes room in the window, a narrower
 one clips; a few are tried.
 
-What is judged is the error of the model, not of a round: the mean over rounds of the squared error of what training has
+The error of the model is judged, not that of a round: the mean over rounds of the squared error of what training has
 made of the means so far (`Workload`). Clipping is counted as if it were the same in every round.
 """
 
@@ -38,7 +38,7 @@ AUTO = "auto"
 _CHOICES = (2, 4, 8, 16, 32, 64, 128)
 # Ranges of coordinates, in standard deviations of a rotated one.
 _REACHES = (3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0)
-# What leaves the window costs so much of what the planner allows a sampler.
+# Share of the sampler's total variation for numbers that leave the window.
 _CUT_SHARE = 0.1
 # Fewer bands, or bits, are taken where these gain no more than that.
 _NEARLY_BANDS, _NEARLY_BITS = 1.05, 1.1
@@ -46,13 +46,13 @@ _NEARLY_BANDS, _NEARLY_BITS = 1.05, 1.1
 _CLOSE = 1.0 + 1e-3
 # Longer texts are no numbers of bands.
 _LONGEST_NUMBER = 20
-# More bits that leave so much of the error are of no use.
+# More bits that leave this share of the error are of no use.
 _NO_GAIN = 0.999
 
 
 @dataclass(frozen=True)
 class PrefixNoise:
-    """What training makes of the rounds' errors: the mean over rounds of the squared error of the model so far.
+    """The errors of rounds in the model: the mean over rounds of the squared error of the model so far.
 
     For a learning rate of 1, and with what `workload` says about later rounds; for plain SGD it is that of the sum of
     all means so far.
@@ -70,7 +70,7 @@ class PrefixNoise:
 
     @property
     def gain(self) -> float:
-        """How many times smaller it is; below 1 correlation does not pay."""
+        """The factor by which it is smaller; below 1 correlation does not pay."""
         return self.independent / self.squared_error
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class PrefixNoise:
 
 @dataclass(frozen=True)
 class CorrelatedPlan:
-    """A protocol with so many `bits`, what such ones are worth, and how to find the best for other numbers of bits."""
+    """The best protocol with this many bits, a judge of such protocols, and the search for other numbers of bits."""
 
     bits: float
     design: Finished
@@ -98,7 +98,7 @@ class CorrelatedPlan:
 
     @cached_property
     def prefix(self) -> PrefixNoise:
-        """What the protocol is worth."""
+        """The errors in the model with this protocol."""
         return self.judge(self.design.mechanism)
 
 
@@ -106,7 +106,7 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     """The best protocol with correlated noise; None where `correlated` is "auto" and independent noise is as good.
 
     Raises:
-        InfeasibleError: None has so few bits, or keeps (ε, δ); the message names the fewest bits that will do.
+        InfeasibleError: No protocol has this few bits, or none keeps (ε, δ); the message names the fewest bits.
         ParameterError: There are too few or too many bands.
     """
     rounds = problem.target.conditions.rounds
@@ -195,7 +195,7 @@ class _Run:
 
     @cached_property
     def _target(self) -> Target:
-        """That of one round: the mechanism's own numbers are about the whole run."""
+        """The target of one round: the mechanism's own numbers are about the whole run."""
         target = self.problem.target
         once = replace(target.conditions, sizes=((target.conditions.surviving, 1),), participation=Participation.once())
         return replace(target, conditions=once)
@@ -219,7 +219,7 @@ class _Run:
 
     @cached_property
     def _weights(self) -> tuple[float, float, float]:
-        """What z, a round's own noise, and a bias weigh."""
+        """Weights of z, of a round's own noise, and of a bias in the model."""
         workload = self.workload
         return workload.variance(self._correlation.factors), workload.variance(np.ones(1)), workload.bias()
 
@@ -335,7 +335,7 @@ class _Run:
         return per_unit * (noise.deviation**2 * of_z + own * of_own) + clipping * of_bias
 
     def _finished(self, bits: float, mechanism: CorrelatedGaussian) -> CorrelatedPlan:
-        """As a protocol, whose own accounting has the last word."""
+        """Returns the design as a protocol, whose own accounting has the last word."""
         try:
             finished = self.problem.finish(self.problem.setting.design(mechanism), bits)
         except ConditionError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from cpsgd import _validate
@@ -20,6 +20,7 @@ from cpsgd.planner.nearest import too_accurate, too_few_bits
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
+from cpsgd.planner.two_servers import shortest_uploads
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
@@ -98,8 +99,8 @@ class Plan:
 
     @property
     def reference(self) -> str:
-        """The mechanism whose error `gaussian_squared_error` is: the Gaussian, or at δ = 0 the Laplace mechanism."""
-        return "the Gaussian" if self.guarantee.delta else "the Laplace"
+        """Name of the noise whose error `gaussian_squared_error` is: "Gaussian", or at δ = 0 "Laplace"."""
+        return "Gaussian" if self.guarantee.delta else "Laplace"
 
     @property
     def rounds(self) -> int:
@@ -130,11 +131,11 @@ class Plan:
         return (
             f"Plan({self.protocol.name} at {self.bits:.4g} bits, ε = {rounded_up(self.guarantee.epsilon)} at "
             f"δ = {self.guarantee.delta:g}, squared error {self.error.total:.4g}, "
-            f"{self.ratio:.3f} × {self.reference}'s)"
+            f"{self.ratio:.3f} × the {self.reference}'s)"
         )
 
     def _repr_html_(self) -> str:
-        protocol, error = self.protocol, self.error
+        protocol, error, exact = self.protocol, self.error, f"the exact {self.reference} mechanism's"
         rows = [
             ("mechanism", f"{protocol.mechanism.name}: {protocol.mechanism.describe()}"),
             ("message", f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes"),
@@ -142,7 +143,7 @@ class Plan:
             ("promised", str(protocol.promise)),
             ("proved by", self.guarantee.citation),
             *([] if self.guarantee.assumption is None else [("assuming", self.guarantee.assumption)]),
-            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × {self.reference} mechanism's"),
+            ("error", f"{error.total:.4g} expected squared error, {self.ratio:.3f} × {exact}"),
             *([] if self.prefix is None else [("over the run", str(self.prefix))]),
         ]
         return html_table(f"Plan for {protocol.clients:,} clients of {protocol.dim:,} coordinates", rows)
@@ -216,6 +217,7 @@ def plan(
     dropout: float = 0.0,
     colluding: int = 0,
     secure: bool = False,
+    pair: bool = False,
     rotate: bool = True,
     overflow: float = DEFAULT_OVERFLOW,
     mean_norm: float | None = None,
@@ -261,6 +263,7 @@ def plan(
             dropout=dropout,
             colluding=colluding,
             secure=secure,
+            pair=pair,
             rotate=rotate,
             overflow=overflow,
             mean_norm=mean_norm,
@@ -275,6 +278,11 @@ def plan(
 
 def plan_for(required: Requirements, problem: Problem | None = None) -> Plan:
     """Returns the plan for requirements; `problem` is given where it is about single examples."""
+    if required.pair and required.correlated is not None:
+        raise ParameterError(
+            "Correlated noise needs clients that stay for the whole run; with pair=True they send once. "
+            "Leave out correlated, or use secure=True."
+        )
     if required.correlated is not None:
         check_correlated(required)
     elif required.workload is not None:
@@ -302,7 +310,8 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
     gaussian = problem.gaussian_squared_error
     enough = _CLOSE_TO_GAUSSIAN * gaussian if max_error is None else max_error
     try:
-        found = problem.fewest_bits(enough) if bits is None else _at(problem, bits)
+        fewest = problem.fewest_bits if problem.setting.most_values is None else partial(shortest_uploads, problem)
+        found = fewest(enough) if bits is None else _at(problem, bits)
     except ConditionError as error:
         asked = "The best there is" if bits is None else f"The best that {bits:.4g} bits hold"
         raise InfeasibleError(f"{asked} cannot be accounted for; use more bits. {error}") from None

@@ -18,6 +18,7 @@ from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
 from cpsgd.run import Run
+from cpsgd.secagg.pair.shape import MOST_LEVELS
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -111,9 +112,10 @@ class Problem:
             dim=target.dim,
             clip_norm=target.clip_norm,
             rotate=required.rotate,
-            overflow=_validate.probability("overflow", required.overflow) if required.secure or wraps else None,
+            overflow=_validate.probability("overflow", required.overflow) if required.modular or wraps else None,
             mean_norm=checked_mean_norm(required),
             mechanisms=kinds,
+            most_values=MOST_LEVELS if required.pair else None,
         )
         return cls(setting, target, required.distance_reason)
 
@@ -191,7 +193,7 @@ class Problem:
         """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε."""
         design, protocol, proved = self._accounted(design, bits)
         modulus = design.modulus
-        if modulus is not None:
+        if modulus is not None and self.setting.most_values is None:
             modulus = _convenient(modulus, self.setting.dim, values_of(bits))
         # Sums modulo something are post-processing: the guarantee is the same.
         protocol = replace(protocol, modulus=modulus)

@@ -1,4 +1,4 @@
-"""Whether a plan's means will say more than its noise."""
+"""Warns of plans whose means would be mostly noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpsgd.planner.planning import Plan
 
 
 def utility_warning(plan: Plan) -> str | None:
-    """Why a round's mean would be mostly noise, and what helps; None where it would not.
+    """Returns why a round's mean would be mostly noise, and remedies; None where it would not.
 
     The error of the mean is compared with the clip norm D, the most that the mean itself can be. The suggestions follow
     how the error grows: with the square roots of the dimension and of the rounds, and with one over the clients and

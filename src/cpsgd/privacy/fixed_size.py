@@ -1,28 +1,13 @@
 """Rounds whose cohort is a random subset of fixed size, with replace-one neighbours, composed.
 
-One round. Fix the rest T of the cohort and the client y that is drawn where ours is not. The round's law is qP + (1-q)Q
-for one of two neighbours and qP' + (1-q)Q for the other, with P, P' and Q the laws of the sum over T and our client,
-its replacement, or y. Each two of them are replace-one neighbours, hence μ-GDP. With H_γ the hockey-stick divergence
-and γ' = 1 + q(γ - 1), γ >= 1, advanced joint convexity (Balle, Barthe and Gaboardi 2018, Theorem 2) says
+A round is dominated by one pair of laws: with A = (1-q) N(0,1) + q N(μ,1), B = N(0,1) and the loss
+l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2, the first law has A's mass at the losses l(x) > 0, B's mass
+at their negatives and the rest at loss 0; the second law is the first mirrored. Losses of independent pairs add up.
 
-    H_γ'(qP + (1-q)Q, qP' + (1-q)Q) <= q max(H_γ(P, Q), H_γ(P, P')) <= q H_γ(N(μ,1), N(0,1)),
-
-in both orders of the neighbours, and joint convexity takes the mean over T and y. For γ' < 1 use
-H_γ'(A, B) = 1 - γ' + γ' H_1/γ'(B, A). The bounds for all γ' are together the curve of one pair of laws (the pair of the
-trade-off function C_q(G_μ) of Dong, Roth and Su 2022): with A = (1-q) N(0,1) + q N(μ,1), B = N(0,1) and the loss
-l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2,
-
-* the first law has A's mass at the losses l(x) > 0, B's mass at their negatives -l(x), and the rest at loss 0;
-* the second law is the first mirrored.
-
-Many rounds. A pair whose curve lies above a round's, whatever was released before, may take the round's place (Zhu,
-Dong and Wang 2022, Theorem 10), so the losses of independent pairs are added up.
-
-Every number is rounded up. Masses go to points of a grid, each to the two points around its loss so that both laws keep
-it ("connecting the dots", Doroshenko et al. 2022), which raises the curve; what is not known exactly goes to the upper
-one. Sums are computed by FFT, of masses tilted by e^(λ l) towards the ε asked for: its rounding errors, bounded in the
-Euclidean norm, are then small against δ however small that is. Where there are too many rounds for that, the pair's
-Rényi divergences are left. docs/accounting.md, section 12, has the proofs.
+Every number is rounded up. Masses go to the two points of a grid around their loss ("connecting the dots", Doroshenko
+et al. 2022). Sums are computed by FFT of masses tilted by e^(λ l) towards the ε asked for, so that rounding errors are
+small against δ however small that is. Where there are too many rounds for that, the pair's Rényi divergences are left.
+docs/accounting.md, section 12, has the proofs.
 """
 
 from __future__ import annotations

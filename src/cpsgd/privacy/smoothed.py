@@ -1,27 +1,15 @@
 """The smoothed Gaussian certificate: many coordinates together are more Gaussian than one.
 
-The Gaussian certificate asks of every single coordinate that it be as private as a Gaussian, at its worst threshold.
-But a round has many coordinates, and their product is far smoother. Let G(w) be the pair N(√w, 1), N(0, 1), and write
-(A, B) ≼_η G(w) if H_s(A, B) <= H_s(G(w)) + η for all s > 0, and the same for (B, A). If
-
-    pair ⊗ G(w) ≼_η G(w + κ(w) t²)    for all pairs that a coordinate can have at a distance t, and all w >= w₀,
-
-then a product of coordinates at distances t_j is ≼ G(w_d), w_j = w_{j-1} + κ(w_{j-1}) t_j², with η for each: give the
-adversary G(w₀) for free and swap coordinates for Gaussians one at a time. The round is √w_d-GDP up to a tail, as with
-the Gaussian certificate, and rounds are simply more coordinates.
-
-**One integral.** Let e be the pair's excess (`cpsgd.privacy.curves`) and ẽ(x) = e(exp x). Then
-
-    H_exp(c)(pair ⊗ G(w)) - H_exp(c)(G(w)) = ∫ ẽ(x) φ((x - c)/√w + √w/2) dx/√w,
-
-a Gaussian average of positive numbers, and, since ∂/∂v H_exp(c)(G(v)) = φ(√v/2 - c/√v)/(2√v), the pair is within
-G(w + Δ) if, for all c,
+Let G(w) be the pair N(√w, 1), N(0, 1), and write (A, B) ≼_η G(w) if H_s(A, B) <= H_s(G(w)) + η for all s > 0, and the
+same for (B, A). If pair ⊗ G(w) ≼_η G(w + κ(w) t²) for all pairs that a coordinate can have at a distance t, and all
+w >= w₀, then a product of coordinates at distances t_j is ≼ G(w_d), w_j = w_{j-1} + κ(w_{j-1}) t_j²: coordinates are
+swapped for Gaussians one at a time. With ẽ(x) = e(exp x), e the pair's excess (`cpsgd.privacy.curves`), the pair is
+within G(w + Δ) if, for all c,
 
     R(c) = 2 ∫ ẽ(x) exp(x c/w - x²/(2w) - x/2) dx  <=  J(c) = ∫_w^(w+Δ) √(w/v) exp((c²/2)(1/w - 1/v) - (v-w)/8) dv.
 
-Nothing cancels, so distances however small are compared to full relative accuracy. log R is convex in c and log J
-convex in c², which bounds both between the values of c that are computed. The proofs are in docs/accounting.md,
-section 6.
+log R is convex in c and log J convex in c², which bounds both between the values of c that are computed.
+docs/accounting.md, section 6, has the proofs.
 """
 
 from __future__ import annotations

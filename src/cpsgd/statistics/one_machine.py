@@ -287,7 +287,7 @@ def _planned(
     """Returns the question's plan and that of the search for bounds, together within the target."""
     epsilon, delta = target.epsilon, target.delta
     chosen: dict[str, Any] = {"bits": options.get("bits"), "mechanism": options.get("mechanism", BEST)}
-    if chosen["bits"] is None and chosen["mechanism"] == BEST:
+    if options["delta"] and chosen["bits"] is None and chosen["mechanism"] == BEST:
         chosen = {"bits": _BITS, "mechanism": "binomial"}
     if search is None:
         return question.plan(clients, epsilon, delta, **chosen), None

@@ -77,6 +77,24 @@ def test_an_honest_beginning_is_answered(small_plan: Plan) -> None:
     assert len(secrets(own)) > 64
 
 
+@pytest.mark.parametrize(
+    ("node", "app", "options", "told"),
+    [
+        ({"cpsgd_roster": "/roster"}, {}, {}, "Did its operator mean 'cpsgd-roster'"),
+        ({"cpsgd_memory": "/memory"}, {}, {}, "Did its operator mean 'cpsgd-memory'"),
+        ({}, {"cpsgd-memory": "/memory"}, {}, "Only a client's operator"),
+        ({"memory": "/memory"}, {}, {"require_memory": True}, "requires a memory"),
+        ({"cpsgd-memory": "/memory"}, {}, {"require_roster": True}, "requires a roster"),
+    ],
+)
+def test_protection_does_not_fail_open(
+    small_plan: Plan, node: dict[str, Any], app: dict[str, Any], options: dict[str, Any], told: str
+) -> None:
+    own = Context(RUN, 5, node, RecordDict(), app)
+    with pytest.raises(RoundRefusedError, match=told):
+        cpsgd_mod(**options)(opening(small_plan), own, never)
+
+
 def test_what_is_refused_leaves_no_state(small_plan: Plan) -> None:
     own = context()
     with pytest.raises(RoundRefusedError, match="costs ε = "):

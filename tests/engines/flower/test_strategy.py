@@ -146,6 +146,15 @@ def test_a_train_function_may_fail_and_its_text_stays_home(small_plan: Plan) -> 
     assert "4711" not in report.dropped[101]
 
 
+def test_a_ledger_of_another_unit_is_refused_before_the_first_round(small_plan: Plan, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "budget") as ledger:
+        ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5, unit="example"))
+        members = nodes()
+        with pytest.raises(ParameterError, match="protects one example"):
+            run(CpsgdStrategy(small_plan, ledger=ledger, population="people"), members)
+        assert [node.trained for node in members] == [0] * 4
+
+
 def test_the_ledger_is_charged_before_and_the_run_ends_when_it_is_spent(small_plan: Plan, tmp_path: Path) -> None:
     with Ledger(tmp_path / "budget") as ledger:
         ledger.create(Budget(population="people", epsilon=0.75 * small_plan.guarantee.epsilon, delta=1e-5))

@@ -145,6 +145,27 @@ def test_conditions_that_cannot_be_read_refuse_every_round(site: Site, text: str
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"cpsgd_memory": "/somewhere"}', "Did its operator mean 'cpsgd-memory'"),
+        ('{"limit": {"epsilon": 1.0, "delta": 1e-6}}', "Did its operator mean 'limits'"),
+        ('{"limits": {"epsilom": 1.0}}', "Did its operator mean 'epsilon'"),
+        ('{"require_memory": true}', "requires a memory"),
+        ('{"require_memory": "no"}', "requires a memory"),
+        ('{"require_roster": true, "cpsgd-memory": "/somewhere"}', "requires a roster"),
+    ],
+)
+def test_conditions_that_would_protect_less_in_silence_refuse_every_round(site: Site, text: str, told: str) -> None:
+    (site.folder / "local" / "cpsgd.json").write_text(text)
+    assert told in reason(site.answer(opening()))
+
+
+def test_a_job_can_require_a_memory(tmp_path: Path) -> None:
+    site = Site(tmp_path, "site-0", adds(VECTORS[0]), require_memory=True)
+    assert "requires a memory" in reason(site.answer(opening()))
+
+
 def test_a_memory_counts_rounds_over_jobs(tmp_path: Path) -> None:
     members = sites(tmp_path, limits={"rounds": 3})
     for site in members:

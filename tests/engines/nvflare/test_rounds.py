@@ -365,3 +365,12 @@ def test_rounds_with_identities_and_a_roster(tmp_path: Path, lost: int) -> None:
     server = controller(num_rounds=2, roster=str(roster))
     run(server, members, tmp_path / "server")
     assert [(report.released, report.survivors) for report in server.reports] == [(True, 5 - lost)] * 2
+
+
+def test_a_ledger_of_another_unit_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "budget") as ledger:
+        ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5, unit="example"))
+    members = sites(tmp_path)
+    with pytest.raises(ParameterError, match="protects one example"):
+        run(controller(ledger=str(tmp_path / "budget"), population="people"), members, tmp_path / "server")
+    assert not any(site.trainer.received for site in members)

@@ -18,7 +18,7 @@ from cpsgd.engines.flower.records import RECORD, ROUND, STATE
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import Memory, Signing
+from cpsgd.federation.client_files import check_misplaced, open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
 from cpsgd.protocol import Protocol
@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from cpsgd.learning.models import Loss
 
 
-def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limits: Any) -> Mod:
+def cpsgd_mod(
+    *,
+    allow_metrics: Iterable[str] = (),
+    secure: bool = True,
+    require_memory: bool = False,
+    require_roster: bool = False,
+    **limits: Any,
+) -> Mod:
     """Returns a Flower mod for `@app.train(mods=[cpsgd_mod()])`.
 
     The train function stays as it is: it gets the model and returns the trained one. The difference is the update; it
@@ -49,6 +56,8 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
         allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.
         secure: False also accepts rounds without secure aggregation, in which the server sees this client's own noisy
             message. The guarantees above then hold only for those who see no more than the model.
+        require_memory: Refuses every round on a SuperNode that was started without `cpsgd-memory`.
+        require_roster: Refuses every round on a SuperNode that was started without `cpsgd-identity` and `cpsgd-roster`.
         limits: The fields of `Limits`: epsilon, delta, rounds, colluding, adjacency, examples, disjoint, min_clients
             and fingerprint. With `examples` the train function returns the *sum* of at most that many clipped gradients
             (`silo_sum`) in place of a model; with `disjoint` they are other ones in every round (`accepted_round`).
@@ -63,14 +72,18 @@ def cpsgd_mod(*, allow_metrics: Iterable[str] = (), secure: bool = True, **limit
             metrics = _metrics(_call(call_next, message, context), allowed)
             content = RecordDict({records.METRICS: MetricRecord(metrics)} if metrics else {})
             return Message(content, reply_to=message)
-        request, settings = records.read_request(message), context.node_config
+        request = records.read_request(message)
+        check_misplaced(context.run_config)
+        memory, signing = open_client_files(
+            context.node_config, require_memory=require_memory, require_roster=require_roster
+        )
         kept: Any = context.state.config_records.get(RECORD, {})
         session = ClientSession(
             agreed,
             str(context.run_id),
             kept.get(STATE, b""),
-            memory=Memory.of(settings),
-            signing=Signing.of(settings),
+            memory=memory,
+            signing=signing,
             secure=secure,
         )
         replies: list[Message] = []

@@ -36,7 +36,7 @@ from cpsgd.errors import (
     VectorError,
 )
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import Memory, Signing
+from cpsgd.federation.client_files import FILE_KEYS, check_names, open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import check_alike, flatten
 from cpsgd.protocol import Protocol
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 SITE_FILE = "cpsgd.json"
 """The file in a site's `local` folder with the site's own conditions; its fields stand above those of any job."""
+
+_SITE_FIELDS = ("limits", "allow_metrics", "secure", "require_memory", "require_roster", *FILE_KEYS)
 
 
 class CpsgdExecutor(Executor):
@@ -63,11 +65,12 @@ class CpsgdExecutor(Executor):
     outside, too. So a site's operator can write `local/cpsgd.json` in the site's workspace:
 
         {"limits": {"epsilon": 4.0, "delta": 1e-6}, "allow_metrics": [], "secure": true,
+         "require_memory": true, "require_roster": true,
          "cpsgd-memory": "/path", "cpsgd-identity": "/path", "cpsgd-roster": "/path"}
 
-    Every field may be left out. A limit that stands there replaces the job's, and `epsilon` also the job's `delta`,
-    `colluding`, `adjacency`, `examples` and `fingerprint`, for it means nothing without them. Files of the last line
-    are never the job's to name.
+    Every field may be left out; one that is not known refuses every round. A limit that stands there replaces the
+    job's, and `epsilon` also the job's `delta`, `colluding`, `adjacency`, `examples` and `fingerprint`, for it means
+    nothing without them. Files of the last line are never the job's to name.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class CpsgdExecutor(Executor):
         limits: dict[str, Any] | None = None,
         allow_metrics: list[str] | None = None,
         secure: bool = True,
+        require_memory: bool = False,
+        require_roster: bool = False,
     ) -> None:
         """Wraps an executor.
 
@@ -86,10 +91,14 @@ class CpsgdExecutor(Executor):
             allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.
             secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
                 noisy message. The guarantees above then hold only for those who see no more than the model.
+            require_memory: Refuses every round at a site without `cpsgd-memory`; a site can require it, too.
+            require_roster: Refuses every round at a site without `cpsgd-identity` and `cpsgd-roster`; a site can
+                require them, too.
         """
         super().__init__()
         # Under these names the Job API writes them into the job's configuration.
         self.executor, self.limits, self.allow_metrics, self.secure = executor, limits, allow_metrics, secure
+        self.require_memory, self.require_roster = require_memory, require_roster
         self._conditions({})
         # SciPy, which limits are computed with, looks at PyTorch where it is loaded, also where a train script that
         # starts in another thread has loaded half of it.
@@ -123,12 +132,17 @@ class CpsgdExecutor(Executor):
                 "This site lets NVFlare send logs to the server, and with them what errors of the train script quote. "
                 'Set "allow_log_streaming" to false in local/resources.json.',
             )
+        memory, signing = open_client_files(
+            site,
+            require_memory=self.require_memory or site.get("require_memory", False) is not False,
+            require_roster=self.require_roster or site.get("require_roster", False) is not False,
+        )
         session = ClientSession(
             limits,
             fl_ctx.get_job_id(),
             self._state,
-            memory=Memory.of(site),
-            signing=Signing.of(site),
+            memory=memory,
+            signing=signing,
             secure=secure,
         )
         metrics: dict[str, float] = {}
@@ -172,6 +186,7 @@ class CpsgdExecutor(Executor):
             # A job that says what this ε is of (examples, another adjacency, a distance) would make it void.
             job = {name: value for name, value in job.items() if name in ("rounds", "min_clients")}
         fields = {**job, **own}
+        check_names(fields, Limits.__dataclass_fields__)
         if isinstance(fields.get("fingerprint"), str):
             fields["fingerprint"] = bytes.fromhex(fields["fingerprint"])
         metrics = site.get("allow_metrics", self.allow_metrics or [])
@@ -219,15 +234,18 @@ def _site(fl_ctx: FLContext) -> dict[str, Any]:
     """Reads the settings of the site's operator; nothing if there is no file.
 
     Raises:
-        RoundRefusedError: The file cannot be read.
+        RoundRefusedError: The file cannot be read, or has a field that is not known.
     """
     path = Path(fl_ctx.get_workspace().get_site_config_dir()) / SITE_FILE
     try:
         found = json.loads(path.read_text())
         if isinstance(found, dict) and isinstance(found.get("limits", {}), dict):
+            check_names(found, _SITE_FIELDS)
             return found
     except FileNotFoundError:
         return {}
+    except RoundRefusedError:
+        raise
     except (OSError, ValueError):
         pass
     # The server is told this text, so it names no path and quotes nothing.

@@ -45,6 +45,8 @@ class CpsgdRecipe(Recipe):
         limits: dict[str, Any] | None = None,
         allow_metrics: list[str] | None = None,
         secure: bool = True,
+        require_memory: bool = False,
+        require_roster: bool = False,
         **server: Any,
     ) -> None:
         """Makes the job.
@@ -63,6 +65,8 @@ class CpsgdRecipe(Recipe):
             limits: Limits of the clients, unless a site has its own; by default ε, δ and `examples`.
             allow_metrics: Names of metrics that may leave a client, in clear.
             secure: Secure aggregation, which the clients then insist on.
+            require_memory: Sites without `cpsgd-memory` refuse every round.
+            require_roster: Sites without `cpsgd-identity` and `cpsgd-roster` refuse every round.
             server: Further arguments of `CpsgdController`: apply, roster, ledger, population, checkpoint, measures,
                 adaptive, pace.
         """
@@ -83,7 +87,8 @@ class CpsgdRecipe(Recipe):
             params_exchange_format=ExchangeFormat.NUMPY if is_persistor else ExchangeFormat.PYTORCH,
         )
         agreed = {"epsilon": epsilon, "delta": delta, "examples": examples} if limits is None else limits
-        job.to_clients(CpsgdExecutor(trainer, agreed, allow_metrics, secure), tasks=["*"])
+        executor = CpsgdExecutor(trainer, agreed, allow_metrics, secure, require_memory, require_roster)
+        job.to_clients(executor, tasks=["*"])
         job.to_clients(train_script)
         super().__init__(job)
 

@@ -262,7 +262,7 @@ class Renyi(Proof):
         """Returns the smallest scale that certificates of all rounds allow, over a few shares of δ for the tails."""
         law, rounds = law_of(run), base.counted(run)
         guess = base.distance(run) / known if known > 0.0 else math.inf
-        if run.participation.sampled:
+        if run.sampling.sampled:
             raise ConditionError("Certificates of rounds added up know of no sampling.")
         if renyi_floor(rounds * guess * guess / (2.0 * law.variance), claim.delta) >= claim.epsilon:
             raise ConditionError("The scale is as small as can be.")

@@ -154,7 +154,7 @@ class PerRound(Proof):
 
 def check_composable(run: Run) -> None:
     """Raises `ConditionError` where rounds are sampled, or too many to be composed one by one."""
-    if run.participation.sampled:
+    if run.sampling.sampled:
         raise ConditionError("composes rounds without sampling only")
     if run.rounds > _MOST_COMPOSED:
         raise ConditionError(f"is computed for up to {_MOST_COMPOSED:,} rounds")
