@@ -142,7 +142,7 @@ class Replica:
 
     @contextmanager
     def latest(self) -> Iterator[State]:
-        """The state with the records that were added since the last time."""
+        """Yields the state with the records that were added since the last time."""
         with self.lock:
             with self.store.reading() as connection:
                 self.read(connection)
@@ -150,15 +150,16 @@ class Replica:
 
     @contextmanager
     def looking(self) -> Iterator[tuple[Connection, Index | Remembered]]:
-        """A transaction, and the entries of the latest state."""
+        """Yields a transaction, and the entries of the latest state."""
         with self.lock, self.store.reading() as connection:
             self.read(connection)
             yield connection, self._entries(connection)
 
     @contextmanager
     def appending(self, *call: object, create: bool = False, whole: bool = False) -> Iterator[Draft]:
-        """A draft, whose records are on the disk, and only then known, when the block ends; dropped if it raises.
+        """Yields a draft of new records.
 
+        When the block ends they are written to the disk, and then added to the state. If it raises, they are dropped.
         The ledger must contain what the witness has seen. Nobody else appends to the witness meanwhile, so that of two
         copies of a ledger only one goes on.
 

@@ -70,7 +70,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that sees one state of the file."""
+        """Yields a transaction that sees one state of the file."""
         with self._translated(), closing(self._connect("rw")) as connection:
             connection.execute("BEGIN")
             self._check_schema(connection)
@@ -78,7 +78,7 @@ class Store:
 
     @contextmanager
     def writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that nobody else can write in; on disk when the block ends, undone if it raises.
+        """Yields a transaction that nobody else can write in; on disk when the block ends, undone if it raises.
 
         With `create` an empty ledger is made where there is none; otherwise that is an error.
         """

@@ -27,7 +27,7 @@ def plan_examples(
     participation: str = "once",
     **others: Any,
 ) -> Plan:
-    """A plan for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
+    """Returns a plan for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
 
     The planner is asked for enough range for a whole sum, and for enough noise to hide one example in it.
 

@@ -78,7 +78,7 @@ class Advert:
         return cls(public_keys, keys.public_bytes(signer), signature)
 
     def check(self, session: Session, client: int, roster: frozenset[bytes] | None) -> None:
-        """Whether the advert is by whoever it says, and that is somebody on the roster, if there is one.
+        """Returns whether the advert is by whoever it says, and that is somebody on the roster, if there is one.
 
         Raises:
             SignatureError: It is not, or who made it has another roster.

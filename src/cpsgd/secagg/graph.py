@@ -174,6 +174,7 @@ def neighbours_and_threshold(
 
 
 def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
+    """Returns bounds on both risks for n clients with k neighbours and threshold t, by the hypergeometric law."""
     if k == n - 1:
         return Risk(float(n - dropped < t), float(2 * t <= n + colluding))
     # Slow to import, and not needed for a complete graph.
@@ -190,7 +191,7 @@ def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
 
 
 def _crowded(n: int, k: int, t: int, colluding: int) -> float:
-    """Bound on the probability that too many colluding clients are next to an honest one, in some list."""
+    """Returns a bound on the probability that too many colluding clients are next to an honest one, in some list."""
     from scipy.stats import hypergeom
 
     row = k // 2
@@ -199,7 +200,7 @@ def _crowded(n: int, k: int, t: int, colluding: int) -> float:
 
 
 def _parts(n: int, k: int, dropped: int, colluding: int) -> float:
-    """Bound on the probability that the honest survivors are not connected."""
+    """Returns a bound on the probability that the honest survivors are not connected."""
     missing, row = min(n, dropped + colluding), k // 2
     if missing < row:
         return 0.0

@@ -148,7 +148,7 @@ def _secret(value: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
-    """Lagrange's weights at 0: product over the others of x_m / (x_m - x_j).
+    """Returns Lagrange's weights at 0: product over the others of x_m / (x_m - x_j).
 
     The denominators are products of small numbers, x_j in place of the difference to itself. NumPy multiplies as many
     of them as 62 bits hold, Python the rest; all are inverted at once.
@@ -200,7 +200,7 @@ def _interpolated(values: Mapping[int, int]) -> tuple[list[int], list[int]]:
 
 
 def _divided(dividend: list[int], divisor: list[int]) -> tuple[list[int], list[int]]:
-    """Quotient and rest. The divisor's highest coefficient is not 0."""
+    """Returns the quotient and the remainder. The divisor's highest coefficient must not be 0."""
     rest, inverse = list(dividend), pow(divisor[-1], -1, PRIME)
     quotient = [0] * max(1, len(dividend) - len(divisor) + 1)
     for shift in range(len(dividend) - len(divisor), -1, -1):
@@ -211,15 +211,16 @@ def _divided(dividend: list[int], divisor: list[int]) -> tuple[list[int], list[i
 
 
 def _minus_product(first: list[int], one: list[int], other: list[int]) -> list[int]:
-    found = first + [0] * max(0, len(one) + len(other) - 1 - len(first))
+    """Returns the polynomial `first` - `one` · `other`."""
+    difference = first + [0] * max(0, len(one) + len(other) - 1 - len(first))
     for i, factor in enumerate(one):
         for j, coefficient in enumerate(other):
-            found[i + j] = (found[i + j] - factor * coefficient) % PRIME
-    return _trimmed(found)
+            difference[i + j] = (difference[i + j] - factor * coefficient) % PRIME
+    return _trimmed(difference)
 
 
 def _trimmed(coefficients: list[int]) -> list[int]:
-    """Without the highest coefficients that are 0; the polynomial 0 keeps one."""
+    """Returns the polynomial without leading zero coefficients; the zero polynomial keeps one."""
     end = len(coefficients)
     while end > 1 and not coefficients[end - 1]:
         end -= 1

@@ -108,7 +108,7 @@ class Books:
         return self.task.admission == "tokens"
 
     def basis(self, shape: RoundShape, report: bytes) -> Basis:
-        """The one point at which a report is ever evaluated."""
+        """Returns the one point at which a report is ever evaluated."""
         return Basis.of(shape, report, self.secrets.verification)
 
     def admit(self, sender: bytes, part: bytes) -> tuple[bytes | None, bytes]:

@@ -152,11 +152,11 @@ class Service:
         return guard
 
     async def task(self, request: Request) -> Response:
-        """The task's file."""
+        """Returns the task's file."""
         return JSONResponse(self.books.task.to_dict())
 
     async def round(self, request: Request) -> Response:
-        """The open round and its counts; null after the last."""
+        """Returns the open round and its counts; null after the last."""
         books = self.books
         if books.current >= books.task.rounds:
             return JSONResponse({"round": None, "rounds": books.task.rounds})

@@ -171,13 +171,13 @@ class ReportStore:
 
     @contextmanager
     def _reading(self) -> Iterator[Run]:
-        """For statements that change nothing."""
+        """Yields a connection for statements that change nothing."""
         with self._lock, self._failing():
             yield self._statements()[1]
 
     @contextmanager
     def _transaction(self) -> Iterator[Run]:
-        """Everything in it happens, or nothing."""
+        """Yields a transaction: everything in the block happens, or nothing."""
         with self._lock, self._failing():
             cursor, run = self._statements()
             cursor.execute("BEGIN" if self._postgres else "BEGIN IMMEDIATE")
