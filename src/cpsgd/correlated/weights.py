@@ -108,7 +108,7 @@ class Correlation:
 
     @property
     def _error(self) -> float:
-        """Relative: sums of up to b positive products, T times one upon the other."""
+        """Bound on the relative rounding error: T nested sums of up to b positive products."""
         return (self.bands + 2) * self.rounds * _UNIT
 
     @cached_property

@@ -69,7 +69,7 @@ class Conduct(Generic[Node]):
     """The conduct of the nodes of a run so far."""
 
     def __init__(self, colluding: int = 1) -> None:
-        """Knows nothing against anybody; `colluding` nodes may lie together."""
+        """Starts without suspects; up to `colluding` nodes may lie together."""
         self._colluding = colluding
         self._faults: Counter[Node] = Counter()
         self._absences: Counter[Node] = Counter()

@@ -41,8 +41,8 @@ class Line:
 
     Attributes:
         head: The head.
-        time: The time, by the clock of whoever saw it.
-        key: Raw public key of whoever signed it; None without a signature.
+        time: The time, by the witness's clock.
+        key: Raw public key of the signer; None without a signature.
         signature: The signature.
     """
 

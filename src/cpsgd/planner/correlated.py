@@ -158,7 +158,7 @@ def check_correlated(required: Requirements) -> None:
 
 
 def _bands(said: int | str | None, rounds: int) -> int:
-    """Returns the number of bands, which may be text, checked."""
+    """Checks the number of bands, which may be given as text, and returns it."""
     if isinstance(said, str) and not (said.isdecimal() and len(said) < _LONGEST_NUMBER):
         raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said[:50]!r}.")
     said = int(said) if isinstance(said, str) else said
@@ -224,7 +224,7 @@ class _Run:
         return workload.variance(self._correlation.factors), workload.variance(np.ones(1)), workload.bias()
 
     def best(self, bits: float | None) -> CorrelatedPlan:
-        """Returns the best with these bits; without, the fewest whole ones that come near the best of all."""
+        """Returns the best plan with these bits; if None, with the fewest whole bits that come near the best of all."""
         if bits is not None:
             bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
             found = self._designed(bits)
@@ -239,7 +239,7 @@ class _Run:
         return self._finished(chosen, designs[chosen])
 
     def _designs(self) -> dict[float, CorrelatedGaussian]:
-        """Returns the best for each whole number of bits, rising, until more are of no use."""
+        """Returns the best mechanism by whole number of bits, in rising order, until more bits gain nothing."""
         found: dict[float, CorrelatedGaussian] = {}
         for bits in WHOLE_BITS:
             mechanism = self._designed(bits)
@@ -280,7 +280,7 @@ class _Run:
         return min((each for each in tried if each is not None), key=self._error, default=None)
 
     def _reaching(self, coordinate_range: float, bits: float) -> CorrelatedGaussian | None:
-        """With this range, and the most noise that the bits hold."""
+        """Returns the mechanism with this range, and the most noise that the bits hold."""
         target, values = self._target, values_of(bits)
         distance = target.distance * self._correlation.sensitivity
         if target.honest <= self._told:
@@ -299,7 +299,7 @@ class _Run:
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
-        """With the most steps of noise whose window, and whose sums, fit; z has `unit` in the vector's units."""
+        """Returns the mechanism with the most steps of noise whose window and sums fit; z has deviation `unit`."""
 
         def fitting(sigma: float) -> CorrelatedGaussian | None:
             try:

@@ -50,8 +50,8 @@ def plan_examples(
         ParameterError: The participation is sampled, or a replace-one distance is stated.
 
     Example:
-        >>> wishes = {"rounds": 20, "participation": "every", "bits": 16, "secure": True}
-        >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, **wishes)
+        >>> run = {"rounds": 20, "participation": "every", "bits": 16, "secure": True}
+        >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, **run)
         >>> best.guarantee.epsilon <= 4.0, best.protocol.clip_norm > 5000
         (True, True)
     """

@@ -18,7 +18,7 @@ _SHARES = tuple(2.0**-power for power in range(1, 17))
 
 
 def too_few_bits(problem: Problem, bits: float | None) -> InfeasibleError:
-    """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one.
+    """Returns the error for bits without a design: it names the fewest bits, and the fewest clients, that have one.
 
     Both are found roughly, and then certified: what is named can be had.
     """
@@ -57,7 +57,7 @@ def _enough_clients(problem: Problem, bits: float) -> int | None:
 
 
 def _scaled(problem: Problem, clients: int) -> Problem:
-    """The same requirements with more clients, of whom the same share drops out."""
+    """Returns the requirements with more clients, of whom the same share drops out."""
     surviving, conditions = problem.setting.surviving * clients // problem.setting.clients, problem.target.conditions
     conditions = replace(conditions, sizes=((surviving, conditions.rounds),))
     return replace(

@@ -98,7 +98,7 @@ class Setting:
         return smallest if self.most_values is None else prime_modulus(smallest, mechanism.values)
 
     def useful_scales(self, mechanism: Mechanism) -> tuple[float, float]:
-        """Between which scales clipping and noise are weighed."""
+        """Returns the smallest and largest scale worth trying in the trade between clipping and noise."""
         return mechanism.useful_scales(dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate)
 
 
@@ -141,7 +141,7 @@ def gaussian_squared_error(setting: Setting, target: Target) -> float:
 
 
 def prime_modulus(smallest: int, values: int) -> int:
-    """Returns the least prime from `smallest` on that leaves points for a proof about so many values."""
+    """Returns the least prime from `smallest` on that has enough points for a range proof of `values` values."""
     # Beyond the largest prime nothing fits: a number that no number of bits holds says so.
     return least_prime(max(smallest, values + 2)) if smallest <= LARGEST_PRIME else 2 * MAX_RADIX
 
@@ -285,7 +285,7 @@ class _Contender:
         return cls(kind, floor, promise, [candidate for _, candidate in ranked])
 
     def unfit(self, setting: Setting, values: int) -> str:
-        """Why there is no design."""
+        """Returns the reason why there is no design."""
         if values < self.kind.fewest_values:
             return f"a message needs {self.kind.fewest_values} values"
         if self.ranked:

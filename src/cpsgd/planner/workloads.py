@@ -61,7 +61,7 @@ class Workload:
 
     @classmethod
     def of(cls, said: str | Sequence[float] | None, rounds: int) -> Self:
-        """From "sgd", which it is if nothing is said, or "momentum", with a schedule as in "momentum-late".
+        """Reads "sgd" (the default) or "momentum", with a schedule as in "momentum-late".
 
         Or from p_0, p_0 + p_1, ..., what a mean has moved the model by 0, 1, ... rounds later.
 

@@ -155,9 +155,9 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
 
     Every law is affine in every client's coordinate. So the worst pairs have the client's coordinate at -1 in one world
     (or at 1, which is the mirror image) and every other client's at -1 or 1: K of them at 1. Where there are too many K
-    to take each, a block of them is covered at once: of the clients that differ within the block, the adversary is told
-    all but the part that their two extreme laws have in common. That part, a number F of equal steps that is told too,
-    is the same whatever K is. Of a block and its mirror image, with others - K in place of K, one curve tells both.
+    to take each, a block of them is covered at once: of the clients that differ within the block, the adversary learns
+    all but the part that their two extreme laws have in common. That part is a number F of equal steps, known to the
+    adversary, and does not depend on K. A block and its mirror image (others - K in place of K) have the same curve.
 
     Raises:
         ConditionError: There are no others, or the steps do not hide enough.
@@ -291,12 +291,14 @@ def _power(step: Array, count: int, cut: float) -> _Power:
 
 
 def _common(low: Array, high: Array, free: int, cut: float) -> tuple[list[tuple[float, _Power]], float]:
-    """Returns laws, with weights, of the steps that `free` clients of unknown sides have in common.
+    """Returns a mixture of laws, as (weight, law), for `free` clients whose steps follow `low` or `high`.
 
-    Also returns the mass of F that was left out.
+    Write each of the two laws as ρ times their common part, plus a rest. Then F ~ Binomial(free, ρ) clients take a
+    step of the common part, whichever law is theirs. The adversary may know F. Fewer steps hide less, so F is grouped
+    into a few bins and rounded down to the smallest of its bin.
 
-    F ~ Binomial(free, ρ) clients keep a step of the common law, ρ the mass that low and high share. F is told. Fewer
-    steps hide less, so a few bins of F do, each as if it were its smallest.
+    Returns:
+        The mixture, and the mass of F that was left out.
     """
     if free == 0:
         return [(1.0, _Power(np.ones(1), 0, 0.0, 0.0))], 0.0
@@ -320,7 +322,7 @@ def _common(low: Array, high: Array, free: int, cut: float) -> tuple[list[tuple[
 
 
 def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: float, tail: float, name: str) -> Curve:
-    """Returns the largest excess of several pairs; each is a mixture whose parts are told apart."""
+    """Returns the largest excess of several pairs; each is a mixture whose parts the adversary can tell apart."""
     tails = [[(weight, _Tails(pair)) for weight, pair in mixture] for mixture in mixtures]
 
     def excess(points: Array) -> Array:

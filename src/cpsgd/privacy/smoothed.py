@@ -30,11 +30,11 @@ from cpsgd.privacy.curves import Curve, Family
 # Distances of the scaled first curve grow by these factors: tangents of t² are then within 0.06 % of it and, where
 # Δ (c/w)² is so small that J/Δ is flat and chords will do, those.
 _RATIO, _NARROW_RATIO, _NARROW = 1.025, 1.03, 0.05
-# Where less will do, exponents of these factors are larger; after a failure that is not tried for so many values of w.
+# Where less will do, exponents of these factors are larger; after a failure that is not tried for _RETRY values.
 _COARSER, _RETRY = 2.5, 4
 # The smallest distance is so small that the kernel of R is constant, to this much, where the curve matters.
 _FLAT = 0.12
-# Values of w grow by this factor. c/√w runs from -W to W, W one of these, over so many values times W.
+# Values of w grow by this factor. c/√w runs from -W to W, W one of these, over this many values times W.
 _GROWTH, _THRESHOLDS = 1.2, 5.0
 _WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
 _LARGEST_EXPONENT, _SMALLEST_EXPONENT = 300.0, 640.0

@@ -136,10 +136,10 @@ def smallest_threshold(clients: int, neighbours: int) -> int:
 
 
 def smallest_quorum(clients: int, neighbours: int, surviving: int, colluding: int = 0) -> int:
-    """Returns how many must sign the same survivors, so that no other set can have as many signatures.
+    """Returns the fewest signatures under one set of survivors for which no other set can have as many.
 
-    In a complete graph everybody is tied to everybody who signed, so that whoever signed, all survivors are in the sum.
-    On a sparse graph only those who signed are known to be.
+    In a complete graph any quorum is tied to all survivors, so all of them are in the sum. On a sparse graph only
+    the clients that signed are known to be.
     """
     majority = (clients + colluding) // 2 + 1
     return majority if neighbours == clients - 1 else max(majority, surviving)

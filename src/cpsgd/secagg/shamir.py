@@ -267,7 +267,7 @@ class Recovery:
                 self._note(owner, shares, right, found)
                 return found
         spare, lies = len(shares) - self._threshold, self._colluding
-        # So many lies are always found: half as many as are to spare, and also one where all but each are tried.
+        # Lies that are always found: half of the spare shares; and one where each share is left out in turn.
         dealt_wrongly = spare >= 2 * lies or (spare == lies == 1 and len(shares) < _RUNS)
         raise ShareError(
             f"The shares of a secret of client {owner} do not give it: too many of them are wrong.",
@@ -277,9 +277,9 @@ class Recovery:
     def _note(self, owner: int, shares: Mapping[int, bytes], right: Mapping[int, bytes], secret: bytes) -> None:
         """Notes which of the other shares are wrong: those that do not give the secret together with right ones.
 
-        Liars among the latter can make their errors cancel, so that the secret comes out and the others look wrong. Not
-        if all are of one polynomial, which has t values in common with the true one: the secret, and those of so many
-        shares that t - 1 of them are right whoever lies.
+        Liars among the latter can make their errors cancel, so that the secret comes out and the others look wrong.
+        They cannot if all lie on one polynomial: it then agrees with the true one in t values, namely the secret and
+        t - 1 shares that are right for any set of liars.
         """
         if shares.keys() == right.keys() or len(right) < self._threshold + self._colluding - 1:
             return
@@ -292,7 +292,7 @@ class Recovery:
                 self._pairs[holder] += 1
 
     def _guesses(self, shares: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
-        """Shares that may all be right."""
+        """Yields sets of shares that may all be right, the likeliest first."""
         trusted = {holder: share for holder, share in shares.items() if holder not in self._pairs}
         if len(trusted) >= self._threshold:
             yield trusted

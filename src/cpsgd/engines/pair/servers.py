@@ -77,7 +77,7 @@ class RefusedReportError(CpsgdError):
 
 
 class Books:
-    """What both servers have in common: the task, the store, the open round's sums, and who may send."""
+    """State that both servers keep: the task, the store, the open round's sums, and who may send."""
 
     def __init__(
         self,

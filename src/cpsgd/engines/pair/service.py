@@ -122,7 +122,7 @@ class Figures:
 
 
 class Service:
-    """What both servers answer."""
+    """The requests that both servers answer."""
 
     def __init__(self, books: Books, settled: Callable[[int], Awaitable[bool]] | None = None) -> None:
         """Prepares the answers; `settled` is asked before a round is closed, and closes it to new reports."""

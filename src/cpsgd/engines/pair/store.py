@@ -42,7 +42,7 @@ _PATIENCE = 10.0
 
 
 class Verdict(IntEnum):
-    """What became of a report."""
+    """The outcome of a report."""
 
     ACCEPTED = 1
     OUT_OF_RANGE = 2
@@ -136,7 +136,7 @@ class ReportStore:
     # ------------------------------------------------------------------ the connection
 
     def _connect(self) -> Any:
-        """Returns a connection that nobody else's can work beside."""
+        """Returns a connection that locks the store against other processes."""
         if not self._postgres:
             file = sqlite3.connect(self._url, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
             for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):

@@ -44,7 +44,7 @@ class ReportParts:
 
 @dataclass(frozen=True, repr=False)
 class LeaderShare:
-    """What the leader reads out of its part: the hash for the joint randomness, and its shares."""
+    """The leader's part of a report, read: the hash for the joint randomness, and its shares."""
 
     part: bytes
     values: Elements
@@ -54,7 +54,7 @@ class LeaderShare:
 
 @dataclass(frozen=True, repr=False)
 class HelperShare:
-    """What the helper derives from its seed."""
+    """The helper's part of a report, derived from its seed."""
 
     part: bytes
     values: Elements
