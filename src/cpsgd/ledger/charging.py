@@ -177,7 +177,8 @@ def affordable(
     if budget.filter is not None:
         found = priced(budget, accounts, [event], reserved)
         return Room(kind, 0, found.epsilon, found.method) if found.epsilon <= budget.epsilon else None
-    alone = not event.partition and not others
+    # Records of 0.2.0 prove too little about sampled rounds with colluding clients; nothing rests on those.
+    alone = not event.partition and not others and not (event.colluding and event.taking_part.sampled)
     if room is not None and alone and room.kind is kind and room.rounds and room.epsilon <= budget.epsilon:
         return replace(room, rounds=room.rounds - 1)
     more = most_covered(first.rounds) if alone else 0

@@ -34,8 +34,8 @@ from cpsgd.ledger.charging import most_covered
 from cpsgd.ledger.entries import Budget, RoundEvent, name
 from cpsgd.ledger.kinds import Account, EntryKind, Room, kind_of, octave_of
 
-STATE_VERSION = 1
-"""Version of the text of snapshots. A text of another version is not used."""
+STATE_VERSION = 2
+"""Version of the text of snapshots. A text of another version is not used; 1 had too small rates (CHANGELOG)."""
 _SNAPSHOT_DOMAIN = b"cpsgd ledger snapshot 1\n"
 
 

@@ -121,7 +121,7 @@ class Filter:
 
     @classmethod
     def of(cls, epsilon: float, delta: float, order: int | None = None) -> Filter:
-        """The filter for these ε and δ, by Rényi divergences if an order is given.
+        """Returns the filter for these ε and δ, by Rényi divergences if an order is given.
 
         Raises:
             ConditionError: No round would be allowed.
@@ -142,7 +142,7 @@ class Filter:
         return Cost(size, (rounds.tail_mass + more + overflow) * _SAFE, rounds.variation, rounds.slack)
 
     def tail(self, octave: int) -> float:
-        """Target for the tail of a round that comes after 2^octave others, but not after twice as many.
+        """Returns the target for the tail of a round that comes after 2^octave others, but not after twice as many.
 
         Over all rounds, however many they are, these add up to less than the limit.
         """
@@ -160,7 +160,7 @@ class Filter:
         return (rdp_epsilon(spent.size, self.order, left) + slack) * _SAFE
 
     def reading(self, spent: Cost) -> float:
-        """The odometer: a multiple of ε/16 that, on the whole, holds at whatever moment one looks.
+        """Returns the odometer: a multiple of ε/16 that, on the whole, holds at whatever moment one looks.
 
         Where the rounds are stopped when the reading is e, by whatever rule, all that was released is as private as ε =
         e and three times δ say; section 16 says precisely in which sense.
@@ -175,7 +175,7 @@ class Filter:
 
 @lru_cache(maxsize=64)
 def _levels(budget: Filter) -> tuple[Filter, ...]:
-    """The odometer's filters below the budget itself, with its limits but for the size."""
+    """Returns the odometer's filters below the budget itself, with its limits but for the size."""
     found = []
     for k in range(1, LEVELS):
         epsilon, limit = budget.epsilon * k / LEVELS, budget.limit
@@ -221,7 +221,7 @@ def rdp_shift(order: int, delta: float) -> float:
 
 
 def best_order(epsilon: float, delta: float) -> int:
-    """The order by which a Rényi filter allows most rounds of Gaussian noise, without sampling."""
+    """Returns the order by which a Rényi filter allows most rounds of Gaussian noise, without sampling."""
 
     def rounds(order: int) -> float:
         return (epsilon - rdp_shift(order, (1.0 - TAIL_SHARE - VARIATION_SHARE) * delta)) / order

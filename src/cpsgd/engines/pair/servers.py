@@ -81,7 +81,7 @@ class RefusedReportError(CpsgdError):
 
 
 class Books:
-    """What both servers have in common: the task, the store, the open round's sums, and who may send."""
+    """State that both servers keep: the task, the store, the open round's sums, and who may send."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Books:
         return self.task.admission == "tokens"
 
     def basis(self, shape: RoundShape, report: bytes) -> Basis:
-        """The one point at which a report is ever evaluated."""
+        """Returns the one point at which a report is ever evaluated."""
         return Basis.of(shape, report, self.secrets.verification)
 
     def admit(self, sender: bytes, part: bytes) -> tuple[bytes | None, bytes]:

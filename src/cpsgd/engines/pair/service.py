@@ -122,7 +122,7 @@ class Figures:
 
 
 class Service:
-    """What both servers answer."""
+    """The requests that both servers answer."""
 
     def __init__(self, books: Books, settled: Callable[[int], Awaitable[bool]] | None = None) -> None:
         """Prepares the answers; `settled` is asked before a round is closed, and closes it to new reports."""
@@ -152,11 +152,11 @@ class Service:
         return guard
 
     async def task(self, request: Request) -> Response:
-        """The task's file."""
+        """Returns the task's file."""
         return JSONResponse(self.books.task.to_dict())
 
     async def round(self, request: Request) -> Response:
-        """The open round and its counts; null after the last."""
+        """Returns the open round and its counts; null after the last."""
         books = self.books
         if books.current >= books.task.rounds:
             return JSONResponse({"round": None, "rounds": books.task.rounds})

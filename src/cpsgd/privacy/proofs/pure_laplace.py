@@ -57,7 +57,7 @@ class PureLaplace(Proof):
         if base.alone(run):
             return Proved(max(cost.pure for cost, _ in each), 0.0, self.citation)
         rounds = [Rounds(cost.mu, count, pure=cost.pure) for cost, count in each]
-        found = pure_epsilon([(part, run.participation) for part in rounds])
+        found = pure_epsilon([(part, run.sampling) for part in rounds])
         return Proved(found, 0.0, f"{self.citation}; pure ε add up")
 
     def cost(self, run: Run, tail: float) -> Rounds:
@@ -88,7 +88,7 @@ def _law(run: Run) -> PolyaLaw:
 
 def _allowed(run: Run, claim: Claim) -> float:
     """Returns the largest S, rounded down, with which the rounds' ε add up to no more than is claimed."""
-    loss, dim, rate = _law(run).step_loss, run.protocol.dim, run.participation.rate
+    loss, dim, rate = _law(run).step_loss, run.protocol.dim, run.sampling.rate
     each = claim.epsilon / base.counted(run) * (1.0 - 1e-12)
     allowed = each if rate == 1.0 else math.log1p(math.expm1(each) / rate) * (1.0 - 1e-12)
     total = max(allowed / math.expm1(loss), (allowed - dim * rounding_cumulant(loss)) / loss)
