@@ -37,8 +37,8 @@ class Report:
 
     Attributes:
         head: The ledger's last record when the report was made.
-        time: The time, by the clock of whoever made it.
-        key: Raw public key of whoever signed it.
+        time: The time, by the author's clock.
+        key: Raw public key of the signer.
         totals: What is spent, by population and period, computed anew.
     """
 

@@ -127,7 +127,7 @@ class Filter:
 
     @classmethod
     def of(cls, epsilon: float, delta: float, order: int | None = None) -> Filter:
-        """The filter for these ε and δ, by Rényi divergences if an order is given.
+        """Returns the filter for these ε and δ, by Rényi divergences if an order is given.
 
         Raises:
             ConditionError: No round would be allowed.
@@ -148,7 +148,7 @@ class Filter:
         return Cost(size, (rounds.tail_mass + more + overflow) * _SAFE, rounds.variation, rounds.slack)
 
     def tail(self, octave: int) -> float:
-        """Target for the tail of a round that comes after 2^octave others, but not after twice as many.
+        """Returns the target for the tail of a round that comes after 2^octave others, but not after twice as many.
 
         Over all rounds, however many they are, these add up to less than the limit.
         """
@@ -234,7 +234,7 @@ def rdp_shift(order: int, delta: float) -> float:
 
 
 def best_order(epsilon: float, delta: float) -> int:
-    """The order by which a Rényi filter allows most rounds of Gaussian noise, without sampling."""
+    """Returns the order by which a Rényi filter allows most rounds of Gaussian noise, without sampling."""
 
     def rounds(order: int) -> float:
         return (epsilon - rdp_shift(order, (1.0 - TAIL_SHARE - VARIATION_SHARE) * delta)) / order
