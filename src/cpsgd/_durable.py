@@ -35,7 +35,6 @@ _BINARY = getattr(os, "O_BINARY", 0)
 # A draft that is older was left by a writer that was killed.
 _ABANDONED_SECONDS = 3600.0
 _SEAL = b"cpsgd sealed 1 "
-_DIGEST = 64
 
 
 def write_file(path: Path, data: bytes | Callable[[IO[bytes]], object], *, mode: int = 0o666) -> None:
@@ -151,9 +150,10 @@ def unseal(kind: str, data: bytes) -> bytes:
         b'content'
     """
     head, _, body = data.partition(b"\n")
-    if not head.startswith(_SEAL + kind.encode("ascii") + b" "):
+    begins = _SEAL + kind.encode("ascii") + b" "
+    if not head.startswith(begins):
         raise DamagedFileError(f"The file does not begin as one with {kind} does.")
-    if head[-_DIGEST:] != _digest(kind, body):
+    if head != begins + _digest(kind, body):
         raise DamagedFileError(f"The file with {kind} is damaged: its digest is another.")
     return body
 

@@ -106,7 +106,7 @@ class DuplicateError(WireError):
 
 
 class BatonError(WireError):
-    """A baton of seeds, or what was asked about one, is refused. Whoever has none begins a lineage of its own."""
+    """A baton of seeds, or a request about one, is refused. A client without one begins its own lineage."""
 
 
 class EmptyError(CpsgdError):
@@ -262,7 +262,7 @@ class WitnessError(LedgerChainError):
 
 
 class ReportError(CpsgdError):
-    """A report about budgets is not signed by whom it should be, or says something that does not follow from it."""
+    """A report about budgets has the wrong signer, or states an ε that does not follow from its rounds."""
 
 
 class WorkerError(CpsgdError):

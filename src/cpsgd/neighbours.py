@@ -90,7 +90,8 @@ class Participation:
       the same noise, and nothing needs filling up.
 
     Clients may drop out of a sampled round if that has nothing to do with who they are and what they hold; the round is
-    accounted with those who remain.
+    accounted with those who remain. Colluding clients know whether they were drawn, or sent noise only. That says
+    something about the others, so that the rate that is accounted for is larger (`known_to`).
 
     Example:
         >>> Participation.parse("poisson:0.01")
@@ -111,29 +112,29 @@ class Participation:
 
     @classmethod
     def once(cls) -> Self:
-        """Each client in at most one round."""
+        """Lets each client take part in at most one round."""
         return cls("once")
 
     @classmethod
     def every(cls) -> Self:
-        """All clients in every round."""
+        """Lets all clients take part in every round."""
         return cls("every")
 
     @classmethod
     def poisson(cls, rate: float) -> Self:
-        """Each client independently with probability `rate` in each round."""
+        """Takes each client independently with probability `rate` in each round."""
         return cls("poisson", rate)
 
     @classmethod
     def fixed_size(cls, *, cohort: int, population: int) -> Self:
-        """A uniformly random cohort of `cohort` out of `population` clients in each round."""
+        """Takes a uniformly random cohort of `cohort` out of `population` clients in each round."""
         _validate.integer("cohort", cohort, low=1)
         _validate.integer("population", population, low=cohort)
         return cls("fixed-size", cohort / population)
 
     @classmethod
     def parse(cls, text: str | Participation) -> Participation:
-        """From "once", "every", "poisson:RATE" or "fixed-size:RATE"."""
+        """Reads "once", "every", "poisson:RATE" or "fixed-size:RATE"."""
         if isinstance(text, Participation):
             return text
         name, colon, value = text.partition(":")
@@ -172,6 +173,28 @@ class Participation:
                 "Fixed-size sampling is accounted for replace-one neighbours (the client drawn instead has a vector of "
                 "its own); use adjacency='replace-one', or Poisson sampling for zero-out."
             )
+
+    def known_to(self, colluding: int, messages: int) -> Participation:
+        """Returns the scheme with the largest rate that colluding clients may know, rounded up.
+
+        Colluders know of themselves who was drawn and who sends noise only. Given that, another client was drawn with
+        a probability of at most q s/(s - k). docs/accounting.md, section 12, has the proof.
+
+        Args:
+            colluding: k, colluding clients among the messages of a round. They may be the same share of the population:
+                k/s of all clients or, with Poisson sampling, of all but as many as a round has messages.
+            messages: s, the messages in a round's sum.
+
+        Example:
+            >>> Participation.parse("fixed-size:0.01").known_to(colluding=10, messages=1000).rate <= 0.010102
+            True
+        """
+        if not self.sampled or self.rate == 1.0 or not colluding:
+            return self
+        if messages <= colluding:
+            return type(self)(self.scheme)
+        rate = self.rate * messages / (messages - colluding) * (1.0 + 1e-15)
+        return type(self)(self.scheme, min(1.0, rate))
 
     def counted_rounds(self, rounds: int) -> int:
         """Returns the number of `rounds` rounds that one client's data can influence directly."""

@@ -99,6 +99,11 @@ class Run:
         return self.conditions.participation
 
     @property
+    def sampling(self) -> Participation:
+        """The participation that proofs account for: `participation` as colluding clients know it."""
+        return self.participation.known_to(self.colluding, self.surviving)
+
+    @property
     def adjacency(self) -> Adjacency:
         """The kind of neighbouring data sets."""
         return self.conditions.adjacency

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cpsgd import Aggregator, Guarantee, Protocol, guarantee
 from cpsgd.audit import Case, Encode, Start, everything, survey
-from cpsgd.audit.cases import DELTA, left_out
+from cpsgd.audit.cases import DELTA, left_out, usual
 from cpsgd.audit.surveys import Coverage, Made, law_checked
 from cpsgd.codec import pipeline
 from cpsgd.mechanisms import Binomial, binomial
@@ -49,7 +49,14 @@ def failed(found: Coverage) -> set[str]:
 def test_every_mechanism_is_covered_or_said_not_to_be() -> None:
     covered = {case.protocol.mechanism.name for case in everything()}
     assert covered | left_out().keys() == set(MECHANISMS)
-    assert left_out().keys() == {"gaussian"}
+    assert left_out().keys() == {"gaussian", "discrete-laplace"}
+    assert usual("gaussian") == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", usual("discrete-laplace"), ids=lambda case: str(case.claimed))
+def test_a_mechanism_with_its_usual_parameters_has_the_law_of_its_summands(case: Case) -> None:
+    assert law_checked(case, rounds=150, surviving=None, share=1e-6, seed=1).passed
 
 
 def test_every_mechanism_has_an_attack_and_little_noise_even_and_odd_dimensions_and_rounds() -> None:

@@ -25,7 +25,7 @@ PLAN = ("plan", "--clients", 300, "--dim", 10, "--epsilon", 1)
         ((*ROUND, "--dropout", "-1e-300"), "Expected dropout in [0, 1)"),
         ((*PLAN, "--delta", 1e-6, "--clip-norm", 1e300), "Expected clip_norm in (1e-20, 1e+20)"),
         ((*PLAN, "--delta", 1e-6, "--clip-norm", 1e-300), "Expected clip_norm in (1e-20, 1e+20)"),
-        ((*PLAN, "--delta", "-1e-300"), "Expected delta in (0, 1)"),
+        ((*PLAN, "--delta", "-1e-300"), "Expected delta in [0, 1)"),
         ((*PLAN, "--delta", 1e-6, "--dropout", "-1e-300"), "Expected dropout in [0, 1)"),
     ],
 )

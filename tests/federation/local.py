@@ -11,7 +11,7 @@ import numpy as np
 from cpsgd import Plan, Protocol, Run
 from cpsgd.errors import CpsgdError
 from cpsgd.federation.answering import ClientSession, SessionState
-from cpsgd.federation.client_files import client_files
+from cpsgd.federation.client_files import open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
@@ -44,7 +44,7 @@ class Client:
 
     def ask(self, request: Request | bytes) -> bytes:
         data = request if isinstance(request, bytes) else request.to_bytes()
-        memory, signing = client_files(self.settings)
+        memory, signing = open_client_files(self.settings)
         session = ClientSession(self.limits, self.run, self.state, memory=memory, signing=signing, secure=self.secure)
         try:
             return session.answer(data, self.train)

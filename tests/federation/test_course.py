@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan
+from cpsgd._durable import unseal
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError, PopulationError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.course import LOST, Course
@@ -184,6 +185,58 @@ def test_files_that_are_not_this_runs(small_plan: Plan, tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match="cannot be read"):
             checkpoint.load(path, fingerprint, DIM)
+
+
+def damaged(data: bytes, seed: int) -> bytes:
+    """One to four bits flipped, a piece cut off, taken out, repeated or zeroed."""
+    generator = np.random.default_rng(seed)
+    changed = bytearray(data)
+    start, length = int(generator.integers(len(data))), int(generator.integers(1, 64))
+    match seed % 6:
+        case 0 | 1:
+            for place in generator.integers(len(data), size=1 + seed % 4):
+                changed[place] ^= 1 << int(generator.integers(8))
+        case 2:
+            del changed[start:]
+        case 3:
+            del changed[start : start + length]
+        case 4:
+            changed[start:start] = changed[start : start + length]
+        case _:
+            changed[start : start + length] = bytes(len(changed[start : start + length]))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("release", ["0.2.0", "now"])
+def test_damaged_checkpoints_are_refused_or_read_as_the_same(small_plan: Plan, tmp_path: Path, release: str) -> None:
+    fingerprint, path = small_plan.protocol.fingerprint.hex(), tmp_path / "file"
+    report: RoundReport[str] = RoundReport(1, True, survivors=3, dropped={"a": "gone"}, stages={"a": Stage.MASK})
+    state = {"momentum": np.ones(DIM, np.float32), "variance": np.zeros(DIM)}
+    written: checkpoint.Standing[str] = checkpoint.Standing(
+        fingerprint, np.arange(DIM, dtype=np.float32), state, 0.7, [report], 2, "run-1", True, "run-0", ["b"]
+    )
+    checkpoint.save(path, written)
+    whole = path.read_bytes()
+    # 0.2.0 had no digest.
+    whole = unseal("course", whole) if release == "0.2.0" else whole
+    accepted = 0
+    for seed in range(1_200):
+        path.write_bytes(damaged(whole, seed))
+        try:
+            found = checkpoint.load(path, fingerprint, DIM)
+        except CheckpointError:
+            continue
+        accepted += damaged(whole, seed) != whole
+        assert found is not None
+        assert found.optimizer.keys() == state.keys()
+        assert all(np.array_equal(found.optimizer[name], state[name]) for name in state)
+        assert np.array_equal(found.model, written.model)
+        assert all(getattr(found, name) == getattr(written, name) for name in ("clip", "reports", "begun", "asked"))
+        assert (found.charged_to, found.revealing, found.course) == ("run-1", True, "run-0")
+    if release == "now":
+        assert accepted == 0
+    path.write_bytes(whole)
+    assert checkpoint.load(path, fingerprint, DIM) is not None
 
 
 def test_apply_must_keep_the_models_size(small_plan: Plan, folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import RoundRefusedError, StageError
-from cpsgd.federation.client_files import Answered, Memory, client_files
+from cpsgd.federation.client_files import Answered, Memory, open_client_files
 from cpsgd.secagg import Stage
 
 from .local import Client, opening, plain
@@ -135,9 +135,9 @@ def test_a_misspelt_setting_refuses_every_round(small_plan: Plan, tmp_path: Path
 def test_a_required_file_that_is_not_set_refuses_every_round(tmp_path: Path) -> None:
     memory = {"cpsgd-memory": str(tmp_path / "memory")}
     with pytest.raises(RoundRefusedError, match="requires a memory, and cpsgd-memory is not set"):
-        client_files({"memory": str(tmp_path / "memory")}, require_memory=True)
+        open_client_files({"memory": str(tmp_path / "memory")}, require_memory=True)
     with pytest.raises(RoundRefusedError, match="requires a roster"):
-        client_files(memory, require_memory=True, require_roster=True)
-    found, signing = client_files(memory, require_memory=True)
+        open_client_files(memory, require_memory=True, require_roster=True)
+    found, signing = open_client_files(memory, require_memory=True)
     assert found is not None
     assert signing.roster is None

@@ -18,7 +18,7 @@ from cpsgd.errors import BudgetExceededError, LedgerChainError, LedgerError, Led
 from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, snapshots, sqlite_store
 from cpsgd.ledger.chain import Head, link
 from cpsgd.ledger.kinds import Account
-from cpsgd.ledger.state import State, digest_of
+from cpsgd.ledger.state import STATE_VERSION, State, digest_of
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
@@ -220,7 +220,13 @@ def test_totals_cannot_be_lowered_through_the_snapshot_without_writing_the_chain
     with closing(sqlite3.connect(long.path)) as connection:
         (previous,) = connection.execute("SELECT hash FROM records WHERE number = ?", (number - 1,)).fetchone()
     record = canonical(
-        {"kind": "snapshot", "version": 1, "digest": digest_of(text), "number": number, "time": "2026-01-01"}
+        {
+            "kind": "snapshot",
+            "version": STATE_VERSION,
+            "digest": digest_of(text),
+            "number": number,
+            "time": "2026-01-01",
+        }
     )
     tamper(
         long.path,
@@ -242,8 +248,8 @@ def test_snapshots_of_another_release_are_not_used(
     long: Ledger, reads: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = everything(long)
-    monkeypatch.setattr("cpsgd.ledger.state.STATE_VERSION", 2)
-    monkeypatch.setattr(snapshots, "STATE_VERSION", 2)
+    monkeypatch.setattr("cpsgd.ledger.state.STATE_VERSION", 3)
+    monkeypatch.setattr(snapshots, "STATE_VERSION", 3)
     reads.clear()
     fresh = Ledger(long.path)
     assert len(reads) > 50

@@ -223,8 +223,12 @@ def test_a_ledger_adds_up_pure_epsilon(tmp_path: Path) -> None:
         assert ledger.total("people").epsilon == pytest.approx(count * one, rel=1e-9)
     with pytest.raises(ValueError, match="budget"):
         ledger.reserve("people", event)
+    other = protocol(spread=400)
+    ledger.reserve("people", RoundEvent(protocol=other, survivors=6))
+    expected = 3 * one + guarantee(other, 0.0).epsilon
+    assert ledger.total("people").epsilon == pytest.approx(expected, rel=1e-9)
     coins = Protocol.binomial(clients=6, dim=1, clip_norm=1.0, levels=2, trials=40)
-    with pytest.raises(ConditionError, match="δ = 0"):
+    with pytest.raises(ParameterError, match="pure differential privacy"):
         ledger.reserve("people", RoundEvent(protocol=coins, survivors=6))
 
 

@@ -197,7 +197,7 @@ def test_bad_parameters() -> None:
         guarantee(rotated(2, 16), 1e-9, adjacency="add-remove")  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="delta"):
         guarantee(rotated(2, 16), -1e-9)
-    with pytest.raises(ConditionError, match="pure differential privacy"):
+    with pytest.raises(ParameterError, match="pure differential privacy"):
         guarantee(rotated(2, 16), 0.0)
     with pytest.raises(ParameterError, match="colluding=6"):
         guarantee(rotated(2, 16), 1e-9, surviving=5, colluding=6)

@@ -48,6 +48,10 @@ COMMANDS = {
         "identities:app",
         "Make keys by which clients of secure aggregation know each other, whatever the server says.",
     ),
+    "pair": (
+        "pair:app",
+        "Sum vectors of clients that send one message each, by two servers that do not collude.",
+    ),
     "data": ("data:app", "Bring data sets to this machine."),
     "figures": ("figures:app", "Draw pictures that are computed, not measured."),
 }

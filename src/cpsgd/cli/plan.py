@@ -43,7 +43,16 @@ def run(
         draw_frontier(found, plot)
     notes = [] if plot is None else [f"Frontier drawn into {plot}"]
     notes += [] if out is None else [f"Protocol written to {out}"]
-    output.answer(json, {**found.to_dict(), "out": out}, _summary(found), _frontier(found), *notes)
+    upload = _upload(found) if required.pair else {}
+    if upload:
+        notes.append(f"Upload to two servers: {upload['upload_bytes']:,} bytes with its proof")
+    output.answer(json, {**found.to_dict(), **upload, "out": out}, _summary(found), _frontier(found), *notes)
+
+
+def _upload(found: Plan) -> dict[str, int]:
+    from cpsgd.planner.two_servers import upload_bytes
+
+    return {"upload_bytes": upload_bytes(found.protocol)}
 
 
 def _summary(found: Plan) -> object:

@@ -392,7 +392,7 @@ def call_privately(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwar
     """Calls a user's function; an error's text might quote data, so it stays in this machine's log.
 
     Raises:
-        TrainFunctionError: It failed; only the error's type is told.
+        TrainFunctionError: It failed; the message names only the error's type.
     """
     try:
         return function(*args, **kwargs)

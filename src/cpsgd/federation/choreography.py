@@ -118,7 +118,7 @@ class PlainSum(Generic[Node]):
     stage, binding = Stage.UPLOAD, True
 
     def __init__(self, terms: Terms, round: int, nodes: Sequence[Node]) -> None:
-        """Adds nothing up yet."""
+        """Starts with an empty sum."""
         protocol = terms.plan.protocol
         self._aggregator = Aggregator(protocol, terms.rules.number(round))
         self._longest, self.needed = protocol.longest_message_bytes, terms.plan.surviving

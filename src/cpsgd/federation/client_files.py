@@ -213,7 +213,7 @@ def _read(log: OpenLog) -> _Content:
 # ---------------------------------------------------------------------- settings
 
 
-def client_files(
+def open_client_files(
     settings: Mapping[str, object], *, require_memory: bool = False, require_roster: bool = False
 ) -> tuple[Memory | None, Signing]:
     """Returns the memory, and the identity and roster, that a client's operator has set.

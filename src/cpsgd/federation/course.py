@@ -70,7 +70,7 @@ class Conduct(Generic[Node]):
     """The conduct of the nodes of a run so far."""
 
     def __init__(self, colluding: int = 1) -> None:
-        """Knows nothing against anybody; `colluding` nodes may lie together."""
+        """Starts without suspects; up to `colluding` nodes may lie together."""
         self._colluding = colluding
         self._faults: Counter[Node] = Counter()
         self._absences: Counter[Node] = Counter()
@@ -311,7 +311,7 @@ class Course(Generic[Node]):
         return None if mean is None else progress.model
 
     def _without_extras(self, mean: NDArray[np.float32], report: RoundReport[Node]) -> NDArray[np.float32]:
-        """Returns the mean update; what rode on it goes into the report."""
+        """Returns the mean update without the extra coordinates, which are decoded into the report."""
         if (extras := self.extras) is None:
             return mean
         update, unclipped, report.measures = extras.decode(mean, self._terms.plan.protocol.clip_norm)

@@ -230,7 +230,7 @@ class Entry:
         number: Number of the record of its reservation.
         population: Population whose budget pays.
         event: The round.
-        reserved_at: Time of its reservation (UTC, ISO 8601), by the clock of whoever reserved it.
+        reserved_at: Time of its reservation (UTC, ISO 8601), by the clock of the process that reserved it.
         spent: ε of the population at that time, this round included.
         method: Name of the method that proved it.
         released_at: Time of its release; None if it was never released.

@@ -31,7 +31,7 @@ class EntryKind:
         base: The protocol, without what privacy does not depend on.
         examples: As in `RoundEvent`.
         honest: Messages whose noise counts.
-        participation: Who takes part; "every" wherever nobody is sampled.
+        participation: Who takes part, as colluding clients know it; "every" wherever nobody is sampled.
         overflow: As in `RoundEvent`.
         octave: As in `Entry`.
         reserved: For adaptive budgets: the fewest such messages that were reserved for.
@@ -102,7 +102,8 @@ Groups = frozenset[tuple[frozenset[EntryKind], int]]
 def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> EntryKind:
     """Returns the kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
-    taking_part = event.taking_part
+    # Noise of colluders does not count, and they know of themselves who was drawn. The kind has no colluders any more.
+    taking_part = event.taking_part.known_to(event.colluding, event.survivors)
     sampled = taking_part.sampled and taking_part.rate < 1.0
     # Each size is a certificate of its own, and with sampling a distribution, too. So sizes keep a few binary digits,
     # rounded down; but not below what was reserved, or a release could raise the total.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from cpsgd import _validate
@@ -20,6 +20,7 @@ from cpsgd.planner.nearest import too_accurate, too_few_bits
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, Considered, Design
+from cpsgd.planner.two_servers import shortest_uploads
 from cpsgd.privacy.guarantees import Guarantee
 from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
@@ -44,7 +45,7 @@ class FrontierPoint:
     prefix: PrefixNoise | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, the mechanism's parameters among them."""
+        """Returns plain JSON values, the mechanism's parameters among them."""
         prefix = None if self.prefix is None else self.prefix.to_dict()
         return {**asdict(self), "mechanism": self.mechanism.name, **_parameters(self.mechanism), "prefix": prefix}
 
@@ -158,7 +159,7 @@ class Plan:
         return self.error.total / self.gaussian_squared_error
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Returns everything as plain JSON values."""
         protocol = self.protocol
         return {
             "mechanism": protocol.mechanism.name,
@@ -216,6 +217,7 @@ def plan(
     dropout: float = 0.0,
     colluding: int = 0,
     secure: bool = False,
+    pair: bool = False,
     rotate: bool = True,
     overflow: float = DEFAULT_OVERFLOW,
     mean_norm: float | None = None,
@@ -261,6 +263,7 @@ def plan(
             dropout=dropout,
             colluding=colluding,
             secure=secure,
+            pair=pair,
             rotate=rotate,
             overflow=overflow,
             mean_norm=mean_norm,
@@ -275,6 +278,11 @@ def plan(
 
 def plan_for(required: Requirements, problem: Problem | None = None) -> Plan:
     """Returns the plan for requirements; `problem` is given where it is about single examples."""
+    if required.pair and required.correlated is not None:
+        raise ParameterError(
+            "Correlated noise needs clients that stay for the whole run; with pair=True they send once. "
+            "Leave out correlated, or use secure=True."
+        )
     if required.correlated is not None:
         check_correlated(required)
     elif required.workload is not None:
@@ -302,7 +310,8 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
     gaussian = problem.gaussian_squared_error
     enough = _CLOSE_TO_GAUSSIAN * gaussian if max_error is None else max_error
     try:
-        found = problem.fewest_bits(enough) if bits is None else _at(problem, bits)
+        fewest = problem.fewest_bits if problem.setting.most_values is None else partial(shortest_uploads, problem)
+        found = fewest(enough) if bits is None else _at(problem, bits)
     except ConditionError as error:
         asked = "The best there is" if bits is None else f"The best that {bits:.4g} bits hold"
         raise InfeasibleError(f"{asked} cannot be accounted for; use more bits. {error}") from None
@@ -325,7 +334,10 @@ def _assembled(
     designs: Callable[[], Iterable[tuple[float, Design]]],
     judge: Callable[[Mechanism], PrefixNoise] | None = None,
 ) -> Plan:
-    """The plan with a design; `designs` are those of all numbers of bits, and `judge` says what rounds make of each."""
+    """Returns the plan with a design.
+
+    `designs` gives the designs for all numbers of bits, and `judge` what a run's rounds make of each.
+    """
     gaussian = problem.gaussian_squared_error
 
     def prefix(mechanism: Mechanism) -> PrefixNoise | None:

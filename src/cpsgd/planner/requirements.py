@@ -36,14 +36,17 @@ class Requirements:
         adjacency: Which data sets are neighbours: "replace-one" (a client's vector becomes any other) or "zero-out" (it
             becomes zero).
         dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.
-        colluding: Clients per round who may tell their noise to whoever attacks; it does not count.
+        colluding: Clients per round who may reveal their noise to the attacker; it does not count.
         secure: For secure aggregation: sums are taken modulo the smallest number that will do, and `bits` must hold
             that.
+        pair: For two servers: sums are taken modulo a prime, which `bits` must hold, and a coordinate is one of at most
+            256 integers. Without `bits`, the protocol with the shortest uploads is taken.
         rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
-        overflow: With `secure`, the probability allowed per round that any coordinate of its sum wraps around.
-        mean_norm: With `secure`, a norm that the mean of a round's (clipped) vectors is known not to exceed, at most
-            `clip_norm`; a smaller modulus then holds the sums. Accuracy alone rests on it: where the mean is longer,
-            sums may wrap around, and privacy is the same.
+        overflow: With `secure` or `pair`, the probability allowed per round that any coordinate of its sum wraps
+            around.
+        mean_norm: With `secure` or `pair`, a norm that the mean of a round's (clipped) vectors is known not to exceed,
+            at most `clip_norm`; a smaller modulus then holds the sums. Accuracy alone rests on it: where the mean is
+            longer, sums may wrap around, and privacy is the same.
         mechanism: "best" for whichever is the most accurate, or the name of one (see `cpsgd.mechanisms`) whose
             parameters are to be chosen.
         replace_one_distance: The largest Euclidean distance of any two clients' vectors, where it is known to be less
@@ -71,6 +74,7 @@ class Requirements:
     dropout: float = 0.0
     colluding: int = 0
     secure: bool = False
+    pair: bool = False
     rotate: bool = True
     overflow: float = DEFAULT_OVERFLOW
     mean_norm: float | None = None
@@ -79,6 +83,11 @@ class Requirements:
     distance_reason: str | None = None
     correlated: int | str | None = None
     workload: str | Sequence[float] | None = None
+
+    @property
+    def modular(self) -> bool:
+        """Whether sums are taken modulo a number."""
+        return self.secure or self.pair
 
 
 def surviving(clients: int, dropout: float) -> int:
@@ -96,10 +105,16 @@ def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
     if required.mechanism == BEST:
         # At δ = 0 only noise with pure differential privacy is left.
         kinds = [kind for kind in MECHANISMS.values() if (kind.planned if required.delta else kind.pure)]
-        return tuple(kind for kind in kinds if not required.secure or kind.not_summed is None)
+        # Noise that wraps around makes every integer below the modulus possible: there is no range to prove.
+        kinds = [kind for kind in kinds if not (required.pair and kind.wraps)]
+        if not kinds:
+            raise ParameterError("No mechanism for two servers keeps delta=0; allow a small delta.")
+        return tuple(kind for kind in kinds if not required.modular or kind.not_summed is None)
     kind = MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *MECHANISMS))]
-    if required.secure and kind.not_summed is not None:
+    if required.modular and kind.not_summed is not None:
         raise ParameterError(kind.not_summed)
+    if required.pair and kind.wraps:
+        raise ParameterError(f"Messages of {kind.name!r} wrap around the modulus: two servers have no range to check.")
     if required.delta == 0.0 and not kind.pure:
         pure = [name for name, each in MECHANISMS.items() if each.pure]
         raise ParameterError(f"delta=0 needs noise with pure differential privacy, one of {pure}, got {kind.name!r}.")
@@ -120,7 +135,7 @@ def checked_mean_norm(required: Requirements) -> float | None:
             f"Expected mean_norm to be at most clip_norm={required.clip_norm:g}, got mean_norm={found:g}: the mean of "
             "vectors clipped to that norm is never longer. Leave mean_norm out, or clip to a larger norm."
         )
-    if not required.secure:
+    if not required.modular:
         raise ParameterError(
             f"mean_norm={found:g} is of no use without secure aggregation: it is the modulus that becomes smaller. "
             "Use secure=True, or leave mean_norm out."

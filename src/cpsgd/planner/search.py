@@ -23,6 +23,7 @@ from cpsgd.mechanisms.interface import Search
 from cpsgd.planner import modulus
 from cpsgd.planner.target import Target
 from cpsgd.protocol import MAX_RADIX
+from cpsgd.secagg.pair.extension import LARGEST_PRIME, least_prime
 
 # How many of the ranked candidates are certified: fewer with more noise, where the ranking is the better and the
 # certificates the slower.
@@ -58,6 +59,7 @@ class Setting:
         overflow: The overflow probability allowed per round under secure aggregation, None without.
         mechanisms: The mechanisms whose parameters are searched for.
         mean_norm: Bound on the norm of the mean, for the modulus alone; None for none but D.
+        most_values: For two servers, whose modulus is a prime: the most integers that a coordinate may be; else None.
     """
 
     clients: int
@@ -68,9 +70,10 @@ class Setting:
     overflow: float | None
     mechanisms: tuple[type[Mechanism], ...]
     mean_norm: float | None = None
+    most_values: int | None = None
 
     def design(self, mechanism: Mechanism) -> Design:
-        """The design with this mechanism: the error it promises and the modulus it needs."""
+        """Returns the design with this mechanism: the error it promises and the modulus it needs."""
         return Design(mechanism, self.needed_modulus(mechanism), self.error(mechanism))
 
     def error(self, mechanism: Mechanism) -> ExpectedError:
@@ -80,10 +83,10 @@ class Setting:
         )
 
     def needed_modulus(self, mechanism: Mechanism) -> int | None:
-        """The smallest modulus for a mechanism, None without secure aggregation."""
+        """Returns the smallest modulus for a mechanism, None without secure aggregation."""
         if self.overflow is None:
             return None
-        return modulus.smallest_modulus(
+        smallest = modulus.smallest_modulus(
             mechanism,
             clients=self.clients,
             dim=self.dim,
@@ -92,9 +95,10 @@ class Setting:
             mean_norm=self.mean_norm,
             overflow=self.overflow,
         )
+        return smallest if self.most_values is None else prime_modulus(smallest, mechanism.values)
 
     def useful_scales(self, mechanism: Mechanism) -> tuple[float, float]:
-        """Between which scales clipping and noise are weighed."""
+        """Returns the smallest and largest scale worth trying in the trade between clipping and noise."""
         return mechanism.useful_scales(dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate)
 
 
@@ -136,25 +140,32 @@ def gaussian_squared_error(setting: Setting, target: Target) -> float:
     return target.dim * needed / (target.honest * setting.surviving)
 
 
+def prime_modulus(smallest: int, values: int) -> int:
+    """Returns the least prime from `smallest` on that has enough points for a range proof of `values` values."""
+    # Beyond the largest prime nothing fits: a number that no number of bits holds says so.
+    return least_prime(max(smallest, values + 2)) if smallest <= LARGEST_PRIME else 2 * MAX_RADIX
+
+
 AnyDesign = TypeVar("AnyDesign", bound=Design)
 
 
 def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
-    """Whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
+    """Returns whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
     search = _search(setting, target, bits)
     return any(
-        _with_best_scale(setting, candidate, target.rough_scale(candidate), search.values) is not None
+        _with_best_scale(setting, candidate, target.rough_scale(candidate), values_of(bits)) is not None
         for kind in setting.mechanisms
         for candidate in kind.candidates(search)
     )
 
 
 def feasible(setting: Setting, target: Target, bits: float) -> bool:
-    """Whether some mechanism has a design that is certified."""
+    """Returns whether some mechanism has a design that is certified."""
     search = _search(setting, target, bits)
-    contenders = [_Contender.of(setting, target, kind, search) for kind in setting.mechanisms]
+    values = values_of(bits)
+    contenders = [_Contender.of(setting, target, kind, search, values) for kind in setting.mechanisms]
     return any(
-        contender.ranked and contender.best(setting, target, search.values) is not None
+        contender.ranked and contender.best(setting, target, values) is not None
         for contender in sorted(contenders, key=lambda each: each.floor)
     )
 
@@ -167,7 +178,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
         return needed is None or needed <= values
 
     return Search(
-        values=values,
+        values=values if setting.most_values is None else min(values, setting.most_values),
         honest=target.honest,
         variation=target.variation,
         dim=setting.dim,
@@ -180,7 +191,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
 
 
 def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
-    """The design of at most `bits` bits per coordinate with the smallest expected error, or None if there is none."""
+    """Returns the design of at most `bits` bits per coordinate with the smallest expected error; None if none fits."""
     return Contest(setting, target, bits).best(lambda design: design)
 
 
@@ -200,14 +211,14 @@ class Contest:
         if len(kinds) > 1 and bits >= 1.0:
             # From one bit on, others are as accurate, and their integers may be added up by anyone.
             kinds = tuple(kind for kind in kinds if kind.not_summed is None)
-        contenders = [_Contender.of(setting, target, kind, search) for kind in kinds]
+        contenders = [_Contender.of(setting, target, kind, search, self._values) for kind in kinds]
         # The most promising first: what it reaches may be below the others' floors.
         self._contenders = sorted(contenders, key=lambda each: each.promise)
         self.floor = min((each.floor for each in contenders), default=math.inf)
         self.promise = min((each.promise for each in contenders), default=math.inf)
 
     def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
-        """The design with the smallest expected error, or None if there is none.
+        """Returns the design with the smallest expected error, or None if there is none.
 
         Args:
             finish: Makes what is wanted of a certified design. It may turn out to be less accurate, or impossible.
@@ -259,12 +270,12 @@ class _Contender:
     ranked: list[Mechanism]
 
     @classmethod
-    def of(cls, setting: Setting, target: Target, kind: type[Mechanism], search: Search) -> _Contender:
-        """Ranks the candidates of a mechanism by their rough scales."""
+    def of(cls, setting: Setting, target: Target, kind: type[Mechanism], search: Search, values: int) -> _Contender:
+        """Ranks the candidates of a mechanism by their rough scales; sums may take as many values as are given."""
         floor, ranked = math.inf, []
         for candidate in kind.candidates(search):
-            rough = _with_best_scale(setting, candidate, target.rough_scale(candidate), search.values)
-            ideal = _with_best_scale(setting, candidate, _SURELY * target.ideal_scale(candidate), search.values)
+            rough = _with_best_scale(setting, candidate, target.rough_scale(candidate), values)
+            ideal = _with_best_scale(setting, candidate, _SURELY * target.ideal_scale(candidate), values)
             if rough is not None:
                 ranked.append((rough.error.total, candidate))
             if ideal is not None:
@@ -274,7 +285,7 @@ class _Contender:
         return cls(kind, floor, promise, [candidate for _, candidate in ranked])
 
     def unfit(self, setting: Setting, values: int) -> str:
-        """Why there is no design."""
+        """Returns the reason why there is no design."""
         if values < self.kind.fewest_values:
             return f"a message needs {self.kind.fewest_values} values"
         if self.ranked:
@@ -282,7 +293,7 @@ class _Contender:
         return "no sum fits the modulus" if setting.overflow is not None else "nothing fits"
 
     def best(self, setting: Setting, target: Target, values: int) -> Design | None:
-        """The best design that is certified."""
+        """Returns the best design that is certified."""
         most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
         found = self._best_of(self.ranked[:most], setting, target, values)
         if found is None:
@@ -347,7 +358,10 @@ class _Finalist:
 
 
 def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist:
-    """The smallest scale by the quick certificate; for secure aggregation with less noise until the modulus fits."""
+    """Returns the smallest scale by the quick certificate.
+
+    For secure aggregation the noise is reduced until the modulus fits.
+    """
     while True:
         scale = target.quick_scale(candidate)
         least, _ = setting.useful_scales(candidate)
@@ -377,7 +391,7 @@ def _fitting(setting: Setting, mechanism: Mechanism, scale: float, values: int) 
 
 
 def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: float, values: int) -> Design | None:
-    """The design with the best scale that is at least `smallest_scale` and whose modulus fits, None if none fits."""
+    """Returns the design with the best scale from `smallest_scale` on whose modulus fits; None if none fits."""
     least, widest = setting.useful_scales(candidate)
     if smallest_scale > _FARTHEST * widest:
         return None

@@ -1,28 +1,13 @@
 """Rounds whose cohort is a random subset of fixed size, with replace-one neighbours, composed.
 
-One round. Fix the rest T of the cohort and the client y that is drawn where ours is not. The round's law is qP + (1-q)Q
-for one of two neighbours and qP' + (1-q)Q for the other, with P, P' and Q the laws of the sum over T and our client,
-its replacement, or y. Each two of them are replace-one neighbours, hence μ-GDP. With H_γ the hockey-stick divergence
-and γ' = 1 + q(γ - 1), γ >= 1, advanced joint convexity (Balle, Barthe and Gaboardi 2018, Theorem 2) says
+A round is dominated by one pair of laws: with A = (1-q) N(0,1) + q N(μ,1), B = N(0,1) and the loss
+l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2, the first law has A's mass at the losses l(x) > 0, B's mass
+at their negatives and the rest at loss 0; the second law is the first mirrored. Losses of independent pairs add up.
 
-    H_γ'(qP + (1-q)Q, qP' + (1-q)Q) <= q max(H_γ(P, Q), H_γ(P, P')) <= q H_γ(N(μ,1), N(0,1)),
-
-in both orders of the neighbours, and joint convexity takes the mean over T and y. For γ' < 1 use
-H_γ'(A, B) = 1 - γ' + γ' H_1/γ'(B, A). The bounds for all γ' are together the curve of one pair of laws (the pair of the
-trade-off function C_q(G_μ) of Dong, Roth and Su 2022): with A = (1-q) N(0,1) + q N(μ,1), B = N(0,1) and the loss
-l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2,
-
-* the first law has A's mass at the losses l(x) > 0, B's mass at their negatives -l(x), and the rest at loss 0;
-* the second law is the first mirrored.
-
-Many rounds. A pair whose curve lies above a round's, whatever was released before, may take the round's place (Zhu,
-Dong and Wang 2022, Theorem 10), so the losses of independent pairs are added up.
-
-Every number is rounded up. Masses go to points of a grid, each to the two points around its loss so that both laws keep
-it ("connecting the dots", Doroshenko et al. 2022), which raises the curve; what is not known exactly goes to the upper
-one. Sums are computed by FFT, of masses tilted by e^(λ l) towards the ε asked for: its rounding errors, bounded in the
-Euclidean norm, are then small against δ however small that is. Where there are too many rounds for that, the pair's
-Rényi divergences are left. docs/accounting.md, section 12, has the proofs.
+Every number is rounded up. Masses go to the two points of a grid around their loss ("connecting the dots", Doroshenko
+et al. 2022). Sums are computed by FFT of masses tilted by e^(λ l) towards the ε asked for, so that rounding errors are
+small against δ however small that is. Where there are too many rounds for that, the pair's Rényi divergences are left.
+docs/accounting.md, section 12, has the proofs.
 """
 
 from __future__ import annotations
@@ -99,7 +84,7 @@ class SampledRounds:
 
 
 def sampled_profile(kinds: Sequence[SampledRounds], points: int) -> Callable[[float], float]:
-    """Upper bounds on δ as a function of ε >= 0 for all the rounds together.
+    """Returns upper bounds on δ as a function of ε >= 0 for all the rounds together.
 
     Example:
         >>> delta = sampled_profile([SampledRounds(mu=1.0, rate=0.01, count=1000)], FINE_POINTS)
@@ -142,7 +127,7 @@ class _Losses:
             return np.log(self.mass)
 
     def log_moment(self, power: float) -> float:
-        """Upper bound on log Σ mass e^(power loss), `power` >= 0, infinite losses left out."""
+        """Returns an upper bound on log Σ mass e^(power loss), `power` >= 0, infinite losses left out."""
         exponents = self._log_mass + power * self.loss
         largest = float(exponents.max())
         size = abs(largest) + power * float(self.loss.max()) + power * self.short
@@ -151,7 +136,7 @@ class _Losses:
         )
 
     def tilted(self, power: float) -> tuple[Array, float]:
-        """The masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
+        """Returns the masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
         scale = self.log_moment(power)
         return np.exp(self._log_mass + power * self.loss - scale), scale
 
@@ -165,7 +150,7 @@ class _Losses:
 
 
 def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
-    """The pair of one round, its losses rounded to these, which belong to the outputs x; x[0] = μ/2 has loss 0."""
+    """Returns the losses of one round, rounded to `loss`: the losses at the outputs x, where x[0] = μ/2 has loss 0."""
     mu, rate = kind.mu, kind.rate
     # An output is computed from a loss, or a loss from an output, with a few roundings.
     short = 16.0 * _UNIT * (2.0 + float(loss[-1]) - math.log(rate) + mu * (mu + float(x[-1])))
@@ -202,12 +187,12 @@ def _loss(kind: SampledRounds, x: Array) -> Array:
 
 
 def _output(kind: SampledRounds, loss: Array) -> Array:
-    """The x with l(x) = loss."""
+    """Returns the x with l(x) = loss."""
     return np.log1p(np.expm1(loss) / kind.rate) / kind.mu + 0.5 * kind.mu
 
 
 def _rough(kind: SampledRounds, level: float) -> _Losses:
-    """The pair, cut at equal distances of the output, without the farthest."""
+    """Returns the pair, cut at equal distances of the output, without the farthest."""
     x = np.linspace(0.5 * kind.mu, kind.farthest(level), _PIECES)
     loss = np.maximum.accumulate(_loss(kind, x))
     loss[0] = 0.0
@@ -224,7 +209,7 @@ class _Composition:
         self._cuts: dict[int, _Cut] = {}
 
     def delta(self, epsilon: float) -> float:
-        """Upper bound on δ at this ε."""
+        """Returns an upper bound on δ at this ε."""
         found = 1.0
         tried: set[int] = set()
         while self._level not in tried:
@@ -254,7 +239,7 @@ class _Cut:
         self._sums: _Sums | None = None
 
     def delta(self, epsilon: float) -> float:
-        """Upper bound on δ at this ε."""
+        """Returns an upper bound on δ at this ε."""
         power = self._best_power(epsilon)
         chernoff = self._log_moment(power) - power * epsilon
         # Canonne, Kamath and Steinke 2020, Proposition 12, with α = power + 1.
@@ -269,11 +254,11 @@ class _Cut:
         return math.fsum(count * losses.log_moment(power) for losses, count in self._rough)
 
     def _mean(self, power: float) -> float:
-        """The mean of the tilted sum, the derivative of `_log_moment`."""
+        """Returns the mean of the tilted sum, the derivative of `_log_moment`."""
         return math.fsum(count * losses.mean(power) for losses, count in self._rough)
 
     def _best_power(self, epsilon: float) -> float:
-        """The λ with the smallest Chernoff bound e^(Σ log M(λ) - λ ε), within limits."""
+        """Returns the λ with the smallest Chernoff bound e^(Σ log M(λ) - λ ε), within limits."""
         low, high = _LOG_POWERS
         while high - low > 0.01:
             middle = 0.5 * (low + high)
@@ -351,21 +336,25 @@ class _Sums:
             self._infinite += math.exp(min(0.0, log_tail + 1e-13 * (1.0 + abs(tail))))
 
     def _grid(self, kind: SampledRounds, level: float) -> _Losses:
-        """The pair of one round on the grid, without the farthest losses."""
+        """Returns the losses of one round on the grid, without the farthest ones."""
         farthest = float(_loss(kind, np.array([kind.farthest(level)]))[0])
         steps = min(math.ceil(farthest / self._interval), _MOST_WINDOWS * self._points)
         loss = self._interval * np.arange(steps + 1, dtype=np.float64)
         return _pair(kind, _output(kind, loss), loss)
 
     def suits(self, epsilon: float) -> bool:
-        """Whether the window holds this ε and the tilt is good enough for it."""
+        """Returns whether the window holds this ε and the error of δ there is negligible."""
         if not self._last - self._points < (epsilon - self._shift) / self._interval - 2 < self._last - 2:
             return False
-        found, added = self.delta(epsilon)
-        return added <= _NEGLIGIBLE * found
+        estimate, error = self.delta(epsilon)
+        return error <= _NEGLIGIBLE * estimate
 
     def delta(self, epsilon: float) -> tuple[float, float]:
-        """δ at this ε, and what has to be added to it for rounding errors and cut-off sums."""
+        """Returns an estimate of δ at this ε, and a bound on its error: their sum is an upper bound on δ.
+
+        The error comes from the FFT, from floating point and from losses beyond the window.
+        """
+        # The sums of losses may be too small by up to `_shift`; a smaller ε makes up for that.
         epsilon -= self._shift + 8.0 * _UNIT * (epsilon + self._last * self._interval)
         first = math.floor(epsilon / self._interval) + 1
         if first <= self._last - self._points or self._scale - self._power * self._interval * first > 700.0:
@@ -376,8 +365,8 @@ class _Sums:
         loss = self._interval * steps
         weights = np.exp(self._scale - self._power * loss) * -np.expm1(epsilon - loss)
         weights *= 1.0 + 8.0 * _UNIT * (1.0 + abs(self._scale) + self._power * float(loss[-1]))
-        found = float(np.sum(weights * self._sums[steps % self._points])) * self._inexact
-        return found, _norm(weights) * self._error * self._inexact + self._infinite + _TINY
+        estimate = float(np.sum(weights * self._sums[steps % self._points])) * self._inexact
+        return estimate, _norm(weights) * self._error * self._inexact + self._infinite + _TINY
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:

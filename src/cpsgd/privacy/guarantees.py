@@ -11,7 +11,7 @@ from typing import Any
 from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.one_example import example_protocol
 from cpsgd.privacy.proofs import all_proofs, best
@@ -152,7 +152,7 @@ def guarantee(
         delta: δ in [0, 1), in total; 0 for pure differential privacy, which few mechanisms have.
         adjacency: "replace-one" (the paper's) or "zero-out".
         surviving: Number of clients whose messages are in the sum; all of the protocol's if None.
-        colluding: Number of those who may tell their noise to whoever sees the result.
+        colluding: Number of those who may reveal their noise to somebody who sees the result.
 
     Raises:
         ConditionError: No noise, or no method applies; the message says what would help.
@@ -207,7 +207,12 @@ def guarantee_over_rounds(
 
 
 def _proved(run: Run, delta: float) -> Guarantee:
-    _validate.fraction("delta", delta)
+    mechanism = run.protocol.mechanism
+    if _validate.fraction("delta", delta) == 0.0 and not mechanism.pure:
+        raise ParameterError(
+            f"Expected delta in (0, 1), got delta=0: the noise of {mechanism.name} has no pure differential privacy. "
+            "Use a mechanism that has it (discrete-laplace), or a delta above 0."
+        )
     seen = accounted(run)
     check(seen)
     proof, proved, found = best(seen, delta)

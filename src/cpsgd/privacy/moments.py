@@ -6,24 +6,13 @@ order α put
 
     κ(α) = sup over 0 < |t| <= min(k - 1, S) of  max(D_α(P_t, Z_0), D_α(Z_0, P_t)) / t².
 
-Divergences of independent coordinates add up, so a round with neighbours at distance S in lattice units has Rényi
-divergence at most κ(α) S². As in the Gaussian certificate, outputs outside a box are first clamped to its ends (else
-D_α would be infinite) and the probability of leaving the box is added to δ.
+A round with neighbours at distance S in lattice units then has Rényi divergence at most κ(α) S². Outputs outside a box
+are first clamped to its ends, and the probability of leaving the box is added to δ.
 
-The supremum over the continuum of t is a proved bound, not a maximum over a grid. With R = P_t/Z_0 and e = α or
-1 - α let M(t) = Σ Z_0 R^e = e^((α-1) D_α). Between integers R is linear in t, so
-
-    M'' = e (e - 1) Σ Z_0 (R')² R^(e-2),
-
-which is convex in t, since x^(e-2) is convex in x unless 2 < e < 3. So between two nodes M'' is at most K, the larger
-of its two end values, and M lies under the parabola M(t_i) + M'(t_i) h + K h²/2. Its logarithm lies under the tangent
-of the logarithm at M(t_i), and the resulting bound on log M / t² is a quadratic in 1/t, whose maximum is elementary.
-Intervals are halved until the bound is within a small factor of a value that is really attained. For 2 < e < 3 Hölder's
-inequality, Σ w R^(e-2) <= (Σ w)^(3-e) (Σ w R)^(e-2), takes the place of convexity: of the two sums, which belong to
-e = 2 and e = 3, the first does not change between integers and the second is linear in t.
-
-M - 1 is summed as Σ Z_0 (R^e - 1 - e (R - 1)), which is the same since Z_0 and P_t have the same total, has only
-positive terms, and so keeps its relative accuracy however small the divergence is.
+With R = P_t/Z_0 and e = α or 1 - α, M(t) = Σ Z_0 R^e = e^((α-1) D_α). Between two nodes M lies under a parabola, from a
+bound on M'' (convexity; for 2 < e < 3 Hölder's inequality), so the supremum is a proved bound and no maximum over a
+grid. M - 1 is summed as Σ Z_0 (R^e - 1 - e (R - 1)), whose terms are positive. docs/accounting.md, section 5, has the
+proofs.
 """
 
 from __future__ import annotations
@@ -113,7 +102,7 @@ class Moments:
             raise ConditionError(_TOO_FAR)
 
     def kappa(self, order: float) -> float:
-        """Upper bound on κ(α), α = `order` > 1."""
+        """Returns an upper bound on κ(α), α = `order` > 1."""
         if _validate.positive("order", order, low=1.0) > self.largest_order:
             raise ParameterError(f"Expected order <= {self.largest_order:g}, got order={order!r}.")
         largest = max(side.growth(exponent, self._reach) for side in self._sides for exponent in (order, 1.0 - order))
@@ -170,7 +159,7 @@ class _Side:
         outside = np.array([window.outside_below, window.outside_above])
 
         def ends(shift: int) -> Array:
-            """Upper bounds on the end cells of Z_r, `shift` = ±r, but for `window.error`."""
+            """Returns upper bounds on the end cells of Z_r, `shift` = ±r, but for `window.error`."""
             below, above = window.below[first - 1 - shift - window.first], window.above[last - shift - window.first]
             return np.array([below + window.outside_below, above + window.outside_above])
 
@@ -199,7 +188,7 @@ class _Side:
         self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / largest_error)
 
     def growth(self, exponent: float, reach: float) -> float:
-        """Upper bound on sup over 0 < t <= reach of log M(t) / t²."""
+        """Returns an upper bound on sup over 0 < t <= reach of log M(t) / t²."""
         attained = 0.0
         intervals: list[tuple[_Node, _Node, int]] = []
         for r in range(math.ceil(reach)):
@@ -258,7 +247,7 @@ class _Node:
         self.curvature, self.curvature_error = bound * (1.0 + 1e-14), 0.0
 
     def bound(self, right: _Node) -> float:
-        """Upper bound on sup of log M(t) / t² between this node and the one to the right."""
+        """Returns an upper bound on sup of log M(t) / t² between this node and the one to the right."""
         curvature = max(self.curvature + self.curvature_error, right.curvature + right.curvature_error)
         base = 1.0 + self.moment
         start, stop = self.r + self.fraction, right.r + right.fraction
@@ -278,7 +267,7 @@ class _Node:
 def _sums(
     exponent: float, fraction: float, mass: Array, mass_error: Array, near: Array, far: Array, inexact: Array
 ) -> list[float]:
-    """The sums behind M - 1, M' and M'', and behind their rounding errors."""
+    """Returns the sums behind M - 1, M' and M'', and behind their rounding errors."""
     slope = far - near
     excess = near + fraction * slope
     log = np.log1p(excess)
@@ -303,5 +292,5 @@ def _sums(
 
 
 def _dot(first: Array, second: Array) -> float:
-    """The sum of products, on one thread: BLAS starts several, which costs more than it gains here."""
+    """Returns the sum of products, on one thread: BLAS starts several, which costs more than it gains here."""
     return float(np.einsum("i,i->", first, second))

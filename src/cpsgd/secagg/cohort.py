@@ -84,10 +84,10 @@ class Advert:
         return cls(public_keys, keys.public_bytes(signer), signature, counter)
 
     def check(self, session: Session, client: int, roster: frozenset[bytes] | None) -> None:
-        """Whether the advert is by whoever it says, and that is somebody on the roster, if there is one.
+        """Checks that the advert is signed by the identity it names, and that the roster, if any, lists it.
 
         Raises:
-            SignatureError: It is not, or who made it has another roster.
+            SignatureError: It is not, or the signer has another roster.
         """
         if roster is not None and self.identity not in roster:
             raise SignatureError(f"Client {client} is nobody on the roster.")

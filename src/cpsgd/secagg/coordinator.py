@@ -84,7 +84,7 @@ class SecureServer:
         self._adverts: dict[int, Advert] = {}
         self._public: set[bytes] = set()  # all keys that were announced
         self._cohort = Cohort(parameters.clients, {})  # all who were announced to everybody
-        self._listed: dict[int, tuple[int, ...]] = {}  # neighbours each client was told of
+        self._listed: dict[int, tuple[int, ...]] = {}  # neighbours announced to each client
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self._delivered: dict[int, tuple[int, ...]] = {}  # neighbours whose shares each client holds

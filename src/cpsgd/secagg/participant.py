@@ -301,6 +301,7 @@ class SecureClient:
     # ------------------------------------------------------------------ checks
 
     def _in(self, stage: Stage) -> ClientState:
+        """Returns the state; raises `StageError` if the client is not in this stage."""
         if self._state is None:
             raise StageError("The state was moved out of this client; restore it and go on with that one.")
         if self._state.stage is not stage:
@@ -419,7 +420,7 @@ class ClientState:
             there is none.
         seed: Of its own mask, until the upload.
         own_share: Its share of its own seed.
-        adverts: Of itself and the neighbours it was told of, until the upload.
+        adverts: Of itself and of the neighbours announced to it, until the upload.
         cohort: All who take part, as bytes.
         received: Of each neighbour: a share of its seed, then a share of its mask key.
         survivors: The set of survivors it signed, as bytes.
@@ -438,7 +439,7 @@ class ClientState:
     survivors: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Returns the state, readable by whoever holds the bytes."""
+        """Returns the state, not encrypted."""
         sections = [
             self.invitation.write() if self.invitation else b"",
             *(self.channel_private, self.mask_private, self.signing_private, self.seed, self.own_share),

@@ -1,9 +1,9 @@
 """The kernels of `device_plain.py` in CUDA C++, for NVIDIA GPUs from Ampere on.
 
-* From 2^13 to 2^16 - 1 coordinates one kernel clips, rotates and rounds a client's vector within one multiprocessor
-  (`device_fused.cu`). Small integers are added up there, too, and only sums are written. It was written for the paper's
-  network of 51,370 parameters. The other kernels take vectors that do not fit in shared memory, or integers of many
-  coins.
+* From 2^15 to 2^16 - 1 coordinates one kernel clips, rotates and rounds a client's vector within one multiprocessor
+  (`device_fused.cu`), and from 2^13 on if coins are tossed or vectors are products. Small integers are added up there,
+  too, and only sums are written. It was written for the paper's network of 51,370 parameters. The other kernels take
+  vectors that do not fit in shared memory, or integers of many coins.
 * Longer vectors take several passes over memory (`device_long.py`).
 * All other vectors are processed step by step (`device_steps.cu`).
 
@@ -50,6 +50,11 @@ def takes(device: torch.device, dim: int, rounding: Rounding, layout: Layout | N
     return fused_memory(dim, rounding, layout) <= kernels.shared_memory(device) - _STATIC
 
 
+def is_fused_faster(dim: int, rounding: Rounding) -> bool:
+    """Returns whether the fused kernel adds rows that it takes faster than `device_steps.cu` does."""
+    return _log(dim) == _LARGEST or rounding.coins is not None
+
+
 def fused_memory(dim: int, rounding: Rounding, layout: Layout | None = None) -> int:
     """Returns the bytes of shared memory that a block of the fused kernel needs."""
     size, rest, _ = plain.split(dim)
@@ -64,7 +69,7 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: 
     bound, unit, rounding = encoding.bound, encoding.unit, encoding.rounding
     if encoding.signs is None:
         plain.scale(rows, bound, unit)
-    elif takes(device, dim, rounding):
+    elif takes(device, dim, rounding) and is_fused_faster(dim, rounding):
         scales = torch.empty(count, device=device)
         lengths = _lengths(device, dim, None)
         lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
@@ -95,10 +100,13 @@ def scale_and_rotate(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit
     if is_long(device, dim):
         long.scale_and_rotate(rows, signs, bound, unit)
         return
-    step = _step(device, "rotate", _log(dim))
-    arguments = [rows, rows.stride(0), dim - (1 << _log(dim)), count, signs, bound, unit]
+    size, rest, _ = plain.split(dim)
+    staged = step_memory(_log(dim)) + 4 * rest <= kernels.shared_memory(device) - _STATIC
+    step = _step(device, "rotate", _log(dim), staged)
+    memory = step_memory(_log(dim)) + (4 * rest * step.rows if staged else 0)
     grid = -(-count // step.rows), 1, 1
-    step.launch(grid=grid, block=(step.threads * step.rows, 1, 1), args=arguments, shared_mem=step.memory)
+    arguments = [rows, rows.stride(0), dim - size, count, signs, bound, unit]
+    step.launch(grid=grid, block=(step.threads * step.rows, 1, 1), args=arguments, shared_mem=memory)
 
 
 def round_and_sum(
@@ -215,15 +223,20 @@ def _tail_words(rounding: Rounding, rest: int, size: int) -> int:
     return kernels.sum_words(rounding, whole)
 
 
+def step_memory(log: int) -> int:
+    """Returns the bytes of shared memory in which a block of `device_steps.cu` exchanges 2^log numbers."""
+    return 4 << log if log > 10 else 0
+
+
 @cache
-def _step(device: torch.device, kernel: str, log: int) -> Kernel:
-    tile = max(log, 10)
-    threads, memory = 1 << (tile - 5), 4 << log if log > 10 else 0
+def _step(device: torch.device, kernel: str, log: int, staged: bool = False) -> Kernel:
+    tile, memory = max(log, 10), step_memory(log)
     # Rows of one warp share a block.
     rows = 4 if kernel == "rotate" and log <= 10 else 1
-    names = {"LOG": log, "REGISTERS": 1 << min(5, max(0, log - 5)), "PACK": rows}
+    names = {"LOG": log, "REGISTERS": 1 << min(5, max(0, log - 5)), "PACK": rows, "STAGED": int(staged)}
     names = kernels.definitions(tile, log, _NONE) | names
-    return Kernel(kernels.compiled(device, kernel, _STEPS, names, memory), threads, memory, rows)
+    most = min(memory + (4 * rows << log), kernels.shared_memory(device) - _STATIC) if staged else memory
+    return Kernel(kernels.compiled(device, kernel, _STEPS, names, most), 1 << (tile - 5), memory, rows)
 
 
 @cache

@@ -15,23 +15,29 @@
 #if defined(ROTATE) || defined(BACK)
 typedef float Numbers[REGISTERS];
 
+// Signs of the second transform begin at bit 2^LOG, or 16 if that is more.
+#define SECOND_WORD (SIZE / 32)
+#define SECOND_BIT (LOG < 5 ? 16 : 0)
+
 // Transforms from layout B to C. No thread may still read the buffer.
 __device__ __forceinline__ void transform(Numbers& x, float* buffer, u32 t) {
   const u32 warp = t / 32, lane = t % 32;
 #pragma unroll
-  for (int bit = 0; bit < (LOG < 5 ? LOG : 5); bit++)
+  for (int bit = 0; bit < (LOG < 5 ? LOG : 5); bit++) {
+    // The product with ±1 is exact, so that this is an addition or a subtraction, in one instruction.
+    const float side = lane >> bit & 1 ? -1.0f : 1.0f;
 #pragma unroll
-    for (int r = 0; r < REGISTERS; r++) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFu, x[r], 1 << bit);
-      x[r] = lane >> bit & 1 ? other - x[r] : x[r] + other;
-    }
+    for (int r = 0; r < REGISTERS; r++)
+      x[r] = __fmaf_rn(x[r], side, __shfl_xor_sync(0xFFFFFFFFu, x[r], 1 << bit));
+  }
   butterflies<0, (LOG < 5 ? 0 : LOG < 10 ? LOG - 5 : 5)>(x);
 #if LOG > 10
+  float *own = buffer + warp * 1024 + lane, *all = buffer + t;
 #pragma unroll
-  for (int r = 0; r < REGISTERS; r++) buffer[warp * 1024 + r * 32 + lane] = x[r];
+  for (int r = 0; r < REGISTERS; r++) own[r * 32] = x[r];
   __syncthreads();
 #pragma unroll
-  for (int r = 0; r < REGISTERS; r++) x[r] = buffer[PLACE(r) + t];
+  for (int r = 0; r < REGISTERS; r++) x[r] = all[PLACE(r)];
   butterflies<0, LOG - 10>(x);
   __syncthreads();
 #endif
@@ -40,79 +46,119 @@ __device__ __forceinline__ void transform(Numbers& x, float* buffer, u32 t) {
 // From layout C to B.
 __device__ __forceinline__ void regroup(Numbers& x, float* buffer, u32 t) {
 #if LOG > 10
+  float *own = buffer + t / 32 * 1024 + t % 32, *all = buffer + t;
 #pragma unroll
-  for (int r = 0; r < REGISTERS; r++) buffer[PLACE(r) + t] = x[r];
+  for (int r = 0; r < REGISTERS; r++) all[PLACE(r)] = x[r];
   __syncthreads();
 #pragma unroll
-  for (int r = 0; r < REGISTERS; r++) x[r] = buffer[t / 32 * 1024 + r * 32 + t % 32];
+  for (int r = 0; r < REGISTERS; r++) x[r] = own[r * 32];
   __syncthreads();
 #endif
 }
 
-// Returns a number times ±2^(-LOG/2). Signs of the second transform begin at bit 2^LOG, or 16 if that is more.
-__device__ __forceinline__ float flipped(float x, const u32* signs, u32 coordinate, bool second) {
-  const u32 bit = coordinate + (second ? (SIZE > 16 ? SIZE : 16) : 0);
-  return __fmul_rn(x, __uint_as_float(NORMALISE ^ (__ldg(signs + bit / 32) << (31 - bit % 32) & 0x80000000u)));
+// Returns a number times ±2^(-LOG/2), as a bit of a word says.
+__device__ __forceinline__ float flipped(float x, u32 word, u32 bit) {
+  return __fmul_rn(x, __uint_as_float(NORMALISE ^ (word << (31 - bit & 31) & 0x80000000u)));
+}
+
+// Multiplies each number by ±2^(-LOG/2), in layout B. A warp's words follow each other; they are read in pairs.
+__device__ __forceinline__ void flip(Numbers& x, const u32* signs, u32 bit) {
+#if LOG > 5
+#pragma unroll
+  for (int r = 0; r < REGISTERS; r += 2) {
+    const uint2 pair = __ldg((const uint2*)(signs + r));
+    x[r] = flipped(x[r], pair.x, bit), x[r + 1] = flipped(x[r + 1], pair.y, bit);
+  }
+#else
+  x[0] = flipped(x[0], __ldg(signs), bit);
+#endif
 }
 #endif
 
 #ifdef ROTATE
-// Returns the sum over a row's threads to all of them. No thread may still read the buffer.
-__device__ __forceinline__ float row_sum(float part, float* buffer, u32 t) {
+// Blocks that share a multiprocessor, as registers allow.
+#define BLOCKS ((REGISTERS == 32 ? 1024 : REGISTERS == 16 ? 1536 : 2048) / (THREADS * PACK))
+
+__shared__ float row_factor;
+
+// Returns the factor of a row with these squares: `unit`, over its length if that is more than 1; 0 if it is not finite
+// or too long.
+__device__ __forceinline__ float factor_of(float squares, double unit) {
+  if (squares <= 1.0f) return (float)unit;
+  return squares < LONGEST * LONGEST ? (float)(unit * rsqrt((double)squares)) : 0.0f;  // NaN is not less
+}
+
+// Returns a row's factor to all of its threads, of which each has some of the squares.
+__device__ __forceinline__ float factor_of_row(float part, float* buffer, double unit, u32 t) {
   for (int distance = 16; distance; distance /= 2) part += __shfl_xor_sync(0xFFFFFFFFu, part, distance);
 #if LOG > 10
   if (t % 32 == 0) buffer[t / 32] = part;
   __syncthreads();
-  part = 0.0f;
-  for (int warp = 0; warp < THREADS / 32; warp++) part += buffer[warp];
+  if (t == 0) {
+    part = 0.0f;
+    for (int warp = 0; warp < THREADS / 32; warp++) part += buffer[warp];
+    row_factor = factor_of(part, unit);
+  }
   __syncthreads();
+  return row_factor;
+#else
+  return factor_of(part, unit);
 #endif
-  return part;
 }
 
-// Clips rows to norm `bound`, multiplies them by `unit` and rotates them. A block has PACK rows.
-extern "C" __global__ void __launch_bounds__(THREADS * PACK, 1024 / (THREADS * PACK)) rotate(
+// Clips rows to norm `bound`, multiplies them by `unit` and rotates them. A block has PACK rows. The numbers beyond the
+// first 2^LOG wait in shared memory if there is room (STAGED), and are read a second time if not.
+extern "C" __global__ void __launch_bounds__(THREADS * PACK, BLOCKS) rotate(
     float* rows, int stride, int rest, int count, const u32* __restrict__ signs, double bound, double unit
 ) {
   extern __shared__ float buffer[];
   const u32 t = threadIdx.x % THREADS, row = blockIdx.x * PACK + threadIdx.x / THREADS;
   if (row >= count) return;
-  float* base = rows + (u64)row * stride;
   const u32 warp = t / 32, lane = t % 32;
+  float *base = rows + (u64)row * stride, *own = base + warp * 1024 + lane, *beyond = base + SIZE + t;
+  float* waiting = buffer + (LOG > 10 ? SIZE : 0) + threadIdx.x / THREADS * rest + t;
+  const int left = rest - (int)t;
   const float inverse = (float)(1.0 / bound);
+#if STAGED
+#pragma unroll 4
+  for (int place = 0; place < left; place += THREADS) fetch(waiting + place, beyond + place);
+#endif
   Numbers x;
+#pragma unroll
+  for (int r = 0; r < REGISTERS; r++) x[r] = THERE ? own[r * 32] : 0.0f;
   float squares = 0.0f;
 #pragma unroll
   for (int r = 0; r < REGISTERS; r++) {
-    x[r] = THERE ? base[warp * 1024 + r * 32 + lane] : 0.0f;
     const float value = x[r] * inverse;
     squares += value * value;
   }
+#if STAGED
+  wait_for_fetches();
+#else
+  waiting = beyond;
+#endif
 #pragma unroll 4
-  for (int place = t; place < rest; place += THREADS) {
-    const float value = base[SIZE + place] * inverse;
+  for (int place = 0; place < left; place += THREADS) {
+    const float value = waiting[place] * inverse;
     squares += value * value;
   }
-  const double length = sqrt((double)row_sum(squares, buffer, t));
-  // Rows that are not finite become zero: comparisons with NaN are false.
-  const float scale = length < LONGEST ? (float)(length > 1.0 ? unit / length : unit) : 0.0f;
+  const float factor = factor_of_row(squares, buffer, unit, t);
 #pragma unroll
-  for (int r = 0; r < REGISTERS; r++)
-    x[r] = scale == 0.0f ? 0.0f : flipped(__fmul_rn(x[r], scale), signs, warp * 1024 + r * 32 + lane, false);
+  for (int r = 0; r < REGISTERS; r++) x[r] = factor == 0.0f ? 0.0f : __fmul_rn(x[r], factor);
+  if (factor == 0.0f)
+    for (int place = 0; place < left; place += THREADS) waiting[place] = 0.0f;
+  flip(x, signs + warp * 32, lane);
   transform(x, buffer, t);
   if (rest) {
 #pragma unroll
-    for (int r = 0; r < REGISTERS; r++) {
-      const int place = PLACE(r) + t;
-      if (place < rest) {
-        const float other = base[SIZE + place];
-        base[SIZE + place] = x[r];
-        x[r] = scale == 0.0f ? 0.0f : __fmul_rn(other, scale);
+    for (int r = 0; r < REGISTERS; r++)
+      if (PLACE(r) < left) {
+        const float other = waiting[PLACE(r)];
+        beyond[PLACE(r)] = x[r];
+        x[r] = __fmul_rn(other, factor);
       }
-    }
     regroup(x, buffer, t);
-#pragma unroll
-    for (int r = 0; r < REGISTERS; r++) x[r] = flipped(x[r], signs, warp * 1024 + r * 32 + lane, true);
+    flip(x, signs + SECOND_WORD + warp * 32, lane + SECOND_BIT);
     transform(x, buffer, t);
   }
 #pragma unroll
@@ -126,27 +172,29 @@ extern "C" __global__ void __launch_bounds__(THREADS * PACK, 1024 / (THREADS * P
 extern "C" __global__ void __launch_bounds__(THREADS) back(float* vector, int rest, const u32* __restrict__ signs) {
   extern __shared__ float buffer[];
   const u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
+  float *own = vector + warp * 1024 + lane, *beyond = vector + SIZE + t;
+  const int left = rest - (int)t;
   Numbers x;
 #pragma unroll
-  for (int r = 0; r < REGISTERS; r++) x[r] = THERE ? vector[warp * 1024 + r * 32 + lane] : 0.0f;
+  for (int r = 0; r < REGISTERS; r++) x[r] = THERE ? own[r * 32] : 0.0f;
   if (rest) {
     transform(x, buffer, t);
 #pragma unroll
-    for (int r = 0; r < REGISTERS; r++) {
-      const int place = PLACE(r) + t;
-      x[r] = flipped(x[r], signs, place, true);
-      if (place < rest) {
-        const float other = vector[SIZE + place];
-        vector[SIZE + place] = x[r];
+    for (int r = 0; r < REGISTERS; r++)
+      x[r] = flipped(x[r], __ldg(signs + SECOND_WORD + PLACE(r) / 32 + warp), lane + SECOND_BIT);
+#pragma unroll
+    for (int r = 0; r < REGISTERS; r++)
+      if (PLACE(r) < left) {
+        const float other = beyond[PLACE(r)];
+        beyond[PLACE(r)] = x[r];
         x[r] = other;
       }
-    }
     regroup(x, buffer, t);
   }
   transform(x, buffer, t);
 #pragma unroll
   for (int r = 0; r < REGISTERS; r++)
-    if (THERE) vector[PLACE(r) + t] = flipped(x[r], signs, PLACE(r) + t, false);
+    if (THERE) vector[PLACE(r) + t] = flipped(x[r], __ldg(signs + PLACE(r) / 32 + warp), lane);
 }
 #endif
 

@@ -10,6 +10,7 @@ zero, however many rows a user has, and ε is per user.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -419,6 +420,9 @@ class RowQuestion(Question[Statistic]):
 
         confidence = _validate.probability("confidence", confidence)
         width = float(-ndtri(0.5 * (1.0 - confidence)))
+        if planned.protocol.mechanism.pure:
+            # Laplace noise has heavier tails: beyond w deviations lies e^(-√2 w).
+            width = max(width, -math.log(1.0 - confidence) / math.sqrt(2.0))
         protocol = planned.protocol
         return Statistic(
             statistic=self.statistic,

@@ -10,9 +10,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd import Protocol, plan
-from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader
-from cpsgd.engines.pair.store import ReportStore
+from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader, Prepared
+from cpsgd.engines.pair.store import ReportStore, Verdict
 from cpsgd.engines.pair.task import Admission, PairTask, Secrets, create_task
+from cpsgd.errors import MessageError
 from cpsgd.secagg.pair.extension import least_prime
 from cpsgd.secagg.pair.upload import Upload, make_upload
 
@@ -42,10 +43,14 @@ class Pair:
         self.identities = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(1, CLIENTS + 1)]
         self.tokens = [(bytes([i]) * 32, bytes([i + 100]) * 32) for i in range(CLIENTS)]
         self.folder = folder
+        self.stores: list[ReportStore] = []
         self.start()
 
     def start(self) -> None:
         """Opens both stores, as new processes do."""
+        for store in self.stores:
+            store.close()
+        self.stores.clear()
         self.leader = Leader(self.books("leader"))
         self.helper = Helper(self.books("helper"))
 
@@ -53,6 +58,7 @@ class Pair:
         import hashlib
 
         store = ReportStore(str(self.folder / f"{role}.db"), task=self.task.id, role=role, dim=DIM)
+        self.stores.append(store)
         keys = frozenset(each.public_key().public_bytes_raw() for each in self.identities)
         side = 0 if role == "leader" else 1
         tokens = frozenset(hashlib.sha256(each[side]).digest() for each in self.tokens)
@@ -74,6 +80,20 @@ class Pair:
 
     def send(self, *uploads: Upload) -> list[int]:
         """Takes uploads through both servers, as one batch."""
-        batch = [self.leader.read(upload.to_bytes()) for upload in uploads]
-        prepared = [each for each in batch if not isinstance(each, int)]
-        return [int(each) for each in self.leader.settle(prepared, self.helper.verify(self.leader.evaluate(prepared)))]
+        found = self.leader.read([upload.to_bytes() for upload in uploads])
+        prepared = [each for each in found if isinstance(each, Prepared)]
+        if not prepared:
+            return [int(each) for each in found]  # type: ignore[call-overload]
+        verdicts = iter(self.leader.settle(prepared, self.helper.verify(self.leader.evaluate(prepared))))
+        return [int(next(verdicts) if isinstance(each, Prepared) else each) for each in found]  # type: ignore[arg-type]
+
+    def read(self, upload: Upload | bytes) -> Prepared | Verdict | MessageError:
+        """What the leader makes of one upload."""
+        [found] = self.leader.read([upload if isinstance(upload, bytes) else upload.to_bytes()])
+        return found
+
+    def prepared(self, upload: Upload) -> Prepared:
+        """An upload that the leader will ask about."""
+        found = self.read(upload)
+        assert isinstance(found, Prepared), found
+        return found

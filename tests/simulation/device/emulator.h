@@ -106,6 +106,8 @@ inline double __shfl_xor_sync(u32, double value, int distance) {
 }
 template <class T> T __ldg(const T* source) { return *source; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 inline u32 __float_as_uint(float x) { u32 bits; memcpy(&bits, &x, 4); return bits; }

@@ -126,6 +126,13 @@ def test_coins_of_the_sum(trials: int, cuda_device: torch.device) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the fused kernel add all rows that it takes."""
+    monkeypatch.setattr(cuda, "is_fused_faster", lambda dim, rounding: True)
+
+
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("rounding", some(SMALL, "three", "three coins", "grid points"))
 @pytest.mark.parametrize(
     ("dim", "count"),
@@ -139,11 +146,22 @@ def test_rows(rounding: Rounding, dim: int, count: int, cuda_device: torch.devic
     assert torch.equal(sums_by(cuda, rows, bound, unit, rounding, 7), sums_by(plain, rows, bound, unit, rounding, 7))
 
 
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize(
     "dim", [51_370, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (8_192, 20_000, 65_535))]
 )
 def test_rows_of_other_lengths(dim: int, cuda_device: torch.device) -> None:
     test_rows(SMALL["three"], dim, 3, cuda_device)
+
+
+@pytest.mark.parametrize(("dim", "count"), [(1_500, 3), *large((300, 999), (9_001, 500), (20_000, 700))])
+@pytest.mark.parametrize("rounding", [SMALL["three"], SMALL["grid points"]], ids=["levels", "wide"])
+def test_rows_step_by_step(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
+    assert not (cuda.takes(cuda_device, dim, rounding) and cuda.is_fused_faster(dim, rounding))
+    rows = rows_of(count, dim, cuda_device)
+    rows[0, 7] = float("nan")
+    unit, bound = 0.4 * rounding.limit, 2.0 * dim**0.5
+    assert torch.equal(sums_by(cuda, rows, bound, unit, rounding, 7), sums_by(plain, rows, bound, unit, rounding, 7))
 
 
 @pytest.mark.parametrize("rounding", [SMALL["three"], COIN["many"]], ids=["levels", "many coins"])
@@ -156,6 +174,7 @@ def test_rows_that_are_not_rotated(rounding: Rounding, cuda_device: torch.device
     assert torch.equal(found, expected)
 
 
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("rounding", [SMALL["grid points"], SMALL["hundred"]], ids=["grid points", "hundred"])
 @pytest.mark.parametrize(("dim", "count"), [(9_001, 17), *large((51_370, 1_500))])
 def test_sums_that_are_full(
@@ -447,7 +466,7 @@ def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, t
     for rounding in (SMALL["three"], SMALL["three coins"], COIN["many"]):
         cuda._summer(cpu, rounding)
     for log in (3, 8, 14):
-        cuda._step(cpu, "rotate", log)
+        cuda._step(cpu, "rotate", log, log > 3)
         cuda._step(cpu, "back", log)
     cuda._tosser(cpu)
     long._pass(cpu, 17, "low", FORWARD=1, LAST=0)

@@ -18,7 +18,7 @@ from cpsgd.engines.flower.records import RECORD, ROUND, STATE
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import check_misplaced, client_files
+from cpsgd.federation.client_files import check_misplaced, open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
 from cpsgd.protocol import Protocol
@@ -74,7 +74,7 @@ def cpsgd_mod(
             return Message(content, reply_to=message)
         request = records.read_request(message)
         check_misplaced(context.run_config)
-        memory, signing = client_files(
+        memory, signing = open_client_files(
             context.node_config, require_memory=require_memory, require_roster=require_roster
         )
         kept: Any = context.state.config_records.get(RECORD, {})

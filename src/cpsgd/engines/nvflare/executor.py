@@ -36,7 +36,7 @@ from cpsgd.errors import (
     VectorError,
 )
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import FILE_KEYS, check_names, client_files
+from cpsgd.federation.client_files import FILE_KEYS, check_names, open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import check_alike, flatten
 from cpsgd.protocol import Protocol
@@ -132,7 +132,7 @@ class CpsgdExecutor(Executor):
                 "This site lets NVFlare send logs to the server, and with them what errors of the train script quote. "
                 'Set "allow_log_streaming" to false in local/resources.json.',
             )
-        memory, signing = client_files(
+        memory, signing = open_client_files(
             site,
             require_memory=self.require_memory or site.get("require_memory", False) is not False,
             require_roster=self.require_roster or site.get("require_roster", False) is not False,

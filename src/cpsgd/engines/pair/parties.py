@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd.engines.pair.servers import combine
-from cpsgd.engines.pair.task import PairTask, Secrets
+from cpsgd.engines.pair.task import PairTask, Secrets, check_address
 from cpsgd.errors import ParameterError, RoundRefusedError, TransportError
 from cpsgd.secagg.pair.upload import make_upload
 
@@ -23,8 +24,8 @@ class Sender:
     """A client: sends one vector per round.
 
     Example:
-        >>> sender = Sender(task)  # doctest: +SKIP
-        >>> sender.send(vector)  # doctest: +SKIP
+        >>> with Sender(task) as sender:  # doctest: +SKIP
+        ...     sender.send(vector)
         'accepted'
     """
 
@@ -34,7 +35,8 @@ class Sender:
         *,
         identity: Ed25519PrivateKey | None = None,
         tokens: tuple[bytes, bytes] | None = None,
-        verify: str | bool = True,
+        trust: Path | None = None,
+        insecure: bool = False,
     ) -> None:
         """Prepares to send.
 
@@ -42,7 +44,8 @@ class Sender:
             task: The task, or its file: take it from somebody who is trusted, for it names both servers' keys.
             identity: The client's key, where the task has a roster.
             tokens: The client's tokens, where it has those.
-            verify: File of the certificates that the leader's must be signed by; True for the system's.
+            trust: File of the certificates that the leader's must be signed by; the system's if not given.
+            insecure: Sends also to an http address of another machine.
         """
         self.task = task if isinstance(task, PairTask) else PairTask.read(task)
         if (self.task.admission == "roster") != (identity is not None) or (self.task.admission == "tokens") != (
@@ -50,7 +53,7 @@ class Sender:
         ):
             raise ParameterError(f"The task admits by {self.task.admission}: give an identity or tokens accordingly.")
         self._identity, self._tokens = identity, tokens
-        self._client = httpx.Client(base_url=self.task.leader.url, timeout=60.0, verify=verify, trust_env=False)
+        self._client = connect(self.task.leader.url, trust, insecure=insecure)
         self._sent: dict[int, bytes] = {}
 
     def open_round(self) -> int:
@@ -81,18 +84,30 @@ class Sender:
         number = self.open_round() if round is None else round
         if number not in self._sent:
             # Another report of the same vector would double what can be learned about it.
-            values = self.task.protocol.encode_integers(vector, number)
-            upload = make_upload(
-                self.task.shape(number),
-                number,
-                values,
-                leader_key=self.task.leader.key,
-                helper_key=self.task.helper.key,
-                identity=self._identity,
-                tokens=self._tokens,
-            )
-            self._sent[number] = upload.to_bytes()
-        response = _call(self._client, "POST", "/reports", content=self._sent[number])
+            self._sent[number] = self.prepare(vector, number)
+        return self.deliver(self._sent[number])
+
+    def prepare(self, vector: ArrayLike, round: int) -> bytes:
+        """Returns the upload of a vector: keep it until it is answered, and never make a second one of the vector."""
+        upload = make_upload(
+            self.task.shape(round),
+            round,
+            self.task.protocol.encode_integers(vector, round),
+            leader_key=self.task.leader.key,
+            helper_key=self.task.helper.key,
+            identity=self._identity,
+            tokens=self._tokens,
+        )
+        return upload.to_bytes()
+
+    def deliver(self, upload: bytes) -> str:
+        """Sends an upload that `prepare` made; it may be sent any number of times, and counts once.
+
+        Raises:
+            RoundRefusedError: The report is refused; the message says why.
+            TransportError: The leader does not answer.
+        """
+        response = _call(self._client, "POST", "/reports", content=upload)
         if response.status_code != 200:
             raise RoundRefusedError(str(_json(response).get("title", "The report is refused.")))
         return str(_json(response).get("verdict"))
@@ -101,16 +116,29 @@ class Sender:
         """Closes the connection."""
         self._client.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class Collector:
     """Ends rounds and gets their means."""
 
-    def __init__(self, task: PairTask, secrets: Secrets, *, verify: str | bool = True) -> None:
+    def __init__(self, task: PairTask, secrets: Secrets, *, trust: Path | None = None, insecure: bool = False) -> None:
+        """Prepares to ask both servers.
+
+        Args:
+            task: The task.
+            secrets: Those of the collector.
+            trust: File of the certificates that the servers' must be signed by; the system's if not given.
+            insecure: Asks also at http addresses of other machines.
+        """
         self.task = task
         headers = {"Authorization": f"Bearer {secrets.collector.hex()}"}
         self._servers = [
-            httpx.Client(base_url=server.url, headers=headers, timeout=60.0, verify=verify, trust_env=False)
-            for server in (task.leader, task.helper)
+            connect(server.url, trust, insecure=insecure, headers=headers) for server in (task.leader, task.helper)
         ]
 
     def progress(self) -> dict[str, Any]:
@@ -139,6 +167,24 @@ class Collector:
         """Closes the connections."""
         for server in self._servers:
             server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(url: str, trust: Path | None, *, insecure: bool, headers: dict[str, str] | None = None) -> httpx.Client:
+    """Returns a connection to a server."""
+    check_address(url, insecure=insecure)
+    verify = trusted(trust) if url.startswith("https") else False
+    return httpx.Client(base_url=url, headers=headers, timeout=60.0, verify=verify, trust_env=False)
+
+
+def trusted(certificates: Path | None) -> ssl.SSLContext:
+    """Returns how other servers are known: by a file of certificates, or by the system's."""
+    return ssl.create_default_context(cafile=certificates)
 
 
 def _call(client: httpx.Client, method: str, path: str, *, content: bytes | None = None) -> httpx.Response:

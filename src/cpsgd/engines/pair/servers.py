@@ -1,14 +1,15 @@
 """`Leader` and `Helper`: what each server does with reports, bytes in and bytes out; `service.py` carries the bytes.
 
-A report's way: `Leader.read` opens and checks an upload; `Leader.evaluate` keeps the uploads of a batch on disk and
-makes one request of them; `Helper.verify` decides on each and adds its shares; `Leader.settle` adds the leader's.
-After a crash the leader asks again for all that it kept; the helper repeats its verdicts. Rounds are closed, charged,
-and revealed by each server for itself, once.
+A report's way: `Leader.read` opens and checks the uploads of a batch; `Leader.evaluate` keeps them on disk and makes
+one request of them; `Helper.verify` decides on each and adds its shares; `Leader.settle` adds the leader's. After a
+crash the leader asks again for all that it kept; the helper repeats its verdicts. Rounds are closed, charged, and
+revealed by each server for itself, once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from cpsgd.errors import (
     ParameterError,
     SignatureError,
     StageError,
+    StoreError,
     ThresholdError,
 )
 from cpsgd.ledger import Ledger, RoundEvent
@@ -35,9 +37,13 @@ from cpsgd.secagg.pair.sealing import Role, unseal
 from cpsgd.secagg.pair.shape import RoundShape
 from cpsgd.secagg.pair.upload import TOKEN_BYTES, Upload, check_signature, upload_bytes
 
+logger = logging.getLogger("cpsgd.pair")
+
 MOST_IN_REQUEST = 1024
 """Reports in one request to the helper."""
 
+# Where an upload has the report's id.
+_ID = slice(16, 32)
 _REQUEST = struct.Struct("<II")
 _ENTRY = struct.Struct("<16s32s64sI")
 _ANSWER = struct.Struct("<I32s")
@@ -75,7 +81,7 @@ class RefusedReportError(CpsgdError):
 
 
 class Books:
-    """What both servers have in common: the task, the store, the open round's sums, and who may send."""
+    """State that both servers keep: the task, the store, the open round's sums, and who may send."""
 
     def __init__(
         self,
@@ -106,7 +112,7 @@ class Books:
         return self.task.admission == "tokens"
 
     def basis(self, shape: RoundShape, report: bytes) -> Basis:
-        """The one point at which a report is ever evaluated."""
+        """Returns the one point at which a report is ever evaluated."""
         return Basis.of(shape, report, self.secrets.verification)
 
     def admit(self, sender: bytes, part: bytes) -> tuple[bytes | None, bytes]:
@@ -165,13 +171,13 @@ class Books:
                 return before
             if self.store.round(round).state == "open":
                 raise StageError(f"Round {round} is open: close it first.")
-            sums, accepted, ids = self.store.sums(round)
+            sums, accepted = self.store.sums(round), self.store.round(round).accepted
             if accepted < self.task.surviving:
                 raise ThresholdError(f"{accepted} reports were accepted, and {self.task.surviving} are needed.")
             if self.charge is not None:
                 self.charge(round, accepted)
             packed = pack.forward(sums, self.task.shape(round).field.prime)
-            return self.store.reveal(round, _ANSWER.pack(accepted, ids) + packed)
+            return self.store.reveal(round, _ANSWER.pack(accepted, self.store.digest_of_ids(round)) + packed)
 
 
 class Leader:
@@ -180,31 +186,51 @@ class Leader:
     def __init__(self, books: Books) -> None:
         self.books = books
 
-    def read(self, data: bytes) -> Prepared | Verdict:
-        """Reads an upload; returns the verdict where it was decided on before.
+    def read(self, batch: Sequence[bytes]) -> list[Prepared | Verdict | MessageError]:
+        """Reads uploads. Each becomes a report to ask the helper about, a verdict, or the error that it is none.
 
-        Raises:
-            MessageError: It is no upload of this task.
-            RefusedReportError: It is one, but not for now or not from somebody who may send.
+        The verdict is the one on record where it was decided on before, and one of those that are not put on record
+        where it is not for now or not from somebody who may send.
         """
-        books = self.books
-        upload = Upload.from_bytes(data)
-        known = books.store.known([upload.id]).get(upload.id)
-        if known is not None:
-            if known[0] != hashlib.sha256(data).digest():
-                raise RefusedReportError(Verdict.REUSED_ID)
-            return known[1]
-        state = books.check_open(upload.round)
-        if state.accepted >= books.task.protocol.clients:
-            raise RefusedReportError(Verdict.ROUND_CLOSED)
-        return self.open(upload, data)
+        store = self.books.store
+        found: list[Prepared | Verdict | MessageError] = []
+        known = store.known({data[_ID] for data in batch})
+        for data in batch:
+            try:
+                upload = Upload.from_bytes(data)
+                before = known.get(upload.id)
+                if before is not None:
+                    same = before[0] == hashlib.sha256(data).digest()
+                    found.append(before[1] if same else Verdict.REUSED_ID)
+                    continue
+                state = self.books.check_open(upload.round)
+                if state.accepted >= self.books.task.protocol.clients:
+                    raise RefusedReportError(Verdict.ROUND_CLOSED)
+                found.append(self.open(upload, data))
+            except RefusedReportError as refusal:
+                found.append(refusal.verdict)
+            except MessageError as error:
+                found.append(error)
+            except StoreError:
+                raise
+            except Exception:
+                # One upload must not hold up those that came with it.
+                logger.exception("An upload cannot be read.")
+                found.append(MessageError("The upload cannot be read."))
+        prepared = [each for each in found if isinstance(each, Prepared)]
+        senders = {each.sender for each in prepared if each.sender is not None}
+        if not senders:
+            return found
+        # All that were prepared are of the one round that is open.
+        again = store.senders(prepared[0].upload.round, senders)
+        return [Verdict.SENT_BEFORE if isinstance(each, Prepared) and each.sender in again else each for each in found]
 
     def open(self, upload: Upload, data: bytes) -> Prepared:
-        """Opens the leader's part and checks the sender.
+        """Opens the leader's part and checks who sent it.
 
         Raises:
             MessageError: It does not open, or holds no shares.
-            RefusedReportError: Nobody vouches for it, or its sender has another report in the round.
+            RefusedReportError: Nobody vouches for it.
         """
         books = self.books
         shape = books.task.shape(upload.round)
@@ -218,13 +244,11 @@ class Leader:
                 check_signature(shape, upload, share.part)
             except SignatureError:
                 raise RefusedReportError(Verdict.NOT_ADMITTED) from None
-        if sender is not None and books.store.senders(upload.round, [sender]):
-            raise RefusedReportError(Verdict.SENT_BEFORE)
         return Prepared(upload, data, sender, share)
 
     def restore(self) -> list[Prepared]:
         """Returns the uploads that were on their way when the leader stopped."""
-        return [self.open(Upload.from_bytes(data), data) for _, data in self.books.store.kept()]
+        return [self.open(Upload.from_bytes(data), data) for data in self.books.store.kept()]
 
     def evaluate(self, batch: Sequence[Prepared]) -> bytes:
         """Keeps a batch, all of one round, on disk, and returns the request for the helper."""
@@ -242,7 +266,7 @@ class Leader:
         return b"".join(parts)
 
     def settle(self, batch: Sequence[Prepared], answer: bytes) -> list[Verdict]:
-        """Adds what the helper accepted, and returns all verdicts.
+        """Adds what the helper accepted, and returns all verdicts. What is on record already is not added again.
 
         Raises:
             MessageError: The helper's answer is none to this batch.
@@ -252,14 +276,18 @@ class Leader:
             raise MessageError("The helper's answer does not have one verdict for each report.")
         verdicts = [Verdict(code) for code in answer]
         with books.lock:
-            sums, prime = books.store.sums(round)[0], books.task.shape(round).field.prime
+            known = books.store.known([each.upload.id for each in batch])
+            sums, prime = books.store.sums(round), books.task.shape(round).field.prime
             decided = []
             for each, verdict in zip(batch, verdicts, strict=True):
+                if each.upload.id in known:
+                    continue
                 if verdict is Verdict.ACCEPTED:
                     sums = modular_sum(np.ascontiguousarray(sums), each.share.values, prime)
                 taken = each.sender if verdict is Verdict.ACCEPTED else None
                 decided.append(Decided(each.upload.id, taken, each.digest, verdict))
-            books.store.settle(round, decided, sums)
+            if decided:
+                books.store.settle(round, decided, sums)
         return verdicts
 
 
@@ -279,11 +307,11 @@ class Helper:
         round, entries = self._entries(request)
         shape = books.task.shape(round)
         with books.lock:
-            known = books.store.known(entry[0].id for entry in entries)
+            known = books.store.known({entry[0].id for entry in entries})
             state = books.store.round(round)
             is_open = round == books.current and state.state == "open"
             room = books.task.protocol.clients - state.accepted
-            sums = np.ascontiguousarray(books.store.sums(round)[0])
+            sums = np.ascontiguousarray(books.store.sums(round))
             verdicts, decided = bytearray(), dict[bytes, Decided]()
             senders: set[bytes] = set()
             for upload, evaluation, digest in entries:
@@ -328,6 +356,11 @@ class Helper:
         except SignatureError:
             return None, None, Verdict.NOT_ADMITTED
         except MessageError:
+            return None, None, Verdict.UNREADABLE
+        except StoreError:
+            raise
+        except Exception:
+            logger.exception("A report cannot be read.")
             return None, None, Verdict.UNREADABLE
         return sender, share.values, Verdict.ACCEPTED if good else Verdict.OUT_OF_RANGE
 

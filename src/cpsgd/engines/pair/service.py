@@ -23,23 +23,30 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import httpx
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from cpsgd.engines.pair.parties import trusted
 from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, RefusedReportError
 from cpsgd.engines.pair.store import Verdict
-from cpsgd.errors import CpsgdError, EmptyError, LedgerError, MessageError, StageError, ThresholdError
-from cpsgd.secagg.pair.upload import upload_bytes
+from cpsgd.engines.pair.task import check_address
+from cpsgd.errors import EmptyError, LedgerError, MessageError, StageError, StoreError, ThresholdError
+from cpsgd.secagg.pair.upload import Upload, upload_bytes
 
 logger = logging.getLogger("cpsgd.pair")
 
-_BATCH = 128
-_WAITING = 2048
+# Reports in a batch and on their way, at most, and bytes that the shares of a batch and waiting uploads may take.
+_BATCH, _BATCH_BYTES = 128, 1 << 26
+_WAITING, _WAITING_BYTES = 2048, 1 << 28
+_WORKERS = 2
 # Seconds: before a client is told to ask again, and between two tries to reach the helper.
 _PATIENCE, _PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 10.0
 _REQUEST_BYTES = 1 << 28
@@ -52,6 +59,11 @@ def problem(status: int, kind: str, title: str, **more: object) -> Response:
     body = {"type": f"about:cpsgd:{kind}", "title": title, "status": status, **more}
     headers = {"Retry-After": "2"} if status == 503 else None
     return Response(json.dumps(body), status, headers, "application/problem+json")
+
+
+def busy() -> Response:
+    """Returns the answer to somebody who is to ask again."""
+    return problem(503, "busy", "The servers are busy; send the same bytes again in a moment.")
 
 
 def verdict_response(verdict: Verdict) -> Response:
@@ -110,7 +122,7 @@ class Figures:
 
 
 class Service:
-    """What both servers answer."""
+    """The requests that both servers answer."""
 
     def __init__(self, books: Books, settled: Callable[[int], Awaitable[bool]] | None = None) -> None:
         """Prepares the answers; `settled` is asked before a round is closed, and closes it to new reports."""
@@ -120,10 +132,10 @@ class Service:
         """Returns the addresses that both have."""
         collector = self.books.secrets.collector
         return [
-            Route("/", self.page, methods=["GET"]),
-            Route("/task", self.task, methods=["GET"]),
-            Route("/round", self.round, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/", refusing(self.page), methods=["GET"]),
+            Route("/task", refusing(self.task), methods=["GET"]),
+            Route("/round", refusing(self.round), methods=["GET"]),
+            Route("/metrics", refusing(self.metrics), methods=["GET"]),
             Route("/rounds/{round:int}/close", self.guarded(self.close, collector), methods=["POST"]),
             Route("/rounds/{round:int}/reveal", self.guarded(self.reveal, collector), methods=["POST"]),
         ]
@@ -140,11 +152,11 @@ class Service:
         return guard
 
     async def task(self, request: Request) -> Response:
-        """The task's file."""
+        """Returns the task's file."""
         return JSONResponse(self.books.task.to_dict())
 
     async def round(self, request: Request) -> Response:
-        """The open round and its counts; null after the last."""
+        """Returns the open round and its counts; null after the last."""
         books = self.books
         if books.current >= books.task.rounds:
             return JSONResponse({"round": None, "rounds": books.task.rounds})
@@ -182,7 +194,7 @@ class Service:
     async def close(self, request: Request) -> Response:
         """Ends a round."""
         if self._settled is not None and not await self._settled(request.path_params["round"]):
-            return problem(503, "busy", "Reports are on their way; ask again.")
+            return busy()
         state = await run_in_threadpool(self.books.close, request.path_params["round"])
         return JSONResponse({"round": state.round, "accepted": state.accepted, "refused": state.refused})
 
@@ -206,11 +218,26 @@ def refusing(handler: Handler) -> Handler:
             return problem(409, "not-now", str(error))
         except LedgerError:
             return problem(402, "budget", "The privacy budget does not pay for this round.")
-        except CpsgdError:
+        except StoreError as error:
+            logger.error("%s", error)
+            return busy()
+        except ClientDisconnect:
+            return busy()  # nobody hears it
+        except Exception:
             logger.exception("A request failed.")
             return problem(500, "failed", "The request failed; the server's log says why.")
 
     return answer
+
+
+def application(routes: list[Route], **options: Any) -> Starlette:
+    """Returns an application that answers with problem documents also where there is no such address."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return problem(status, "no-such-address", "There is no such address here, or it is asked for otherwise.")
+
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse}, **options)
 
 
 # ------------------------------------------------------------------ the helper
@@ -229,84 +256,129 @@ def helper_app(helper: Helper) -> Starlette:
         return Response(verdicts, media_type="application/octet-stream")
 
     guarded = service.guarded(verify, helper.books.secrets.peer)
-    return Starlette(routes=[*service.routes(), Route("/verify", guarded, methods=["POST"])])
+    return application([*service.routes(), Route("/verify", guarded, methods=["POST"])])
 
 
 # ------------------------------------------------------------------ the leader
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """An upload whose sender waits for an answer."""
+
+    data: bytes
+    answer: asyncio.Future[Verdict]
+
+
 class Intake:
-    """Takes uploads in, gathers them into batches, and asks the helper about each batch."""
+    """Takes uploads in, gathers them into batches, and asks the helper about each batch.
+
+    Two batches are on their way at once: while the helper works on one, the leader reads the next.
+    """
 
     def __init__(self, leader: Leader, client: httpx.AsyncClient) -> None:
         self.books = leader.books
         self.service = Service(self.books, self.settled)
         self.figures = self.service.figures
         self.leader, self._client = leader, client
-        self._queue: asyncio.Queue[tuple[Prepared, asyncio.Future[Verdict]]] = asyncio.Queue()
-        self._waiting: dict[bytes, tuple[bytes, asyncio.Future[Verdict]]] = {}
+        self.size = upload_bytes(self.books.task.shape(0), tokens=self.books.tokens)
+        self._batch = max(1, min(_BATCH, _BATCH_BYTES // (4 * self.books.task.protocol.dim)))
+        self._most = max(2 * self._batch, min(_WAITING, _WAITING_BYTES // self.size))
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
+        self._waiting: dict[bytes, Waiting] = {}
         self._closing: set[int] = set()
+        self._restored = False
 
     async def report(self, request: Request) -> Response:
         """Takes one upload, and answers when both servers have decided."""
-        if len(self._waiting) >= _WAITING:
-            return problem(503, "busy", "The servers are busy; send the same bytes again in a moment.")
-        data = await body_of(request, upload_bytes(self.books.task.shape(0), tokens=self.books.tokens))
-        prepared = await run_in_threadpool(self.leader.read, data)
-        if isinstance(prepared, Verdict):
-            return verdict_response(prepared)
-        if prepared.upload.round in self._closing:
+        data = await body_of(request, self.size)
+        upload = Upload.from_bytes(data)
+        if upload.round in self._closing:
             return verdict_response(Verdict.ROUND_CLOSED)
-        future = self._enqueue(prepared)
+        waiting = self._waiting.get(upload.id)
+        if waiting is None:
+            if len(self._waiting) >= self._most:
+                return busy()
+            waiting = Waiting(data, asyncio.get_running_loop().create_future())
+            self._waiting[upload.id] = waiting
+            self._queue.put_nowait(waiting)
+        elif waiting.data != data:
+            return verdict_response(Verdict.REUSED_ID)
         try:
-            return verdict_response(await asyncio.wait_for(asyncio.shield(future), _PATIENCE))
+            return verdict_response(await asyncio.wait_for(asyncio.shield(waiting.answer), _PATIENCE))
         except TimeoutError:
-            return problem(503, "busy", "The servers are busy; send the same bytes again in a moment.")
-
-    def _enqueue(self, prepared: Prepared) -> asyncio.Future[Verdict]:
-        """Queues an upload; one that waits already is not queued again, and another with its id is refused."""
-        before = self._waiting.get(prepared.upload.id)
-        if before is not None:
-            if before[0] != prepared.digest:
-                raise RefusedReportError(Verdict.REUSED_ID)
-            return before[1]
-        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._waiting[prepared.upload.id] = (prepared.digest, future)
-        self._queue.put_nowait((prepared, future))
-        self.figures.waiting = len(self._waiting)
-        return future
+            return busy()
 
     async def work(self) -> None:
         """Settles batch after batch, for ever; first what was on its way when the leader stopped."""
-        for prepared in await run_in_threadpool(self.leader.restore):
-            self._enqueue(prepared)
+        await self._restore()
+        await asyncio.gather(*(self._batches() for _ in range(_WORKERS)))
+
+    async def _restore(self) -> None:
+        pause = _PAUSE
+        while not self._restored:
+            try:
+                kept = await run_in_threadpool(self.leader.restore)
+                for start in range(0, len(kept), self._batch):
+                    batch = kept[start : start + self._batch]
+                    await self._ask(batch, await run_in_threadpool(self.leader.evaluate, batch))
+                self._restored = True
+            except Exception:
+                logger.exception("What was on its way cannot be restored; trying again.")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _batches(self) -> None:
         while True:
             batch = [await self._queue.get()]
-            while len(batch) < _BATCH and not self._queue.empty():
-                if self._queue._queue[0][0].upload.round != batch[0][0].upload.round:  # type: ignore[attr-defined]
-                    break
+            while len(batch) < self._batch and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            uploads = [prepared for prepared, _ in batch]
             start = time.perf_counter()
-            verdicts = await self._ask(uploads)
+            try:
+                answers = await self._settle([each.data for each in batch])
+            except StoreError as error:
+                logger.error("A batch failed: %s", error)
+                answers = [error] * len(batch)
+            except Exception as error:
+                logger.exception("A batch failed.")
+                answers = [error] * len(batch)
             self.figures.seconds += time.perf_counter() - start
-            for (prepared, future), verdict in zip(batch, verdicts, strict=True):
-                del self._waiting[prepared.upload.id]
-                self.figures.verdicts[verdict.name.lower()] += 1
-                if not future.done():
-                    future.set_result(verdict)
+            for waiting, answer in zip(batch, answers, strict=True):
+                self._waiting.pop(waiting.data[16:32], None)
+                if isinstance(answer, Verdict):
+                    self.figures.verdicts[answer.name.lower()] += 1
+                if waiting.answer.done():
+                    continue
+                if isinstance(answer, Verdict):
+                    waiting.answer.set_result(answer)
+                else:
+                    waiting.answer.set_exception(answer)
+                    waiting.answer.exception()  # nobody may be there any more to hear it
             self.figures.waiting = len(self._waiting)
 
-    async def _ask(self, batch: list[Prepared]) -> list[Verdict]:
-        """Asks the helper until it answers, and puts the verdicts on record."""
-        request = await run_in_threadpool(self.leader.evaluate, batch)
+    async def _settle(self, batch: list[bytes]) -> list[Verdict | Exception]:
+        """Takes uploads through both servers."""
+
+        def prepare() -> tuple[list[Prepared | Verdict | MessageError], list[Prepared], bytes]:
+            found = self.leader.read(batch)
+            prepared = [each for each in found if isinstance(each, Prepared)]
+            return found, prepared, self.leader.evaluate(prepared) if prepared else b""
+
+        found, prepared, request = await run_in_threadpool(prepare)
+        verdicts = iter(await self._ask(prepared, request) if prepared else [])
+        return [next(verdicts) if isinstance(each, Prepared) else each for each in found]
+
+    async def _ask(self, batch: list[Prepared], request: bytes) -> list[Verdict]:
+        """Asks the helper until it answers, and puts the verdicts on record: what it counted must be counted here."""
         pause = _PAUSE
         while True:
             try:
                 response = await self._client.post("/verify", content=request)
                 response.raise_for_status()
                 return await run_in_threadpool(self.leader.settle, batch, response.content)
-            except (httpx.HTTPError, MessageError) as error:
+            except Exception as error:
+                if not isinstance(error, httpx.HTTPError):
+                    logger.exception("A batch cannot be settled; trying again.")
                 logger.warning("The helper does not answer (%s); asking again.", type(error).__name__)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -316,27 +388,34 @@ class Intake:
         if round == self.books.current:
             self._closing.add(round)
         deadline = time.monotonic() + _PATIENCE
-        while self._waiting and time.monotonic() < deadline:
+        while (self._waiting or not self._restored) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        return not self._waiting
+        return self._restored and not self._waiting
 
 
 def leader_app(
-    leader: Leader, *, verify: str | bool = True, transport: httpx.AsyncBaseTransport | None = None
+    leader: Leader,
+    *,
+    trust: Path | None = None,
+    insecure: bool = False,
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> Starlette:
     """Returns the leader as a web application.
 
     Args:
         leader: What it does.
-        verify: File of the certificates that the helper's must be signed by; True for the system's.
+        trust: File of the certificates that the helper's must be signed by; the system's if not given.
+        insecure: Asks the helper also at an http address of another machine.
         transport: Carries requests to the helper, for tests.
     """
+    url = check_address(leader.books.task.helper.url, insecure=insecure)
     client = httpx.AsyncClient(
-        base_url=leader.books.task.helper.url,
+        base_url=url,
         headers={"Authorization": f"Bearer {leader.books.secrets.peer.hex()}"},
         timeout=60.0,
-        verify=verify,
+        verify=trusted(trust) if url.startswith("https") else False,
         trust_env=False,
+        transport=transport,
     )
     intake = Intake(leader, client)
 
@@ -352,4 +431,4 @@ def leader_app(
             await client.aclose()
 
     routes = [*intake.service.routes(), Route("/reports", refusing(intake.report), methods=["POST"])]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return application(routes, lifespan=lifespan)

@@ -3,6 +3,10 @@
 A report's id is burnt when it is first evaluated, whatever comes of it: it is never evaluated again, and whoever sends
 the same bytes again hears the same verdict. Verdicts and sums change in one transaction, so that after a crash each
 report is in the sum if its verdict is on record, and not otherwise.
+
+One process uses a store at a time: a SQLite file stays locked, PostgreSQL keeps a lock for as long as the connection
+lasts. The open round's sums can therefore be kept in memory, too. They are read again after every failure, for a lost
+connection leaves open whether its last transaction happened.
 """
 
 from __future__ import annotations
@@ -10,11 +14,12 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +37,12 @@ _TABLES = (
 )
 
 
+# Seconds that a store is waited for.
+_PATIENCE = 10.0
+
+
 class Verdict(IntEnum):
-    """What became of a report."""
+    """The outcome of a report."""
 
     ACCEPTED = 1
     OUT_OF_RANGE = 2
@@ -70,103 +79,167 @@ class RoundState:
     refused: int
 
 
-class Connection(Protocol):
-    """The part of Python's database interface that is used."""
+@dataclass(frozen=True)
+class _Cached:
+    """The state and sums of the round that was asked for last."""
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ...) -> Any:
-        """Runs one statement."""
-        ...
+    state: RoundState
+    sums: Elements
+
+
+Run = Callable[..., Any]
+"""Executes one statement with its parameters and returns the cursor."""
 
 
 class ReportStore:
-    """A server's database; belongs to one task and one role for ever. Safe to use from several threads."""
+    """Rounds, reports and uploads on their way, of one server and one task."""
 
     def __init__(self, url: str, *, task: bytes, role: str, dim: int) -> None:
-        """Opens or makes a store.
+        """Opens the store, or makes it.
 
         Args:
-            url: A file's path for SQLite, or "postgresql://...".
-            task: The task's id.
+            url: A file of SQLite, or an address that begins with postgresql://.
+            task: Id of the task.
             role: "leader" or "helper".
-            dim: Numbers in a sum.
+            dim: d.
 
         Raises:
-            StoreError: The store is of another task or role, or cannot be opened.
+            StoreError: It cannot be opened, another process uses it, or it is of another task or server.
         """
+        self._url, self._postgres, self._dim = url, url.startswith(("postgresql://", "postgres://")), dim
+        self._task, self._role = task, role
         self._lock = threading.RLock()
-        self._dim = dim
-        self._postgres = url.startswith(("postgresql://", "postgres://"))
-        try:
-            self._connection = self._connect(url)
-            with self._transaction() as run:
-                for table in _TABLES:
-                    run(table.format(blob="BYTEA" if self._postgres else "BLOB"))
-                for name, value in (("format", "cpsgd pair store 1"), ("task", task.hex()), ("role", role)):
-                    run("INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO NOTHING", (name, value))
-                    if (found := run("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]) != value:
-                        raise StoreError(f"The store has {name} {found!r}, not {value!r}: give each server its own.")
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"The store cannot be opened: {error}.") from None
-
-    def _connect(self, url: str) -> Any:
+        self._connection: Any = None
+        self._cache: _Cached | None = None
         if self._postgres:
             import psycopg
 
-            try:
-                return psycopg.connect(url, autocommit=True)
-            except psycopg.Error as error:
-                raise StoreError(f"PostgreSQL does not answer: {type(error).__name__}.") from None
-        connection = sqlite3.connect(url, check_same_thread=False, isolation_level=None, timeout=10.0)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
+            self._failures: tuple[type[Exception], ...] = (psycopg.Error, OSError)
+        else:
+            self._failures = (sqlite3.Error, OSError)
+        try:
+            with self._transaction() as run:
+                self._prepare(run)
+        except StoreError:
+            self._disconnect()
+            raise
+
+    def _prepare(self, run: Run) -> None:
+        """Makes the tables, and checks whose they are."""
+        for table in _TABLES:
+            run(table.format(blob="BYTEA" if self._postgres else "BLOB"))
+        for name, value in (("format", "cpsgd pair store 1"), ("task", self._task.hex()), ("role", self._role)):
+            run("INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO NOTHING", (name, value))
+            if (found := run("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]) != value:
+                raise StoreError(f"The store has {name} {found!r}, not {value!r}: give each server its own.")
+
+    # ------------------------------------------------------------------ the connection
+
+    def _connect(self) -> Any:
+        """Returns a connection that locks the store against other processes."""
+        if not self._postgres:
+            file = sqlite3.connect(self._url, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
+            for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+                file.execute(f"PRAGMA {setting}")
+            return file
+        import psycopg
+
+        connection = psycopg.connect(self._url, autocommit=True, connect_timeout=int(_PATIENCE))
+        key = int.from_bytes(hashlib.sha256(self._task + self._role.encode()).digest()[:8], "big", signed=True)
+        deadline = time.monotonic() + _PATIENCE
+        # A process that was killed holds its lock until the database notices.
+        while connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone() != (True,):
+            if time.monotonic() > deadline:
+                connection.close()
+                raise StoreError("Another process uses the store.")
+            time.sleep(0.1)
         return connection
 
+    def _statements(self) -> tuple[Any, Run]:
+        """Returns a cursor and what executes statements with it; connects first where there is no connection."""
+        if self._connection is None:
+            self._cache = None
+            self._connection = self._connect()
+        cursor = self._connection.cursor()
+
+        def run(sql: str, parameters: Sequence[Any] = (), *, each: bool = False) -> Any:
+            statement = sql.replace("?", "%s") if self._postgres else sql
+            (cursor.executemany if each else cursor.execute)(statement, parameters)
+            return cursor
+
+        return cursor, run
+
     @contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        """Everything in it happens, or nothing."""
-        with self._lock:
-            cursor = self._connection.cursor()
+    def _reading(self) -> Iterator[Run]:
+        """Yields a connection for statements that change nothing."""
+        with self._lock, self._failing():
+            yield self._statements()[1]
 
-            def run(sql: str, parameters: Sequence[Any] = ()) -> Any:
-                cursor.execute(sql.replace("?", "%s") if self._postgres else sql, parameters)
-                return cursor
-
+    @contextmanager
+    def _transaction(self) -> Iterator[Run]:
+        """Yields a transaction: everything in the block happens, or nothing."""
+        with self._lock, self._failing():
+            cursor, run = self._statements()
             cursor.execute("BEGIN" if self._postgres else "BEGIN IMMEDIATE")
             try:
                 yield run
                 cursor.execute("COMMIT")
             except BaseException:
-                cursor.execute("ROLLBACK")
+                self._cache = None
+                with suppress(*self._failures):
+                    cursor.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Turns a database's errors into ours, and gives a broken connection up: the next statement connects anew."""
+        try:
+            yield
+        except self._failures as error:
+            self._cache = None
+            if self._postgres:
+                self._disconnect()
+            raise StoreError(f"The store failed: {type(error).__name__}: {error}") from None
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(*self._failures):
+                connection.close()
 
     def close(self) -> None:
         """Closes the database."""
         with self._lock:
-            self._connection.close()
+            self._disconnect()
 
     # ------------------------------------------------------------------ rounds
 
     def round(self, number: int) -> RoundState:
         """Returns a round's state, "open" where nothing is known of it."""
-        with self._transaction() as run:
-            row = run("SELECT state, accepted, refused FROM rounds WHERE round = ?", (number,)).fetchone()
-        return RoundState(number, *row) if row else RoundState(number, "open", 0, 0)
+        with self._lock:
+            if self._cache is not None and self._cache.state.round == number:
+                return self._cache.state
+            with self._reading() as run:
+                row = run("SELECT state, accepted, refused FROM rounds WHERE round = ?", (number,)).fetchone()
+            return RoundState(number, *row) if row else RoundState(number, "open", 0, 0)
 
     def current(self) -> int:
         """Returns the number of the first round that is not closed."""
-        with self._transaction() as run:
+        with self._reading() as run:
             row = run("SELECT MAX(round) FROM rounds WHERE state <> 'open'").fetchone()
         return 0 if row[0] is None else int(row[0]) + 1
 
     def close_round(self, number: int) -> None:
         """Lets no further reports into a round."""
         with self._transaction() as run:
+            self._cache = None
             self._begin(run, number)
             run("UPDATE rounds SET state = 'closed' WHERE round = ? AND state = 'open'", (number,))
 
     def reveal(self, number: int, answer: bytes) -> bytes:
         """Puts a round's answer on record and returns it; the one that was given before, if there is one."""
         with self._transaction() as run:
+            self._cache = None
             found = run("SELECT answer FROM rounds WHERE round = ?", (number,)).fetchone()
             if found[0] is None:
                 run("UPDATE rounds SET state = 'revealed', answer = ? WHERE round = ?", (answer, number))
@@ -175,42 +248,42 @@ class ReportStore:
 
     def answer(self, number: int) -> bytes | None:
         """Returns the answer that was given for a round; None if none was."""
-        with self._transaction() as run:
+        with self._reading() as run:
             row = run("SELECT answer FROM rounds WHERE round = ?", (number,)).fetchone()
         return None if row is None or row[0] is None else bytes(row[0])
 
-    def sums(self, number: int) -> tuple[Elements, int, bytes]:
-        """Returns a round's sums, the number of its reports, and the SHA-256 of their sorted ids."""
-        with self._transaction() as run:
-            row = run("SELECT sums, accepted FROM rounds WHERE round = ?", (number,)).fetchone()
-            ids = run(
-                "SELECT id FROM reports WHERE round = ? AND verdict = ? ORDER BY id", (number, int(Verdict.ACCEPTED))
-            ).fetchall()
-        if row is None:
-            return np.zeros(self._dim, dtype=np.uint32), 0, hashlib.sha256().digest()
-        digest = hashlib.sha256(b"".join(sorted(bytes(each[0]) for each in ids))).digest()
-        return np.frombuffer(bytes(row[0]), dtype=np.uint32), int(row[1]), digest
+    def sums(self, number: int) -> Elements:
+        """Returns a round's sums, which the caller does not change."""
+        with self._lock:
+            if self._cache is None or self._cache.state.round != number:
+                state = self.round(number)
+                with self._reading() as run:
+                    row = run("SELECT sums FROM rounds WHERE round = ?", (number,)).fetchone()
+                sums = np.zeros(self._dim, np.uint32) if row is None else np.frombuffer(bytes(row[0]), np.uint32)
+                self._cache = _Cached(state, sums)
+            return self._cache.sums
+
+    def digest_of_ids(self, number: int) -> bytes:
+        """Returns the SHA-256 of the sorted ids of a round's accepted reports."""
+        with self._reading() as run:
+            found = run("SELECT id FROM reports WHERE round = ? AND verdict = ?", (number, int(Verdict.ACCEPTED)))
+            return hashlib.sha256(b"".join(sorted(bytes(row[0]) for row in found.fetchall()))).digest()
 
     # ------------------------------------------------------------------ reports
 
-    def known(self, ids: Iterable[bytes]) -> dict[bytes, tuple[bytes, Verdict]]:
+    def known(self, ids: Collection[bytes]) -> dict[bytes, tuple[bytes, Verdict]]:
         """Returns the digests and verdicts of those reports that have one."""
-        found = {}
-        with self._transaction() as run:
-            for each in ids:
-                row = run("SELECT digest, verdict FROM reports WHERE id = ?", (each,)).fetchone()
-                if row:
-                    found[each] = (bytes(row[0]), Verdict(row[1]))
-        return found
+        with self._reading() as run:
+            rows = run(f"SELECT id, digest, verdict FROM reports WHERE id IN ({_marks(ids)})", tuple(ids)).fetchall()
+        return {bytes(row[0]): (bytes(row[1]), Verdict(row[2])) for row in rows}
 
-    def senders(self, number: int, senders: Iterable[bytes]) -> set[bytes]:
+    def senders(self, number: int, senders: Collection[bytes]) -> set[bytes]:
         """Returns those senders who have a report in a round."""
-        with self._transaction() as run:
-            return {
-                each
-                for each in senders
-                if run("SELECT 1 FROM reports WHERE round = ? AND sender = ?", (number, each)).fetchone()
-            }
+        with self._reading() as run:
+            rows = run(
+                f"SELECT sender FROM reports WHERE round = ? AND sender IN ({_marks(senders)})", (number, *senders)
+            ).fetchall()
+        return {bytes(row[0]) for row in rows}
 
     def settle(self, number: int, decided: Sequence[Decided], sums: Elements) -> None:
         """Puts verdicts on record and replaces the round's sums, at once; reports on their way are then not any more.
@@ -219,25 +292,22 @@ class ReportStore:
             StoreError: A report has a verdict already, or its sender another report: nothing is changed.
         """
         accepted = sum(each.verdict is Verdict.ACCEPTED for each in decided)
-        with self._transaction() as run:
-            self._begin(run, number)
-            for each in decided:
-                try:
-                    run(
-                        "INSERT INTO reports VALUES (?, ?, ?, ?, ?)",
-                        (each.id, number, each.sender, each.digest, int(each.verdict)),
-                    )
-                except Exception as error:
-                    if "unique" in str(error).lower():
-                        raise StoreError("A report was decided on twice.") from None
-                    raise
-                run("DELETE FROM pending WHERE id = ?", (each.id,))
-            run(
-                "UPDATE rounds SET accepted = accepted + ?, refused = refused + ?, sums = ? WHERE round = ?",
-                (accepted, len(decided) - accepted, sums.tobytes(), number),
-            )
+        with self._lock:
+            before = self.round(number)
+            with self._transaction() as run:
+                self._begin(run, number)
+                rows = [(each.id, number, each.sender, each.digest, int(each.verdict)) for each in decided]
+                run("INSERT INTO reports VALUES (?, ?, ?, ?, ?)", rows, each=True)
+                if self._role == "leader":
+                    run("DELETE FROM pending WHERE id = ?", [(each.id,) for each in decided], each=True)
+                run(
+                    "UPDATE rounds SET accepted = accepted + ?, refused = refused + ?, sums = ? WHERE round = ?",
+                    (accepted, len(decided) - accepted, sums.tobytes(), number),
+                )
+            refused = before.refused + len(decided) - accepted
+            self._cache = _Cached(RoundState(number, before.state, before.accepted + accepted, refused), sums)
 
-    def _begin(self, run: Any, number: int) -> None:
+    def _begin(self, run: Run, number: int) -> None:
         empty = np.zeros(self._dim, dtype=np.uint32).tobytes()
         run("INSERT INTO rounds VALUES (?, 'open', 0, 0, ?, NULL) ON CONFLICT (round) DO NOTHING", (number, empty))
 
@@ -246,10 +316,15 @@ class ReportStore:
     def keep(self, number: int, uploads: Sequence[tuple[bytes, bytes]]) -> None:
         """Keeps uploads, by id, until they are settled."""
         with self._transaction() as run:
-            for each, upload in uploads:
-                run("INSERT INTO pending VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", (each, number, upload))
+            rows = [(each, number, upload) for each, upload in uploads]
+            run("INSERT INTO pending VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", rows, each=True)
 
-    def kept(self) -> list[tuple[int, bytes]]:
-        """Returns the round and the bytes of all uploads that were kept and not settled."""
-        with self._transaction() as run:
-            return [(int(row[0]), bytes(row[1])) for row in run("SELECT round, upload FROM pending").fetchall()]
+    def kept(self) -> list[bytes]:
+        """Returns the bytes of all uploads that were kept and not settled."""
+        with self._reading() as run:
+            return [bytes(row[0]) for row in run("SELECT upload FROM pending ORDER BY round").fetchall()]
+
+
+def _marks(values: Collection[object]) -> str:
+    """Returns a question mark for each value; one for NULL where there is none."""
+    return ", ".join("?" * len(values)) or "NULL"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -22,6 +24,7 @@ from cpsgd.secagg.pair.extension import is_prime
 from cpsgd.secagg.pair.proof import prepared
 from cpsgd.secagg.pair.shape import RoundShape
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Admission = Literal["open", "roster", "tokens"]
 VERSION = 1
 MOST_ROUNDS = 2**20
@@ -33,6 +36,27 @@ class Endpoint:
 
     url: str
     key: bytes
+
+
+def check_address(url: str, *, insecure: bool = False) -> str:
+    """Returns a server's address.
+
+    Args:
+        url: The address.
+        insecure: Lets addresses through whose traffic everybody on the way can read and change.
+
+    Raises:
+        ParameterError: It is no http or https address, or it is http to another machine.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ParameterError(f"Expected an address that begins with https://, got {url!r:.80}.")
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK and not insecure:
+        raise ParameterError(
+            f"{url} is not encrypted: secrets of the servers would be open to everybody on the way. Use https, or say "
+            "insecure where another program encrypts."
+        )
+    return url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +86,8 @@ class PairTask:
         self.protocol.check_integers()
         if modulus is None or not is_prime(modulus):
             raise ParameterError("Expected a protocol whose modulus is a prime; plan(..., pair=True) chooses one.")
+        if self.protocol.mechanism.wraps:
+            raise ParameterError("Messages that wrap around the modulus have no range that servers could check.")
         if promise is None:
             raise ParameterError("Expected a protocol with a promise; plan(..., pair=True) makes one.")
         _validate.integer("rounds", self.rounds, low=1, high=MOST_ROUNDS)
@@ -116,19 +142,23 @@ class PairTask:
 
     @classmethod
     def read(cls, path: Path) -> PairTask:
-        """Reads a task's file."""
+        """Reads a task's file.
+
+        Raises:
+            ParameterError: It is no task.
+        """
         return cls.from_dict(parse(path.read_bytes(), str(path)))
 
 
 @dataclass(frozen=True, repr=False)
 class Secrets:
-    """What one party keeps to itself.
+    """The secrets of one party.
 
     Attributes:
         private: The server's private key for sealed parts; none for the collector.
         verification: The key that evaluation points follow from; both servers have it, clients must never.
-        peer: What the leader shows to the helper.
-        collector: What the collector shows to both.
+        peer: The leader's token for requests to the helper.
+        collector: The collector's token for requests to both servers.
     """
 
     collector: bytes
@@ -150,8 +180,10 @@ class Secrets:
         """Reads what `write` wrote.
 
         Raises:
-            ParameterError: It is something else.
+            ParameterError: It is something else, or others than its owner may read it.
         """
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            raise ParameterError(f"Others may read {path}, which holds secrets: chmod 600 {path}.")
         return build(cls, parse(path.read_bytes(), str(path)))
 
 

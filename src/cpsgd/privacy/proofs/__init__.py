@@ -59,11 +59,6 @@ def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, 
         found[proof.label(run)] = proved
         if not proof.comparison and proved.epsilon < below:
             winner = proof, proved
-    if winner is None and delta == 0.0:
-        raise ConditionError(
-            f"The noise of {run.protocol.mechanism.name} has no pure differential privacy (δ = 0); allow a delta above "
-            "0, or use a mechanism that has it (discrete-laplace)."
-        )
     if winner is None:
         comparisons = {proof.label(run) for proof in supporting(run) if proof.comparison}
         reasons = [f"  {label}: {reason}" for label, reason in found.items() if label not in comparisons]

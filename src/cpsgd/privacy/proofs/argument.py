@@ -142,7 +142,7 @@ class Proof(ABC):
 def check(run: Run) -> None:
     """Raises `ConditionError` or `ParameterError` where no proof can be about a run."""
     protocol, memory = run.protocol, run.protocol.mechanism.memory
-    memory.check_run(run.rounds, run.participation)
+    memory.check_run(run.rounds, run.sampling)
     if run.honest < 1:
         raise ConditionError(
             f"No honest client's noise is in the sum (surviving={run.surviving}, colluding={run.colluding}): there is "
@@ -165,7 +165,7 @@ def sensitivity(run: Run) -> float:
 
 def alone(run: Run) -> bool:
     """Returns whether one proof about one round, or one law, covers the run."""
-    scheme = run.participation
+    scheme = run.sampling
     whole = run.protocol.mechanism.memory.one_event or scheme.scheme == "once"
     return whole or (run.rounds == 1 and not scheme.sampled)
 
@@ -236,7 +236,7 @@ def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> t
                 replace(proof.cost(of_size(run, size), share * delta / run.rounds), count=count)
                 for size, count in run.sizes
             ]
-            epsilon = composed_epsilon(spent, delta=delta, participation=run.participation)
+            epsilon = composed_epsilon(spent, delta=delta, participation=run.sampling)
             tail = sum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r in spent)
             found.append((epsilon, tail))
         except ConditionError as error:
@@ -257,12 +257,12 @@ def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> t
 
 def gaussian_mu(run: Run, claim: Claim) -> float:
     """Returns the largest μ of one round of an exactly Gaussian mechanism, which has no tails to pay for."""
-    return _gaussian_mu(claim, counted(run), run.participation)
+    return _gaussian_mu(claim, counted(run), run.sampling)
 
 
 def sampled_mu(run: Run, claim: Claim) -> float:
     """Returns the same when a share of δ is set aside for tails, under sampling."""
-    return _sampled_mu(claim, counted(run), run.participation)
+    return _sampled_mu(claim, counted(run), run.sampling)
 
 
 @lru_cache(maxsize=256)

@@ -5,20 +5,9 @@ standard normal law and q = Φ^-1. On a range of integers put
 
     μ₁ = max over z of  f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))).
 
-If two neighbours are u and u' = u + t in lattice units, then, on outputs within the range, the pair is
-(μ₁ ‖t‖₂)-GDP in the sense of Dong, Roth and Su ("Gaussian Differential Privacy", 2022), because
-
-1. The trade-off curve of one coordinate is decided at its vertices. The likelihood ratio is monotone, so optimal
-   tests are thresholds z, and the curve lies above that of N(0, 1) against N(μ, 1) if, at every threshold,
-   q(F(z)) - q(F_t(z)) <= μ: between vertices it is a chord, and chords of a convex curve lie above the curve.
-2. For 0 <= t <= 1, F_t(z) = F(z) - t f(z), and q(F(z)) - q(F_t(z)) is the integral of q' = 1/φ(q) over an interval
-   of length t f(z) inside [F(z - 1), F(z)]. φ(q(.)) is concave, so on an interval it is smallest at an end: the
-   difference is at most μ₁ t. Larger t are sums of such steps; negative ones are mirrored.
-3. Coordinates are independent, and Gaussian trade-off curves compose as √Σμ².
-
-The range has to leave out the far tails, where the quotient grows without bound. Outputs are clamped in thought: of an
-event, the part inside the box is treated exactly, and the rest has at most the probability `tail_mass`, which is
-added to δ. The full proofs are in docs/accounting.md.
+If two neighbours are t apart in lattice units then, on outputs within the range, the pair is (μ₁ ‖t‖₂)-GDP in the sense
+of Dong, Roth and Su's "Gaussian Differential Privacy" (2022). The range leaves out the far tails, where the quotient
+grows without bound; their probability, `tail_mass`, is added to δ. docs/accounting.md, section 4, has the proofs.
 """
 
 from __future__ import annotations
@@ -91,7 +80,7 @@ class GaussianCertificate:
 
 
 def gaussian_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, tail: float) -> GaussianCertificate:
-    """The Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
+    """Returns the Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
 
     All its numbers are upper bounds, also in floating point.
 
@@ -118,7 +107,7 @@ def gaussian_certificate(law: Law, *, dim: int, sensitivity: float, levels: int,
 def certified_epsilon(
     law: Law, *, dim: int, sensitivity: float, levels: int, delta: float
 ) -> tuple[float, GaussianCertificate]:
-    """The smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
+    """Returns the smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
 
     δ includes the tails; the other parameters are those of `gaussian_certificate`. A smaller tail leaves more of δ to
     the Gaussian, a larger one makes the range narrower and μ₁ smaller. Twenty shares are tried; each is valid.
@@ -160,7 +149,7 @@ class _Profile:
         self.quotients = _quotients(self.window)
 
     def certificate(self, tail: float) -> GaussianCertificate:
-        """The certificate that leaves at most `tail` outside."""
+        """Returns the certificate that leaves at most `tail` outside."""
         low, high, mass = central_range(self.window, tail / self.dim)
         if not inside(self.law, low - self.steps, high + self.steps):
             raise ConditionError(
@@ -202,7 +191,7 @@ def check_delta(delta: float, dim: int, share: float) -> None:
 
 
 def central_range(law: Window, mass: float) -> tuple[int, int, float]:
-    """The narrowest [a, b] with P(Z < a) and P(Z > b) at most mass/2 each, and a bound on P(Z not in [a, b])."""
+    """Returns the narrowest [a, b] with tails of at most mass/2 on each side, and a bound on P(Z not in [a, b])."""
     left = law.below * (1.0 + law.error) + law.outside_below
     right = law.above * (1.0 + law.error) + law.outside_above
     below = int(np.searchsorted(left, 0.5 * mass, side="right"))
@@ -214,7 +203,7 @@ def central_range(law: Window, mass: float) -> tuple[int, int, float]:
 
 
 def _quotients(law: Window) -> Array:
-    """Upper bounds on f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))) for all z of the window but its first."""
+    """Returns upper bounds on f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))) for all z of the window but its first."""
     # Lower bound on min(F, 1 - F). Each is summed from its own end, so the smaller of the two is accurate.
     side = np.minimum(law.below, law.above)[:-1] * (1.0 - 2.0 * law.error)
     # Upper bound on |q|, hence a lower bound on φ(q), which falls with |q|.
@@ -226,7 +215,7 @@ def _quotients(law: Window) -> Array:
 
 
 def _unit_mu(law: Window, quotients: Array, low: int, high: int) -> float:
-    """Upper bound on the largest quotient in [low, high]."""
+    """Returns an upper bound on the largest quotient in [low, high]."""
     if low <= law.first or high >= law.last:
         raise ConditionError(
             f"No Gaussian certificate: the range [{low}, {high}] reaches probabilities under {SMALLEST_MASS:g}. "
@@ -281,9 +270,9 @@ class Certified(Proof):
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
         """Returns ε of one round, or of rounds as equivalent Gaussians."""
         if not base.alone(run):
-            shares = [base.SAMPLED_TAIL_SHARE] if run.participation.rate < 1.0 else base.TAIL_SHARES
+            shares = [base.SAMPLED_TAIL_SHARE] if run.sampling.rate < 1.0 else base.TAIL_SHARES
             found = base.composed(run, delta, self, shares)
-            return Proved(*found, f"{self.citation}; {base.COMPOSED[run.participation.scheme]}")
+            return Proved(*found, f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}")
 
         def prove(left: float) -> tuple[float, float]:
             epsilon, certificate = certified_epsilon(law_of(run), **shape(run), delta=left)
@@ -293,7 +282,7 @@ class Certified(Proof):
 
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns the equivalent Gaussian of one round."""
-        counted = base.counted_tail(run.participation)
+        counted = base.counted_tail(run.sampling)
         found = gaussian_certificate(law_of(run), **shape(run), tail=min(0.5, tail / counted))
         variation = run.honest * run.protocol.dim * run.protocol.mechanism.noise.variation
         return Rounds(found.mu, 1, counted * found.tail_mass * (1.0 + 1e-15), variation)
@@ -310,7 +299,7 @@ class Certified(Proof):
             # μ₁ depends on S only through the unit steps between neighbours, and on those only a little: bounding S by
             # what a Gaussian of the same variance allows is safe and close.
             most = mu * deviation * 1.0001
-            tail = claim.delta * share / rounds / base.counted_tail(run.participation)
+            tail = claim.delta * share / rounds / base.counted_tail(run.sampling)
             certificate = gaussian_certificate(
                 law, dim=run.protocol.dim, sensitivity=most, levels=mechanism.levels, tail=min(0.5, tail)
             )
@@ -337,7 +326,7 @@ def shape(run: Run) -> Shape:
 
 
 def _sampled(run: Run) -> bool:
-    return run.participation.rate < 1.0
+    return run.sampling.rate < 1.0
 
 
 def _shares(variance: float) -> list[float]:

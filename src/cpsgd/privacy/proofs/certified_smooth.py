@@ -42,7 +42,7 @@ _LARGER_BUDGETS = 4
 def smoothed_certificate(
     law: Law | Steps, *, dim: int, sensitivity: float, reach: float, tail: float, rounds: int = 1
 ) -> GaussianCertificate:
-    """The smoothed certificate of `rounds` rounds together: all of them are μ-GDP up to `tail_mass`.
+    """Returns the smoothed certificate of `rounds` rounds together: all of them are μ-GDP up to `tail_mass`.
 
     All its numbers are upper bounds, also in floating point.
 
@@ -84,7 +84,7 @@ def smoothed_certificate(
 
 
 def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1) -> float:
-    """The largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
+    """Returns the largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
 
     Raises:
         ConditionError: There is no certificate.
@@ -104,7 +104,7 @@ def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: f
 def smoothed_epsilon(
     law: Law | Steps, *, dim: int, sensitivity: float, reach: float, delta: float, rounds: int = 1
 ) -> tuple[float, GaussianCertificate]:
-    """The smallest ε that the smoothed certificate proves for this δ, tails included, and the certificate.
+    """Returns the smallest ε that the smoothed certificate proves for this δ, tails included, and the certificate.
 
     Raises:
         ConditionError: There is no certificate at any share of δ for the tails.
@@ -130,7 +130,7 @@ def _families(law: Law | Steps, reach: float, tail: float) -> list[Family]:
 
 
 def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
-    """The growth up to this budget, or to a few times as much where that is too little to smooth over."""
+    """Returns the growth up to this budget, or to a few times as much where that is too little to smooth over."""
     _families(law, reach, tail)  # if there are none, no budget helps
     for _ in range(_LARGER_BUDGETS):
         try:
@@ -177,14 +177,14 @@ class Smoothed(Proof):
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
         """Returns ε of all rounds' coordinates as one product, each as if it had the fewest clients."""
-        if _steps(run) and not base.alone(run) and run.participation.scheme != "every":
+        if _steps(run) and not base.alone(run) and run.sampling.scheme != "every":
             return self._sampled_epsilon(run, delta)
         return self._joint_epsilon(run, delta, below)
 
     def _sampled_epsilon(self, run: Run, delta: float) -> Proved:
         """Returns the better of each round sampled, and of all rounds at once, which knows of no sampling."""
-        shares = [base.SAMPLED_TAIL_SHARE] if run.participation.rate < 1.0 else base.TAIL_SHARES
-        citation = f"{self.citation}; {base.COMPOSED[run.participation.scheme]}"
+        shares = [base.SAMPLED_TAIL_SHARE] if run.sampling.rate < 1.0 else base.TAIL_SHARES
+        citation = f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}"
         try:
             found = Proved(*base.composed(run, delta, self, shares), citation)
         except ConditionError as reason:
@@ -218,7 +218,7 @@ class Smoothed(Proof):
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns the equivalent Gaussian of one round."""
         # What is proved are hockey-stick divergences of pairs, up to the tail: all that sampling needs.
-        counted = base.counted_tail(run.participation)
+        counted = base.counted_tail(run.sampling)
         found = _certificate(run, min(0.5, tail / counted))
         return Rounds(found.mu, 1, counted * found.tail_mass * (1.0 + 1e-15), _variation(run))
 
@@ -240,7 +240,7 @@ class Smoothed(Proof):
         law = _law(run)
         if isinstance(law, Steps):
             return _steps_scale(run, claim, max(wanted, self.rough_scale(run, claim)), wanted)
-        if run.participation.sampled:
+        if run.sampling.sampled:
             raise ConditionError("The certificate of all rounds together knows of no sampling.")
         if known <= base.ideal_scale(run, claim) / _CLOSE:
             raise ConditionError("The scale is as small as can be.")
@@ -296,10 +296,10 @@ def _certificate(run: Run, tail: float, rounds: int = 1) -> GaussianCertificate:
 
 def _steps_scale(run: Run, claim: Claim, scale: float, wanted: float) -> float:
     """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
-    sampled = run.participation.rate < 1.0
+    sampled = run.sampling.rate < 1.0
     rounds, tail = (1, 0.0) if sampled else (base.counted(run), SHARES[0] * claim.delta)
     if sampled:
-        tail = base.SAMPLED_TAIL_SHARE * claim.delta / base.counted(run) / base.counted_tail(run.participation)
+        tail = base.SAMPLED_TAIL_SHARE * claim.delta / base.counted(run) / base.counted_tail(run.sampling)
         mu = base.sampled_mu(run, claim)
     else:
         mu = gdp_mu(claim.epsilon, claim.delta * (1.0 - 1.01 * SHARES[0]))

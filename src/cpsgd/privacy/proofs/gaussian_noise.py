@@ -46,7 +46,7 @@ class GaussianProof(Proof):
         """Returns the exact ε of the Gaussian mechanism, with what rounding and the sampler cost."""
         if not base.alone(run):
             found = base.composed(run, delta, self, [0.0])
-            return Proved(*found, f"{self.citation}; {base.COMPOSED[run.participation.scheme]}")
+            return Proved(*found, f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}")
         if self.rounded:
             return Proved(*_rounded_epsilon(run, delta), self.citation)
         law, sensitivity = _law(run), base.sensitivity(run)
@@ -110,7 +110,7 @@ def _spent(run: Run, claim: Claim) -> float:
 
 def _mu(run: Run, claim: Claim, spent: float, slack: float = 0.0) -> float:
     """Returns the largest μ of a round where a share of δ is spent, and ε has to make up for λ; roughly if sampled."""
-    if run.participation.rate < 1.0:
+    if run.sampling.rate < 1.0:
         mu = base.gaussian_mu(run, claim) if spent < 1e-6 else base.sampled_mu(run, claim)
         return mu * (1.0 - 2.0 * slack / claim.epsilon)
     left = max(1.0 - spent * (1.0 + 1e-9), 1.0 - _MOST_FOR_VARIATION) * math.exp(-slack)

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from scipy.special import ndtri
-
+from cpsgd._lazy import Late
 from cpsgd.mechanisms.discrete_laplace import PolyaLaw
 from cpsgd.mechanisms.sums import rounding_cumulant
 from cpsgd.privacy.accountant import Rounds, pure_epsilon
@@ -27,6 +26,11 @@ from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.promise import Claim
 from cpsgd.run import Run
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Late("scipy.special")
 
 _SAFE = 1.0 + 1e-13
 
@@ -53,13 +57,15 @@ class PureLaplace(Proof):
         if base.alone(run):
             return Proved(max(cost.pure for cost, _ in each), 0.0, self.citation)
         rounds = [Rounds(cost.mu, count, pure=cost.pure) for cost, count in each]
-        found = pure_epsilon([(part, run.participation) for part in rounds])
+        found = pure_epsilon([(part, run.sampling) for part in rounds])
         return Proved(found, 0.0, f"{self.citation}; pure ε add up")
 
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns one round: (ε, 0)-DP is μ-GDP with Φ(μ/2) = e^ε/(1 + e^ε) (Dong, Roth and Su 2022, section 2)."""
         epsilon = _epsilon(_law(run), run.protocol.dim, base.sensitivity(run), run.protocol.reach(run.adjacency))
-        return Rounds(-2.0 * float(ndtri(1.0 / (1.0 + math.exp(min(epsilon, 500.0))))) * (1.0 + 1e-12), pure=epsilon)
+        return Rounds(
+            -2.0 * float(special.ndtri(1.0 / (1.0 + math.exp(min(epsilon, 500.0))))) * (1.0 + 1e-12), pure=epsilon
+        )
 
     def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
         """Returns the smallest scale at which the rounds' ε add up to no more than is allowed."""
@@ -82,7 +88,7 @@ def _law(run: Run) -> PolyaLaw:
 
 def _allowed(run: Run, claim: Claim) -> float:
     """Returns the largest S, rounded down, with which the rounds' ε add up to no more than is claimed."""
-    loss, dim, rate = _law(run).step_loss, run.protocol.dim, run.participation.rate
+    loss, dim, rate = _law(run).step_loss, run.protocol.dim, run.sampling.rate
     each = claim.epsilon / base.counted(run) * (1.0 - 1e-12)
     allowed = each if rate == 1.0 else math.log1p(math.expm1(each) / rate) * (1.0 - 1e-12)
     total = max(allowed / math.expm1(loss), (allowed - dim * rounding_cumulant(loss)) / loss)

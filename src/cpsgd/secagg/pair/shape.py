@@ -27,6 +27,8 @@ from cpsgd.secagg.pair.extension import Elements, Extension, least_degree
 
 MOST_LEVELS = 256
 MAX_DIM = 2**32 - 1
+ENVELOPE_BYTES = 264
+"""Bytes of an upload beside the leader's part: the head, the helper's seed, and what sealing adds to both."""
 _VERSION = 1
 # Columns that a client works on at once: the values of a polynomial at all points then stay in the cache.
 CHUNK = 512
@@ -34,7 +36,7 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class RoundShape:
-    """What all reports of a round have in common.
+    """The sizes and the field that all reports of a round share.
 
     Attributes:
         field: E, and in it F_p.
@@ -108,6 +110,11 @@ class RoundShape:
     def leader_bytes(self) -> int:
         """Bytes of the leader's part of a report, before it is sealed."""
         return 32 + self.packed_bytes(self.dim) + self.packed_bytes(self.quotients * self.field.degree)
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of an upload without tokens, both sealed parts and all that is around them."""
+        return ENVELOPE_BYTES + self.leader_bytes
 
     @property
     def evaluation_bytes(self) -> int:

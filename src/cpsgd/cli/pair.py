@@ -1,0 +1,286 @@
+"""`cpsgd pair`: one message per client, two servers; each party is a command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter, validators
+from rich.markup import escape
+
+from cpsgd.cli import _files, options, output
+from cpsgd.cli.frame import WHOLE, new_app
+from cpsgd.errors import CpsgdError, ParameterError
+
+if TYPE_CHECKING:
+    from cpsgd.engines.pair.running import PairServerOptions
+    from cpsgd.engines.pair.task import PairTask, Secrets
+
+app = new_app("pair")
+
+TaskFile = Annotated[Path, options.file_option("The task, task.json as `cpsgd pair create` wrote it.", name="--task")]
+Certificates = Annotated[
+    Path | None,
+    options.file_option("Certificates that the server's must be signed by; the system's if not given.", name="--ca"),
+]
+Insecure = Annotated[bool, Parameter(help="Speak plain http to other machines, where another program encrypts.")]
+Rounds = Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=1), help="Number of rounds.")]
+_PATIENCE = 60.0
+_AT_ONCE = 8
+
+
+@app.command
+def create(
+    *,
+    protocol: options.ProtocolFile,
+    leader: Annotated[str, Parameter(metavar="URL", help="Address of the server that clients send to.")],
+    helper: Annotated[str, Parameter(metavar="URL", help="Address of the other server, run by somebody else.")],
+    out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the task and the secrets go.")],
+    rounds: Rounds = 1,
+    admission: Annotated[
+        Literal["open", "roster", "tokens"],
+        Parameter(
+            help="Who may send: those on a roster of public keys, those with a token for each server, or anybody."
+        ),
+    ] = "roster",
+    tokens: Annotated[int, options.COUNT, Parameter(help="With --admission tokens: number of tokens to make.")] = 0,
+    insecure: Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Make a task from a protocol that `cpsgd plan --pair --out` wrote, and the secrets of its parties.
+
+    task.json is public: clients need it, and must get it from somebody they trust. leader.json, helper.json and
+    collector.json are secrets, each for one party: move them there, and keep no copies.
+    """
+    from cpsgd.engines.pair.running import write_task
+    from cpsgd.engines.pair.task import check_address, create_task
+
+    for url in (leader, helper):
+        check_address(url, insecure=insecure)
+    if (admission == "tokens") != (tokens > 0):
+        raise ParameterError("Give --tokens with --admission tokens, and only with that: a number of clients.")
+    task, secrets = create_task(
+        _files.read_protocol(protocol), leader=leader, helper=helper, rounds=rounds, admission=admission
+    )
+    files = write_task(out, task, secrets, tokens=tokens)
+    upload = task.shape(0).upload_bytes
+    rows = [
+        ("task", task.id.hex()),
+        ("promises", escape(str(task.protocol.promise))),
+        ("rounds", f"{rounds:,}, each of {task.surviving:,} to {task.protocol.clients:,} reports"),
+        ("upload", f"{upload:,} bytes"),
+        *(("written", escape(str(file))) for file in files),
+    ]
+    data = {"task": task.id.hex(), "rounds": rounds, "needed": task.surviving, "upload_bytes": upload}
+    output.answer(json, {**data, "files": files}, output.facts(rows))
+
+
+def _run(role: Literal["leader", "helper"], chosen: Any) -> None:
+    from cpsgd.engines.pair.running import PairServerOptions, serve
+
+    served: PairServerOptions = PairServerOptions(**vars(chosen))
+    console = output.console()
+
+    def tell(address: str) -> None:
+        console.print(f"{role.capitalize()}: {address}", markup=False, soft_wrap=True)
+
+    try:
+        serve(role, served, tell)
+    except ImportError as error:
+        raise CpsgdError(f"The {role} needs {error.name}: pip install 'cpsgd[pair]'.") from None
+
+
+def _server_options() -> Any:
+    from cpsgd.engines.pair.running import PairServerOptions
+
+    return options.from_class(PairServerOptions)
+
+
+if TYPE_CHECKING:
+    Server = Any  # made when the program runs
+else:
+    Server = Annotated[_server_options(), options.FLAT]
+
+
+@app.command
+def leader(*, server: Server) -> None:
+    """Run the server that clients send to, until Ctrl-C."""
+    _run("leader", server)
+
+
+@app.command
+def helper(*, server: Server) -> None:
+    """Run the other server, until Ctrl-C."""
+    _run("helper", server)
+
+
+@app.command
+def submit(
+    vector: Annotated[Path, Parameter(name="VECTOR", help="An .npy, .npz or .csv file with one vector.")],
+    /,
+    *,
+    task: TaskFile,
+    upload: Annotated[
+        Path, options.file_option("Keeps the message. A file that exists is sent as it is, and the vector is not read.")
+    ],
+    identity: Annotated[Path | None, options.file_option("The client's private key, where there is a roster.")] = None,
+    token: Annotated[
+        Path | None, options.file_option("The client's line of tokens.txt, where there are tokens.")
+    ] = None,
+    round: Annotated[int | None, WHOLE, Parameter(help="Number of the round; the open one if not given.")] = None,
+    ca: Certificates = None,
+    insecure: Insecure = False,
+    key: options.Key = None,
+    json: options.Json = False,
+) -> None:
+    """Send a vector, encoded and in two sealed parts, to the leader.
+
+    Where nothing is heard, send again with the same --upload: the same bytes count once. Another message of the same
+    vector would double what can be learned about it.
+    """
+    from cpsgd._durable import create_file
+    from cpsgd.engines.pair.parties import Sender
+    from cpsgd.engines.pair.running import read_tokens
+    from cpsgd.engines.pair.task import PairTask
+    from cpsgd.secagg import read_identity
+
+    with Sender(
+        PairTask.read(task),
+        identity=None if identity is None else read_identity(identity),
+        tokens=None if token is None else read_tokens(token),
+        trust=ca,
+        insecure=insecure,
+    ) as sender:
+        if not upload.exists():
+            number = sender.open_round() if round is None else round
+            create_file(upload, sender.prepare(_files.read_vector(vector, key), number), mode=0o600)
+        verdict = sender.deliver(upload.read_bytes())
+    output.answer(json, {"verdict": verdict, "upload": upload}, output.facts([("report", verdict)]))
+
+
+@app.command
+def collect(
+    *,
+    task: TaskFile,
+    secrets: Annotated[Path, options.file_option("The collector's secrets, collector.json.")],
+    round: options.Round,
+    out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")],
+    ca: Certificates = None,
+    insecure: Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """End a round and write the mean of its vectors.
+
+    Each server reveals its sum if enough reports were accepted and its budget pays. It may be asked for again.
+    """
+    from cpsgd.engines.pair.parties import Collector
+    from cpsgd.engines.pair.task import PairTask, Secrets
+
+    _files.check_vector_output(out, task, secrets)
+    with Collector(PairTask.read(task), Secrets.read(secrets), trust=ca, insecure=insecure) as collector:
+        mean, count = collector.collect(round)
+    _files.write_vector(out, mean)
+    rows = [("round", str(round)), ("reports", f"{count:,}"), ("written to", escape(str(out)))]
+    output.answer(json, {"round": round, "reports": count, "out": out}, output.facts(rows))
+
+
+@app.command
+def demo(
+    *,
+    clients: Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=20, lte=5000), help="Clients.")] = 300,
+    dim: Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=2), help="Coordinates of a vector.")] = 1000,
+    json: options.Json = False,
+) -> None:
+    """Run both servers on this machine, let clients send over HTTP, and compare the mean with the true one.
+
+    A fifth of the clients never sends.
+    """
+    from cpsgd import plan
+    from cpsgd.engines.pair.running import free_port, write_task
+    from cpsgd.engines.pair.task import create_task
+
+    def say(text: str) -> None:
+        if not json:
+            output.console().print(text, markup=False, soft_wrap=True)
+
+    best = plan(clients=clients, dim=dim, epsilon=4.0, delta=1e-6, bits=8, mechanism="coins", dropout=0.3, pair=True)
+    addresses = {role: f"http://127.0.0.1:{free_port()}" for role in ("leader", "helper")}
+    task, secrets = create_task(best.protocol, leader=addresses["leader"], helper=addresses["helper"], admission="open")
+    say(f"Plan: {best.protocol.mechanism.describe()}, modulus {best.protocol.modulus}, {best.protocol.promise}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_task(folder, task, secrets)
+        servers: list[subprocess.Popen[str]] = []
+        try:
+            for role, address in addresses.items():
+                servers.append(_start(role, folder))
+                say(f"{role.capitalize()}: {address}")
+            figures = _play(task, secrets["collector"], say)
+        finally:
+            for server in servers:
+                server.terminate()
+            for server in servers:
+                server.wait(timeout=30)
+                assert server.stdout is not None
+                server.stdout.close()
+    rows = [
+        ("reports", f"{figures['reports']:,} of {clients:,} clients, {figures['upload_bytes']:,} bytes each"),
+        ("time", f"{figures['seconds']:.1f} s, {figures['reports'] / figures['seconds']:.0f} reports per second"),
+        ("squared error", f"{figures['squared_error']:.4g}, expected {best.error.total:.4g}"),
+    ]
+    output.answer(json, {**figures, "expected_squared_error": best.error.total}, output.facts(rows))
+
+
+def _start(role: str, folder: Path) -> subprocess.Popen[str]:
+    """Starts a server and waits until it listens."""
+    from cpsgd.engines.pair.running import environment
+
+    files = ["--task", folder / "task.json", "--secrets", folder / f"{role}.json", "--store", folder / f"{role}.db"]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "cpsgd", "pair", role, *map(str, files)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert program.stdout is not None
+    if not program.stdout.readline().startswith(role.capitalize()):
+        program.wait(timeout=_PATIENCE)
+        raise CpsgdError(f"The {role} did not start.")
+    return program
+
+
+def _play(task: PairTask, secrets: Secrets, say: Callable[[str], None]) -> dict[str, Any]:
+    """Lets four of five clients send, and collects."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    from cpsgd.engines.pair.parties import Collector, Sender
+
+    protocol = task.protocol
+    generator = np.random.default_rng()
+    vectors = generator.normal(0.5, 1.0, (protocol.clients * 4 // 5, protocol.dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def send(vector: Any) -> str:
+        with Sender(task) as sender:
+            return sender.send(vector, 0)
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(_AT_ONCE) as phones:
+        for index, verdict in enumerate(phones.map(send, vectors), start=1):
+            if verdict != "accepted":
+                raise CpsgdError(f"A report was refused: {verdict}.")
+            if index % 100 == 0:
+                say(f"{index:,} reports accepted")
+    seconds = time.perf_counter() - start
+    with Collector(task, secrets) as collector:
+        mean, count = collector.collect(0)
+    error = float(np.sum((mean - vectors.mean(axis=0)) ** 2))
+    upload = task.shape(0).upload_bytes
+    return {"reports": count, "seconds": seconds, "squared_error": error, "upload_bytes": upload}

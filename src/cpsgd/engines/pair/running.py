@@ -1,0 +1,198 @@
+"""A server as a program: opened from files, on a port, with TLS; and the files of a new task."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets as randomness
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cpsgd._durable import create_file
+from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader, ledger_charge
+from cpsgd.engines.pair.store import ReportStore
+from cpsgd.engines.pair.task import PairTask, Secrets
+from cpsgd.errors import ParameterError
+from cpsgd.ledger import Ledger
+from cpsgd.secagg.identity_files import read_roster
+from cpsgd.secagg.pair.sealing import Role
+from cpsgd.secagg.pair.upload import TOKEN_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairServerOptions:
+    """The files and places of one server.
+
+    Attributes:
+        task: The task's file.
+        secrets: The server's secrets.
+        store: Where reports are counted: a file of SQLite, or an address that begins with postgresql://.
+        roster: Public keys of those who may send, one per line, where the task has a roster.
+        tokens: Hashes of this server's tokens, one per line, where the task has tokens.
+        ledger: A ledger that pays for a round before its sum is revealed.
+        population: Whose budget it is.
+        host: Address to listen on; 0.0.0.0 for all of this machine's.
+        port: Port to listen on; that of the task's address if not given.
+        certificate: The server's certificate, with those that it is signed by; without, it speaks plain http.
+        key: The certificate's private key.
+        ca: Certificates that the helper's must be signed by; the system's if not given.
+        insecure: Serve plain http to other machines, where another program encrypts.
+    """
+
+    task: Path
+    secrets: Path
+    store: str
+    roster: Path | None = None
+    tokens: Path | None = None
+    ledger: Path | None = None
+    population: str | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+    insecure: bool = False
+
+
+def open_books(role: Role, options: PairServerOptions) -> Books:
+    """Opens a server's store, with who may send and what pays.
+
+    Raises:
+        ParameterError: Options contradict each other or the task.
+        StoreError: The store cannot be opened.
+    """
+    task, secrets = PairTask.read(options.task), Secrets.read(options.secrets)
+    if (options.ledger is None) != (options.population is None):
+        raise ParameterError("Give --ledger and --population together: a budget is one population's.")
+    admitted = None
+    if task.admission == "roster" and options.roster is not None:
+        admitted = Admitted(keys=frozenset(read_roster(options.roster)))
+    elif task.admission == "tokens" and options.tokens is not None:
+        admitted = Admitted(tokens=_read_hashes(options.tokens))
+    elif task.admission != "open":
+        raise ParameterError(f"Missing --{task.admission}: the task admits by {task.admission}.")
+    charge = None
+    if options.ledger is not None and options.population is not None:
+        charge = ledger_charge(task, Ledger(options.ledger), options.population, role)
+    store = ReportStore(options.store, task=task.id, role=role, dim=task.protocol.dim)
+    return Books(task, role, secrets, store, admitted=admitted, charge=charge)
+
+
+def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -> None:
+    """Serves until it is ended; `tell` is given the address.
+
+    Raises:
+        ParameterError: Options contradict each other or the task, the port is taken, or it would serve plain http to
+            other machines.
+        StoreError: The store cannot be opened.
+    """
+    import uvicorn
+
+    from cpsgd.engines.pair.service import helper_app, leader_app
+    from cpsgd.engines.pair.task import LOOPBACK
+
+    if (options.certificate is None) != (options.key is None):
+        raise ParameterError("Give --certificate and --key together.")
+    if options.certificate is None and options.host not in LOOPBACK and not options.insecure:
+        raise ParameterError(
+            f"Serving plain http on {options.host} would show secrets to everybody on the way. Give --certificate and "
+            "--key, or say --insecure where another program encrypts."
+        )
+    books = open_books(role, options)
+    url = {"leader": books.task.leader, "helper": books.task.helper}[role].url
+    port = urlsplit(url).port if options.port is None else options.port
+    if role == "leader":
+        app = leader_app(Leader(books), trust=options.ca, insecure=options.insecure)
+    else:
+        app = helper_app(Helper(books))
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        ws="none",
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+        timeout_graceful_shutdown=5,
+    )
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((options.host, port or 0))
+        except OSError as error:
+            raise ParameterError(f"Port {port} of {options.host} cannot be used: {error.strerror}.") from None
+        listening.listen(1024)
+        scheme = "http" if options.certificate is None else "https"
+        tell(f"{scheme}://{options.host}:{listening.getsockname()[1]}")
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])
+    books.store.close()
+
+
+def write_task(folder: Path, task: PairTask, secrets: dict[str, Secrets], *, tokens: int = 0) -> list[Path]:
+    """Writes a new task's files into a folder, none of which may exist, and returns their names.
+
+    Args:
+        folder: Is made where it is not there.
+        task: Goes to task.json, which is public.
+        secrets: Go to leader.json, helper.json and collector.json, which only their owner may read.
+        tokens: Number of tokens to make, where the task admits by tokens. Each line of tokens.txt, which only its owner
+            may read, is for one client; leader-tokens.txt and helper-tokens.txt are what the servers know them by.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "task.json"]
+    create_file(files[0], json.dumps(task.to_dict(), indent=1).encode() + b"\n")
+    for role, kept in secrets.items():
+        files.append(folder / f"{role}.json")
+        kept.write(files[-1])
+    if tokens:
+        pairs = [(randomness.token_bytes(TOKEN_BYTES), randomness.token_bytes(TOKEN_BYTES)) for _ in range(tokens)]
+        lines = "".join(f"{leader.hex()} {helper.hex()}\n" for leader, helper in pairs)
+        files.append(folder / "tokens.txt")
+        create_file(files[-1], lines.encode(), mode=0o600)
+        for side, role in enumerate(("leader", "helper")):
+            hashes = sorted(hashlib.sha256(pair[side]).hexdigest() for pair in pairs)
+            files.append(folder / f"{role}-tokens.txt")
+            create_file(files[-1], "".join(f"{each}\n" for each in hashes).encode(), mode=0o600)
+    return files
+
+
+def read_tokens(path: Path) -> tuple[bytes, bytes]:
+    """Returns a client's two tokens from the first line of a file.
+
+    Raises:
+        ParameterError: It holds none.
+    """
+    with contextlib.suppress(ValueError):
+        leader, helper = (bytes.fromhex(word) for word in path.read_text().splitlines()[0].split())
+        if len(leader) == len(helper) == TOKEN_BYTES:
+            return leader, helper
+    raise ParameterError(f"{path} does not begin with two tokens of {TOKEN_BYTES} bytes in hexadecimal.")
+
+
+def _read_hashes(path: Path) -> frozenset[bytes]:
+    try:
+        found = frozenset(bytes.fromhex(line) for line in path.read_text().split())
+    except ValueError:
+        found = frozenset()
+    if not found or any(len(each) != 32 for each in found):
+        raise ParameterError(f"{path} is not a list of SHA-256 hashes, one per line.")
+    return found
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody uses now."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a server's process: one thread for arrays, and output at once."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

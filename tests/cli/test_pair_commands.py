@@ -1,0 +1,166 @@
+"""`cpsgd pair`: tasks as files, refusals, and every party as a command."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from cpsgd.engines.pair.task import PairTask, Secrets
+from tests.engines.pair.local import DIM, protocol
+from tests.engines.pair.processes import servers
+
+URLS = ("--leader", "http://127.0.0.1:8001", "--helper", "http://127.0.0.1:8002")
+
+
+@pytest.fixture
+def protocol_file(tmp_path: Path) -> Path:
+    path = tmp_path / "protocol.json"
+    path.write_text(protocol().to_json())
+    return path
+
+
+def test_a_task_and_its_secrets_are_files(cpsgd: Any, protocol_file: Path, tmp_path: Path) -> None:
+    found = cpsgd.json("pair", "create", "--protocol", protocol_file, *URLS, "--rounds", 3, "--out", "task")
+    folder = tmp_path / "task"
+    task = PairTask.read(folder / "task.json")
+    assert (found["task"], found["rounds"], found["needed"]) == (task.id.hex(), 3, task.surviving)
+    assert task.admission == "roster"
+    for role in ("leader", "helper", "collector"):
+        assert stat.S_IMODE((folder / f"{role}.json").stat().st_mode) == 0o600
+        Secrets.read(folder / f"{role}.json")
+    assert json.loads((folder / "collector.json").read_text()).keys() >= {"collector"}
+    assert Secrets.read(folder / "collector.json").private == b""
+    again = cpsgd("pair", "create", "--protocol", protocol_file, *URLS, "--out", "task")
+    assert again.exit_code == 2
+    assert PairTask.read(folder / "task.json") == task
+    (folder / "leader.json").chmod(0o644)
+    words = ("--task", folder / "task.json", "--secrets", folder / "leader.json", "--store", "s", "--roster", "r")
+    cpsgd.refuses("Others may read", "pair", "leader", *words)
+
+
+def test_tokens_are_made_for_clients_and_servers(cpsgd: Any, protocol_file: Path, tmp_path: Path) -> None:
+    words = ("--protocol", protocol_file, *URLS, "--out", "t", "--admission", "tokens")
+    cpsgd.refuses("--tokens", "pair", "create", *words)
+    cpsgd.succeeds("pair", "create", *words, "--tokens", 5)
+    lines = (tmp_path / "t" / "tokens.txt").read_text().splitlines()
+    assert len(set(lines)) == 5
+    for role in ("leader", "helper"):
+        assert len((tmp_path / "t" / f"{role}-tokens.txt").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("--leader", "http://phones.example"), "not encrypted"),
+        (("--helper", "ftp://x"), "https://"),
+        (("--rounds", "0"), "rounds"),
+        (("--admission", "all"), "admission"),
+    ],
+)
+def test_tasks_that_would_be_unsafe_are_refused(
+    cpsgd: Any, protocol_file: Path, changed: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    cpsgd.refuses(said, "pair", "create", "--protocol", protocol_file, *URLS, "--out", "task", *changed)
+    assert not (tmp_path / "task").exists()
+
+
+def test_servers_refuse_what_is_missing(cpsgd: Any, protocol_file: Path) -> None:
+    cpsgd.succeeds("pair", "create", "--protocol", protocol_file, *URLS, "--out", "t")
+    words = ("--task", "t/task.json", "--secrets", "t/helper.json", "--store", "helper.db")
+    cpsgd.refuses("Missing --roster", "pair", "helper", *words)
+    cpsgd.refuses("plain http", "pair", "helper", *words, "--host", "0.0.0.0")
+    cpsgd.refuses("--certificate and --key", "pair", "helper", *words, "--key", "k")
+    cpsgd.refuses("--population", "pair", "helper", *words, "--ledger", "l")
+    cpsgd.refuses("identity or tokens", "pair", "submit", "v.npy", "--task", "t/task.json", "--upload", "u")
+
+
+@pytest.mark.slow
+def test_a_round_by_commands_over_tls_with_roster_and_budget(cpsgd: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    roster = []
+    for index in range(9):
+        roster.append(cpsgd.json("identity", "create", f"client{index}.key")["public_key"])
+        np.save(f"v{index}.npy", np.full(DIM, 0.1))
+    Path("roster").write_text("\n".join(roster) + "\n")
+    cpsgd.succeeds("budget", "create", "b.ledger", "--population", "phones", "--epsilon", 20, "--delta", 1e-4)
+    _certificate(tmp_path)
+    options = (
+        *("--certificate", "server.pem", "--key", "server.key", "--ca", "server.pem"),
+        *("--roster", "roster", "--ledger", "b.ledger", "--population", "phones"),
+    )
+    with servers(folder, admission="roster", scheme="https", options=options) as running:
+        for index in range(9):
+            words = ("pair", "submit", f"v{index}.npy", "--task", "pair/task.json", "--ca", "server.pem")
+            sent = (*words, "--identity", f"client{index}.key", "--upload", f"u{index}")
+            assert cpsgd.json(*sent)["verdict"] == "accepted"
+            # Again with the same bytes, and the vector is not needed any more.
+            Path(f"v{index}.npy").unlink()
+            assert cpsgd.json(*sent)["verdict"] == "accepted"
+        untrusted = cpsgd(
+            "pair", "submit", "v0.npy", "--task", "pair/task.json", "--identity", "client0.key", "--upload", "u0"
+        )
+        assert untrusted.exit_code == 2
+        asked = (
+            "pair",
+            "collect",
+            "--task",
+            "pair/task.json",
+            "--secrets",
+            "pair/collector.json",
+            "--ca",
+            "server.pem",
+        )
+        found = cpsgd.json(*asked, "--round", 0, "--out", "mean.npy")
+        assert found["reports"] == 9
+        first = np.load("mean.npy")
+        assert first.shape == (DIM,)
+        cpsgd.succeeds(*asked, "--round", 0, "--out", "again.npy")
+        assert np.array_equal(np.load("again.npy"), first)
+        cpsgd.refuses("are needed", *asked, "--round", 1, "--out", "none.npy")
+        assert [running.stop(role, signal.SIGINT) for role in ("leader", "helper")] == [0, 0]
+    # Each server has charged for itself.
+    entries = cpsgd.json("budget", "show", "b.ledger")["populations"][0]["entries"]
+    assert len(entries) == 2
+    assert "Traceback" not in (folder / "leader.log").read_text() + (folder / "helper.log").read_text()
+
+
+def _certificate(folder: Path) -> None:
+    """A certificate of 127.0.0.1 that vouches for itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "server.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+
+@pytest.mark.slow
+def test_the_demo_runs(cpsgd: Any) -> None:
+    found = cpsgd.json("pair", "demo", "--clients", 40, "--dim", 50)
+    assert found["reports"] == 32
+    assert found["squared_error"] < 5 * found["expected_squared_error"]
