@@ -215,8 +215,8 @@ def test_a_server_that_changes_plans_meets_a_filter(small_plan: Plan, tmp_path: 
     quieter = with_more_noise(small_plan)
     options = {"survivors": small_plan.surviving, "colluding": 1}
     events = [RoundEvent(each.protocol, **options) for each in (small_plan, quieter)]
-    # The server may have chosen the second plan by the first one's result: what plans fixed in advance would cost is not
-    # enough, and one or two percent more is.
+    # The server may have chosen the second plan by the first one's result. What plans fixed in advance would cost is
+    # not enough; one or two percent more is.
     planned = total(Budget(population="a", epsilon=8.0, delta=1e-5), (), events).epsilon
     for name, epsilon, answered in (("less", planned * 1.001, False), ("enough", planned * 1.02, True)):
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5, "secure": False}
@@ -225,7 +225,7 @@ def test_a_server_that_changes_plans_meets_a_filter(small_plan: Plan, tmp_path: 
         if answered:
             client.ask(plain(with_run(quieter, rounds=1)))
         else:
-            with pytest.raises(RoundRefusedError, match="one more .* chosen by results"):
+            with pytest.raises(RoundRefusedError, match=r"one more .* chosen by results"):
                 client.ask(plain(with_run(quieter, rounds=1)))
         assert client.trained == answered
 

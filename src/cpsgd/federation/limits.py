@@ -43,8 +43,8 @@ class Limits:
         epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. The run that a server
             announces must keep it by itself, and so must each round together with all that were answered before. With a
             `Memory` that holds over all runs and restarts, without for one run.
-        delta: δ of that guarantee, for rounds of one plan. Against a server that changes plans by what it has seen ε holds
-            at twice this δ.
+        delta: δ of that guarantee, for rounds of one plan. Against a server that changes plans by what it has seen, ε
+            holds at twice this δ.
         rounds: Rounds that a server may announce and the client answers at most, counted in the same way; or None.
         colluding: Other clients whose noise does not count: they may tell it to the server, and each of them knows
             its own and sees the next model. So at least one.
