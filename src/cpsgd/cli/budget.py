@@ -352,6 +352,7 @@ def _more(book: Ledger, total: Total) -> list[tuple[str, str]]:
 
 
 def _policy(budget: Budget) -> list[tuple[str, str]]:
+    """Returns the rows of a budget's policy that are set."""
     policy = [
         ("group of", budget.group_of and escape(budget.group_of)),
         ("expires", budget.expires),
@@ -369,6 +370,7 @@ def _spent(total: Total) -> str:
 
 
 def _rows(total: Total) -> list[tuple[str, str]]:
+    """Returns the rows of a total's table."""
     unreleased = f", {total.unreleased:,} of them reserved and not released" if total.unreleased else ""
     return [
         (
@@ -383,6 +385,7 @@ def _rows(total: Total) -> list[tuple[str, str]]:
 
 
 def _entries(book: Ledger, population: str, count: int) -> object:
+    """Returns the table of a population's last entries."""
     rows = [
         (
             str(entry.number),

@@ -136,6 +136,7 @@ class Limits:
             )
 
     def _check_protocol(self, protocol: Protocol) -> None:
+        """Refuses a protocol that is not the expected one, sends floats, adds no noise or has too many clients."""
         if self.fingerprint is not None and protocol.fingerprint != self.fingerprint:
             raise FingerprintError("The server's protocol is not the one this client was set up for.")
         if protocol.mechanism.grid is None:

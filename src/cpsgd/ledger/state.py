@@ -133,6 +133,7 @@ class State:
         raise ParameterError("its kind is unknown")
 
     def _read_budget(self, body: dict[str, Any]) -> Callable[[], None]:
+        """Checks a new budget, and returns the function that applies it."""
         check_fields(body, "budget", "time")
         budget = Budget.from_dict(body["budget"])
         if budget.population in self.budgets:
@@ -147,6 +148,7 @@ class State:
         return commit
 
     def _read_reserve(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        """Checks a reservation, and returns the function that applies it."""
         entry = read_reservation(body)
         population, event = entry.population, entry.event
         if (budget := self.budgets.get(population)) is None:
@@ -172,6 +174,7 @@ class State:
         return commit
 
     def _read_closing(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        """Checks a release or a round given up, and returns the function that applies it."""
         number, survivors = read_release(body) if body["kind"] == "release" else (read_abandon(body), None)
         entry = entries.get(number, body["number"])
         if entry is None or entry.closed_as is not None:
@@ -190,6 +193,7 @@ class State:
         return commit
 
     def _read_snapshot(self, body: dict[str, Any]) -> Callable[[], None]:
+        """Checks a snapshot, and returns the function that applies it."""
         check_fields(body, "version", "digest", "time")
         name("digest", body["digest"], empty=False)
         # Snapshots of other releases cannot be checked here, and are not used.
