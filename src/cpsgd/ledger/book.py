@@ -196,7 +196,7 @@ class Ledger:
         It no longer costs anything, and its run may reserve the round again. The ledger takes the caller's word, which
         is on record. A message sent without secure aggregation, a sum, or anything computed from it has been shown.
 
-        Call it where a round ends before any client was asked for its data, as `ServerSession` does when a round is
+        Call it where a round ends before any client was asked for its data, as `RoundSession` does when a round is
         withheld while keys are exchanged. Do not call it where a run may be resumed: `Trainer` draws a round's noise
         before it reserves, and a run that stopped between that and the release goes on with its entry.
 
@@ -406,6 +406,7 @@ class Ledger:
     # ------------------------------------------------------------------ inside
 
     def _budget(self, population: str) -> Budget:
+        """Returns the population's budget, or raises `PopulationError`."""
         try:
             return self._replica.state.budgets[population]
         except (KeyError, TypeError):
@@ -423,6 +424,7 @@ class Ledger:
         return known
 
     def _price(self, population: str, event: RoundEvent, time: str) -> Room:
+        """Returns the price of a round; raises if one of the budgets that pay for it does not cover it."""
         self._budget(population)
         prices = []
         reserved = self._replica.state.reserved(population, time)

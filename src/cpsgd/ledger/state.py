@@ -35,7 +35,7 @@ from cpsgd.ledger.entries import Budget, RoundEvent, name
 from cpsgd.ledger.kinds import Account, EntryKind, Room, kind_of, octave_of
 
 STATE_VERSION = 2
-"""Version of the text of snapshots. A text of another version is not used; 1 had too small rates (CHANGELOG)."""
+"""Version of the text of snapshots. A ledger does not use a text of another version."""
 _SNAPSHOT_DOMAIN = b"cpsgd ledger snapshot 1\n"
 
 
@@ -135,6 +135,7 @@ class State:
         raise ParameterError("its kind is unknown")
 
     def _read_budget(self, body: dict[str, Any]) -> Callable[[], None]:
+        """Checks a new budget, and returns the function that applies it."""
         check_fields(body, "budget", "time")
         budget = Budget.from_dict(body["budget"])
         if budget.population in self.budgets:
@@ -149,6 +150,7 @@ class State:
         return commit
 
     def _read_reserve(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        """Checks a reservation, and returns the function that applies it."""
         entry = read_reservation(body)
         population, event = entry.population, entry.event
         if (budget := self.budgets.get(population)) is None:
@@ -174,6 +176,7 @@ class State:
         return commit
 
     def _read_closing(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        """Checks a release or a round given up, and returns the function that applies it."""
         number, survivors = read_release(body) if body["kind"] == "release" else (read_abandon(body), None)
         entry = entries.get(number, body["number"])
         if entry is None or entry.closed_as is not None:
@@ -214,6 +217,7 @@ class State:
         self.time = time
 
     def _read_snapshot(self, body: dict[str, Any]) -> Callable[[], None]:
+        """Checks a snapshot, and returns the function that applies it."""
         check_fields(body, "version", "digest", "time")
         name("digest", body["digest"], empty=False)
         # Snapshots of other releases cannot be checked here, and are not used.
@@ -249,10 +253,12 @@ class State:
         """Returns the state that `to_text` wrote, after the snapshot's own record."""
         try:
             data = json.loads(text)
-            if data["version"] != STATE_VERSION:
+            if data["version"] not in (1, STATE_VERSION):
                 raise ParameterError("it was written by another release")
             protocols = data["protocols"]
             kinds = [EntryKind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
+            if data["version"] == 1 and any(kind.participation.sampled for kind in kinds):
+                raise ParameterError("0.2.0 wrote it, which took too small rates for sampled rounds")
             budgets = [(Budget.from_dict(budget), time) for budget, time in data["budgets"]]
             accounts = {
                 (population, _validate.integer("period", period, low=0)): Account.from_dict(each, kinds)

@@ -9,6 +9,7 @@ revealed by each server for itself, once.
 from __future__ import annotations
 
 import hashlib
+import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from cpsgd.errors import (
     ParameterError,
     SignatureError,
     StageError,
+    StoreError,
     ThresholdError,
 )
 from cpsgd.ledger import Ledger, RoundEvent
@@ -34,6 +36,8 @@ from cpsgd.secagg.pair.proof import Basis, LeaderShare, evaluation_message, open
 from cpsgd.secagg.pair.sealing import Role, unseal
 from cpsgd.secagg.pair.shape import RoundShape
 from cpsgd.secagg.pair.upload import TOKEN_BYTES, Upload, check_signature, upload_bytes
+
+logger = logging.getLogger("cpsgd.pair")
 
 MOST_IN_REQUEST = 1024
 """Reports in one request to the helper."""
@@ -207,6 +211,12 @@ class Leader:
                 found.append(refusal.verdict)
             except MessageError as error:
                 found.append(error)
+            except StoreError:
+                raise
+            except Exception:
+                # One upload must not hold up those that came with it.
+                logger.exception("An upload cannot be read.")
+                found.append(MessageError("The upload cannot be read."))
         prepared = [each for each in found if isinstance(each, Prepared)]
         senders = {each.sender for each in prepared if each.sender is not None}
         if not senders:
@@ -331,6 +341,7 @@ class Helper:
     def _decide(
         self, shape: RoundShape, upload: Upload, evaluation: bytes, senders: set[bytes]
     ) -> tuple[bytes | None, Elements | None, Verdict]:
+        """Opens and verifies the helper's part of a report; returns its sender, its values and the verdict."""
         books = self.books
         try:
             part = unseal(books.key, upload.helper, shape, upload.id, "helper")
@@ -346,6 +357,11 @@ class Helper:
         except SignatureError:
             return None, None, Verdict.NOT_ADMITTED
         except MessageError:
+            return None, None, Verdict.UNREADABLE
+        except StoreError:
+            raise
+        except Exception:
+            logger.exception("A report cannot be read.")
             return None, None, Verdict.UNREADABLE
         return sender, share.values, Verdict.ACCEPTED if good else Verdict.OUT_OF_RANGE
 

@@ -262,10 +262,6 @@ def helper_app(helper: Helper) -> Starlette:
 # ------------------------------------------------------------------ the leader
 
 
-class Busy(Exception):  # noqa: N818  # no error of anybody's
-    """A report could not be put on record; whoever sent it may send it again."""
-
-
 @dataclass(frozen=True)
 class Waiting:
     """An upload whose sender waits for an answer."""
@@ -310,7 +306,7 @@ class Intake:
             return verdict_response(Verdict.REUSED_ID)
         try:
             return verdict_response(await asyncio.wait_for(asyncio.shield(waiting.answer), _PATIENCE))
-        except (TimeoutError, Busy):
+        except TimeoutError:
             return busy()
 
     async def work(self) -> None:
@@ -319,6 +315,7 @@ class Intake:
         await asyncio.gather(*(self._batches() for _ in range(_WORKERS)))
 
     async def _restore(self) -> None:
+        """Settles the reports that were under way when the leader stopped; tries until it succeeds."""
         pause = _PAUSE
         while not self._restored:
             try:
@@ -333,6 +330,7 @@ class Intake:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _batches(self) -> None:
+        """Settles waiting reports in batches, for ever."""
         while True:
             batch = [await self._queue.get()]
             while len(batch) < self._batch and not self._queue.empty():
@@ -340,12 +338,12 @@ class Intake:
             start = time.perf_counter()
             try:
                 answers = await self._settle([each.data for each in batch])
+            except StoreError as error:
+                logger.error("A batch failed: %s", error)
+                answers = [error] * len(batch)
             except Exception as error:
-                if not isinstance(error, StoreError):
-                    logger.exception("A batch failed.")
-                else:
-                    logger.error("A batch failed: %s", error)
-                answers = [Busy()] * len(batch)
+                logger.exception("A batch failed.")
+                answers = [error] * len(batch)
             self.figures.seconds += time.perf_counter() - start
             for waiting, answer in zip(batch, answers, strict=True):
                 self._waiting.pop(waiting.data[16:32], None)
