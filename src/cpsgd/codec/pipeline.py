@@ -97,6 +97,7 @@ class _Stages:
 
 @lru_cache(maxsize=64)
 def _stages(protocol: Parameters) -> _Stages:
+    """Returns the parts of the pipeline that are the same for all vectors of a protocol."""
     mechanism, form, grid = protocol.mechanism, protocol.format, protocol.mechanism.grid
 
     def block(width: int) -> int:

@@ -104,6 +104,7 @@ class Dashboard:
         return _stream(self._found(question))
 
     async def _found(self, question: PlanQuestion) -> AsyncGenerator[Event, None]:
+        """Yields the events of a plan while it is computed, and remembers the last ones."""
         texts: dict[str, str] = {"python": question.python, "command": question.command, "json": ""}
         yield "texts", texts
         frontier = Frontier()
@@ -174,6 +175,7 @@ class Dashboard:
         return await asyncio.to_thread(runs.read, path, name)
 
     async def _watched(self, run: runs.RecordedRun, shown: str) -> AsyncGenerator[Event, None]:
+        """Yields an event whenever the run's files change, until it is finished."""
         path, state = self._folder.root / run.name, run.state
         while not self._ending:
             if run.version != shown or run.state != state:

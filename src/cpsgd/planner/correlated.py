@@ -202,6 +202,7 @@ class _Run:
 
     @cached_property
     def _fixed(self) -> dict[str, Any]:
+        """Parameters of the mechanism that do not depend on bits or range."""
         correlation, target = self._correlation, self._target
         # Clients that stay keep their seeds; others hand them on, and whoever colludes may hold some.
         return {
@@ -302,6 +303,7 @@ class _Run:
         """Returns the mechanism with the most steps of noise whose window and sums fit; z has deviation `unit`."""
 
         def fitting(sigma: float) -> CorrelatedGaussian | None:
+            """Returns the mechanism with σ of this many steps; None if it does not fit the values."""
             try:
                 found = CorrelatedGaussian.with_room(
                     noise_deviation=sigma, step=unit / sigma, coordinate_range=coordinate_range, **self._fixed

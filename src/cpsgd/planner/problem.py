@@ -242,6 +242,7 @@ class Problem:
         return self.setting.design(design.mechanism.with_scale(scale))
 
     def _account(self, design: Design) -> tuple[Protocol, Guarantee]:
+        """Returns the design as a protocol, and its guarantee."""
         protocol = Protocol(
             clients=self.setting.clients,
             dim=self.setting.dim,

@@ -164,6 +164,7 @@ def pure_epsilon(parts: Sequence[Part]) -> float:
 
 
 def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
+    """Returns the smaller of the pure ε and the ε of equivalent Gaussians."""
     pure = pure_epsilon(parts)
     if delta == 0.0:
         if math.isinf(pure):
@@ -178,6 +179,7 @@ def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
 
 
 def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
+    """Returns the ε of equivalent Gaussians, with tails and variation paid out of δ."""
     rounds = [r for r, _ in parts]
     tails = _tails(rounds)
     if tails(0.0) >= delta:

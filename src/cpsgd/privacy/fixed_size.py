@@ -266,7 +266,10 @@ class _Cut:
         return math.exp(low)
 
     def _new_sums(self, epsilon: float, power: float, chernoff: float) -> _Sums | None:
-        """Sums tilted towards ε, in a window that ends where the tail is negligible against that at ε, if it ends."""
+        """Returns sums tilted towards ε, in a window whose upper tail is negligible against that at ε.
+
+        None if the losses are too large for a window.
+        """
         low, high = math.log(power), _LOG_POWERS[1]
         while high - low > 0.01:
             middle = 0.5 * (low + high)

@@ -48,6 +48,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 
 def _delta(mu: float, epsilon: float) -> float:
+    """Returns δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), rounded up."""
     near, far = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if near > 38.0:
         return _TINY  # δ <= Φ(-near) is smaller still

@@ -72,6 +72,7 @@ class Growth:
         return min(self._reached_from(first, budget) for first in range(len(self.starts)))
 
     def _reached_from(self, first: int, budget: float) -> float:
+        """Returns the bound on w of a path that begins at one of the starts."""
         left = budget * (1.0 + 1e-12)
         for i in range(first, len(self.starts) - 1):
             gap = (self.starts[i + 1] - self.starts[i]) / self.rates[i] * (1.0 - 1e-12)
@@ -203,6 +204,7 @@ class _Curves:
         raise _TooRoughError
 
     def _rate(self, w: float, end: float, thresholds: int, least: float, precision: float) -> float:
+        """Returns the smallest κ(w) that passes the test, by the Illinois method; `least` if that passes."""
         # What is enough for another family is mostly enough for this one, by far: then few distances will show it.
         self._wait = max(0, self._wait - 1)
         if least > 0.0 and not self._wait:
@@ -242,6 +244,7 @@ class _Curves:
         return self.last_rate * _SAFE
 
     def _test(self, w: float, end: float, thresholds: int, coarser: float) -> _Test:
+        """Returns the test of κ at one w, with this many thresholds."""
         curves = self._nodes(w, end, coarser)
         return _Test(
             w=w,

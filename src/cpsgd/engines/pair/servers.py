@@ -341,6 +341,7 @@ class Helper:
     def _decide(
         self, shape: RoundShape, upload: Upload, evaluation: bytes, senders: set[bytes]
     ) -> tuple[bytes | None, Elements | None, Verdict]:
+        """Opens and verifies the helper's part of a report; returns its sender, its values and the verdict."""
         books = self.books
         try:
             part = unseal(books.key, upload.helper, shape, upload.id, "helper")

@@ -315,6 +315,7 @@ class Intake:
         await asyncio.gather(*(self._batches() for _ in range(_WORKERS)))
 
     async def _restore(self) -> None:
+        """Settles the reports that were under way when the leader stopped; tries until it succeeds."""
         pause = _PAUSE
         while not self._restored:
             try:
@@ -329,6 +330,7 @@ class Intake:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _batches(self) -> None:
+        """Settles waiting reports in batches, for ever."""
         while True:
             batch = [await self._queue.get()]
             while len(batch) < self._batch and not self._queue.empty():

@@ -199,6 +199,7 @@ class Smoothed(Proof):
         return min(found, together, key=lambda each: each.epsilon)
 
     def _joint_epsilon(self, run: Run, delta: float, below: float) -> Proved:
+        """Returns the ε of all rounds as one product of coordinates."""
         law, rounds, sensitivity = _law(run), base.counted(run), base.sensitivity(run)
         if isinstance(law, Law):
             floor = gdp_epsilon(sensitivity * math.sqrt(rounds) / math.sqrt(law.variance), delta) * _GAIN
@@ -283,6 +284,7 @@ def _variation(run: Run) -> float:
 
 
 def _certificate(run: Run, tail: float, rounds: int = 1) -> GaussianCertificate:
+    """Returns the smoothed certificate of a run."""
     protocol = run.protocol
     return smoothed_certificate(
         _law(run),

@@ -207,7 +207,7 @@ def _product(points: range, prime: int) -> list[int]:
 
 
 def _barycentric(points: range, prime: int) -> list[int]:
-    """1 / Π (k - i) over the other points i, for each point k; the points are consecutive."""
+    """Returns the barycentric weights 1 / Π (k - i), i the other points, of consecutive points k."""
     n, factorial = len(points), [1]
     for i in range(1, n):
         factorial.append(factorial[-1] * i % prime)
