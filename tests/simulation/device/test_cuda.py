@@ -154,7 +154,7 @@ def test_rows_of_other_lengths(dim: int, cuda_device: torch.device) -> None:
     test_rows(SMALL["three"], dim, 3, cuda_device)
 
 
-@pytest.mark.parametrize(("dim", "count"), [(1_500, 3), *large((300, 999), (9_001, 500), (20_000, 700))])
+@pytest.mark.parametrize(("dim", "count"), [(1_500, 3), *large((300, 999), (9_001, 500), (20_000, 700), (51_370, 300))])
 @pytest.mark.parametrize("rounding", [SMALL["three"], SMALL["grid points"]], ids=["levels", "wide"])
 def test_rows_step_by_step(rounding: Rounding, dim: int, count: int, cuda_device: torch.device) -> None:
     assert not (cuda.takes(cuda_device, dim, rounding) and cuda.is_fused_faster(rounding))
