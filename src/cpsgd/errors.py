@@ -6,6 +6,7 @@ ever quotes a private value: a coordinate's position may be named, what stands t
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 from cpsgd._numbers import rounded_down, rounded_up
@@ -177,11 +178,12 @@ class ShareError(SecureAggregationError):
 
     Attributes:
         dealer: The client that dealt them, where it is proved that it did so wrongly.
+        proof: Of a client that cannot open what another one sealed for it (`cpsgd.secagg.boxes`); also in the text.
     """
 
-    def __init__(self, message: str, *, dealer: int | None = None) -> None:
-        super().__init__(message)
-        self.dealer = dealer
+    def __init__(self, message: str, *, dealer: int | None = None, proof: bytes = b"") -> None:
+        super().__init__(f"{message} Proof: {base64.b64encode(proof).decode()}" if proof else message)
+        self.dealer, self.proof = dealer, proof
 
 
 class SignatureError(SecureAggregationError):
@@ -210,12 +212,14 @@ class BudgetExceededError(LedgerError):
         total: ε that would be spent with the round.
     """
 
-    def __init__(self, population: str, *, limit: float, spent: float, total: float, delta: float) -> None:
+    def __init__(
+        self, population: str, *, limit: float, spent: float, total: float, delta: float, hint: str = ""
+    ) -> None:
         left = max(0.0, limit - spent)
         super().__init__(
             f"The budget of {population!r} is ε={rounded_up(limit)} at δ={delta:g}. ε={rounded_up(spent)} is spent, "
             f"{rounded_down(left)} is left; this would bring it to ε={rounded_up(total)}. Nothing was reserved: run "
-            "fewer rounds, or add noise."
+            f"fewer rounds, or add noise.{hint and ' '}{hint}"
         )
         self.population = population
         self.limit = limit

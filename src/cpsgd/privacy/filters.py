@@ -38,7 +38,13 @@ VARIATION_SHARE = 0.05
 SLACK_SHARE = 1e-4
 """Λ over ε: what rounding after the noise may tell, which costs twice as much of ε."""
 LEVELS = 16
-"""The odometer reads multiples of ε over this."""
+"""The odometer reads multiples of ε over this, each at a share 1/16 of δ, and below them"""
+FINE_LEVELS = 100
+"""this many smaller levels, each at a share 1/100 of δ,"""
+FINE_STEP = 1.07
+"""each this much smaller than the next."""
+READING_DELTAS = 3
+"""An odometer's reading is proved at this many times δ: the filter itself, the multiples, and the smaller levels."""
 MAX_ORDER = 1024
 GAUSSIAN_CITATION = (
     "fully adaptive composition of Gaussian certificates (docs/accounting.md, section 16; Smith and Thakurta 2022, "
@@ -88,7 +94,7 @@ def summed(costs: Iterable[tuple[Cost, int]]) -> Cost:
 
 
 def largest(costs: Iterable[Cost]) -> Cost:
-    """Each part of the largest: for rounds of which a client is in at most one."""
+    """Returns the largest of each part, for rounds of which a client is in at most one."""
     listed = list(costs)
     names = ("size", "tail", "variation", "slack")
     return Cost(*(max(getattr(cost, name) for cost in listed) for name in names))
@@ -149,7 +155,7 @@ class Filter:
         return _OCTAVES * self.limit.tail / ((octave + 1.0) ** 2 * 2.0**octave)
 
     def enough(self, spent: Cost) -> float:
-        """ε of a filter with these limits, but for the size, that would allow what was spent; infinity without one."""
+        """Returns the ε of the filter, with another size, that would allow what was spent; infinity without one."""
         if not Cost(0.0, spent.tail, spent.variation, spent.slack).within(self.limit):
             return math.inf
         left, slack = _left(self.epsilon, self.delta, self.limit)
@@ -160,35 +166,42 @@ class Filter:
         return (rdp_epsilon(spent.size, self.order, left) + slack) * _SAFE
 
     def reading(self, spent: Cost) -> float:
-        """Returns the odometer: a multiple of ε/16 that, on the whole, holds at whatever moment one looks.
+        """Returns the odometer's reading: an ε that holds, ex post, at whatever moment one looks.
 
         Where the rounds are stopped when the reading is e, by whatever rule, all that was released is as private as ε =
-        e and three times δ say; section 16 says precisely in which sense.
+        e and `READING_DELTAS` times δ say; section 16 says precisely in which sense.
+
+        Example:
+            >>> budget = Filter.of(epsilon=2.0, delta=1e-6)
+            >>> few = summed([(budget.cost(Rounds(mu=0.01), Participation.every()), 10)])
+            >>> round(budget.reading(few), 3), round(gdp_epsilon(0.01 * 10**0.5, 1e-6), 3)
+            (0.153, 0.116)
         """
         if spent == Cost():
             return 0.0
-        for level in _levels(self):
-            if spent.within(level.limit):
-                return level.epsilon
-        return self.epsilon
+        kept = (level.epsilon for level in _levels(self) if spent.within(level.limit))
+        return next(kept, self.epsilon)
 
 
 @lru_cache(maxsize=64)
 def _levels(budget: Filter) -> tuple[Filter, ...]:
-    """Returns the odometer's filters below the budget itself, with its limits but for the size."""
-    found = []
-    for k in range(1, LEVELS):
-        epsilon, limit = budget.epsilon * k / LEVELS, budget.limit
+    """Returns the odometer's filters below the budget itself, rising, with its limits for tails and variation."""
+    limit, found = budget.limit, []
+    levels = [(budget.epsilon * k / LEVELS, LEVELS, limit.slack) for k in range(1, LEVELS)]
+    for k in range(1, FINE_LEVELS + 1):
+        part = FINE_STEP**-k
+        levels.append((budget.epsilon * part, FINE_LEVELS, limit.slack * part))
+    for epsilon, share, slack in sorted(levels):
         variation = limit.variation * (1.0 + math.exp(epsilon)) * _SAFE
-        delta = budget.delta / LEVELS + limit.tail + variation
+        delta = budget.delta / share + limit.tail + variation
         with contextlib.suppress(ConditionError):
-            found.append(_filter(epsilon, delta, limit.tail, variation, limit.slack, budget.order))
+            found.append(_filter(epsilon, delta, limit.tail, variation, slack, budget.order))
     return tuple(found)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: float, order: int | None) -> Filter:
-    """With these limits for tails, for what variation adds to δ at this ε, and for Λ."""
+    """Returns the filter with these limits for tails, for what variation adds to δ at this ε, and for Λ."""
     room = Cost(0.0, tail, variation / (1.0 + math.exp(epsilon)) / _SAFE, slack)
     left, more = _left(epsilon, delta, room)
     if left <= 0.0 or more >= epsilon:
@@ -210,7 +223,7 @@ def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: 
 
 
 def _left(epsilon: float, delta: float, room: Cost) -> tuple[float, float]:
-    """δ that is left for the sizes, rounded down, and ε that rounding after the noise takes, rounded up."""
+    """Returns the δ left for the sizes, rounded down, and the ε that rounding after the noise takes, rounded up."""
     others = (room.tail + room.variation * (1.0 + math.exp(epsilon))) * _SAFE
     return (delta * math.exp(-room.slack) / _SAFE - others), 2.0 * room.slack
 
@@ -248,7 +261,7 @@ def _size(mu: float, participation: Participation, order: int | None) -> tuple[f
 
 
 def _poisson_divergence(mu: float, rate: float, order: int) -> float:
-    """D_α of (1-q) N(0,1) + q N(μ,1) from N(0,1), rounded up.
+    """Returns D_α of (1-q) N(0,1) + q N(μ,1) from N(0,1), rounded up.
 
     For whole α, e^((α-1) D_α) - 1 = Σ_{i>=2} C(α,i) q^i (1-q)^(α-i) (e^((i²-i) μ²/2) - 1), all terms positive (Mironov,
     Talwar and Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019, section 3.3, who also show

@@ -31,7 +31,7 @@ _NONCE = bytes(12)
 
 
 def digest(purpose: bytes, *parts: bytes) -> bytes:
-    """SHA-256 for one purpose; the parts have fixed lengths (or only the last one has not)."""
+    """Returns a SHA-256 for one purpose; the parts have fixed lengths (or only the last one has not)."""
     return hashlib.sha256(_LABEL + purpose + b"\0" + b"".join(parts)).digest()
 
 
@@ -106,7 +106,7 @@ def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
 
 @lru_cache(maxsize=4)
 def roster_digest(roster: frozenset[bytes]) -> bytes:
-    """32 bytes that stand for the roster, whatever order its keys were read in."""
+    """Returns 32 bytes that stand for the roster, in whatever order its keys were read."""
     return digest(b"roster", *sorted(roster))
 
 
@@ -121,12 +121,13 @@ def verify(public: bytes, signature: bytes, signed: bytes, client: int) -> None:
     Raises:
         SignatureError: It is wrong, or over something else.
     """
-    if not _is_signed(public, signature, signed):
+    if not is_signed(public, signature, signed):
         raise SignatureError(f"The signature of client {client} is wrong.")
 
 
 @lru_cache(maxsize=1 << 12)
-def _is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
+def is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
+    """Returns whether a signature is right."""
     # Remembered, for clients that share a process, as in simulations, all check the same signatures.
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)

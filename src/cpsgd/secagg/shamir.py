@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, combinations
 
 import numpy as np
 
@@ -37,6 +37,7 @@ _ROWS_AT_ONCE = 256
 # Many liars among many clients must not keep the server busy: a client in this many disputes needs no more of them.
 _ENOUGH_PAIRS = 256
 _RUNS = 32
+_MOST_TRIED = 1 << 14  # shares that are looked at for one secret
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
@@ -267,8 +268,8 @@ class Recovery:
                 self._note(owner, shares, right, found)
                 return found
         spare, lies = len(shares) - self._threshold, self._colluding
-        # Lies that are always found: half of the spare shares; and one where each share is left out in turn.
-        dealt_wrongly = spare >= 2 * lies or (spare == lies == 1 and len(shares) < _RUNS)
+        # These lies are always found: half as many as are to spare, or all, where every choice of liars is tried.
+        dealt_wrongly = spare >= 2 * lies or self._tries_all(len(shares))
         raise ShareError(
             f"The shares of a secret of client {owner} do not give it: too many of them are wrong.",
             dealer=owner if dealt_wrongly else None,
@@ -303,6 +304,14 @@ class Recovery:
         holders = sorted(shares)
         for start in range(0, len(holders) if len(holders) > self._threshold else 0, 1 + len(holders) // _RUNS):
             yield {holder: shares[holder] for holder in (holders[start:] + holders[:start])[: self._threshold]}
+        if self._tries_all(len(holders)):
+            for wrong_ones in combinations(holders, self._colluding):
+                yield {holder: shares[holder] for holder in holders if holder not in wrong_ones}
+
+    def _tries_all(self, count: int) -> bool:
+        """Returns whether every choice of colluding holders can be left out of this many shares."""
+        enough = count - self._colluding >= self._threshold
+        return enough and count * math.comb(count, self._colluding) <= _MOST_TRIED
 
 
 def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:
