@@ -153,6 +153,7 @@ class Conditions:
 
 
 def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], ...]:
+    """Returns (messages, rounds with that many), sorted, from any form of `surviving`."""
     if isinstance(surviving, Mapping):
         sizes = {
             _validate.integer("surviving", n, low=1): _validate.integer("rounds", c, low=1)
