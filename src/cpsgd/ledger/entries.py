@@ -75,9 +75,10 @@ class Budget:
         kind, colon, order = str(self.accounting).partition(":")
         if kind == "adaptive-renyi" and isinstance(self.accounting, str):
             try:
-                chosen = int(order) if colon else best_order(self.epsilon, self.delta)
+                chosen = int(order) if colon else 0
             except ValueError:
                 raise ParameterError(f"Expected a whole order in accounting={self.accounting!r}.") from None
+            chosen = chosen if colon else best_order(self.epsilon, self.delta)
             Filter.of(self.epsilon, self.delta, chosen)
             return f"{kind}:{chosen}"
         if self.accounting not in ("planned", "adaptive"):
