@@ -174,9 +174,9 @@ def scaling(bandwidth: float) -> list[dict[str, Any]]:
 
     The same measure for all: vectors are given in chunks of at most 2 GiB, and clipped, rotated, rounded and added up;
     then the noise of the sum is drawn and the mean is rotated back. Dimensions are compared by rounds of as many
-    numbers, clients times coordinates. Floors are the bytes that must be moved: vectors of less than 2^16 coordinates
-    are read twice, for their norm and for the rest; of longer ones the first 2^j coordinates are read three times and
-    written twice, and the others, if any, read twice and written once.
+    numbers, clients times coordinates. Floors are the bytes that must be moved. Vectors of 2^15 to 2^16 - 1 coordinates
+    are read twice, for their norm and for the rest; shorter ones are read twice and written once. Of longer ones the
+    first 2^j coordinates are read three times and written twice, and the others, if any, read twice and written once.
     """
     sizes = [(clients, DIM) for clients in (1_000, 3_000, 10_000, 30_000, 100_000)]
     sizes += [(NUMBERS // dim, dim) for dim in (10_000, 100_000, 1_000_000, 10_000_000)]
@@ -192,7 +192,9 @@ def scaling(bandwidth: float) -> list[dict[str, Any]]:
 
         milliseconds = float(np.median([_round_time(protocol, rows, clients) for _ in range(5)]))
         head = 1 << (dim.bit_length() - 1)
-        moved = 8 * dim if dim < 1 << 16 else 20 * head + 12 * (dim - head) if dim > head else 12 * dim
+        moved = 20 * head + 12 * (dim - head) if dim > max(head, 1 << 16) else 12 * dim
+        if 1 << 15 <= dim < 1 << 16:
+            moved = 8 * dim
         found.append(
             {
                 "clients": clients,

@@ -201,7 +201,7 @@ def cost_rows(turns: int) -> list[dict[str, float]]:
                 "client masks": k + 1,
                 "complete graph": n,
                 "client ms": 1e3 * seconds,
-                "overhead bytes": 5 * 54 + 160 + 32 + 82 * k + 64 + 33 * (k + 1),
+                "overhead bytes": 5 * 54 + 168 + 32 + 146 * k + 64 + 33 * (k + 1),
                 "received bytes": 64 * n + 68 * parameters.quorum + 164 * k + 86 * k,
                 "server masks": (n - lost) + round(lost * k * (n - lost) / (n - 1)),
             }

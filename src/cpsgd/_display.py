@@ -12,7 +12,7 @@ _CELL = 'style="text-align:left;vertical-align:top"'
 
 
 def html_table(title: str, rows: Rows) -> str:
-    """A table with a caption. Everything is escaped: reasons, names and paths are other people's words.
+    """Returns a table with a caption. Everything is escaped: reasons, names and paths are other people's words.
 
     Example:
         >>> "<script>" in html_table("<script>", [("reason", "<script>alert(1)</script>")])

@@ -175,7 +175,7 @@ def _refuse(hint: Any, value: object, name: str) -> Any:
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. One that gives a name twice could mean two things to two readers."""
+    """Returns a JSON object. One that gives a name twice could mean two things to two readers."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a field is given twice")

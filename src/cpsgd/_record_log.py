@@ -85,7 +85,7 @@ class RecordLog:
 
     @contextmanager
     def opened(self) -> Iterator[OpenLog]:
-        """The log while nobody else has it open; a new one where there is no file.
+        """Yields the log while nobody else has it open; a new one where there is no file.
 
         Raises:
             OSError: The file cannot be opened.

@@ -90,9 +90,13 @@ class Aggregator:
 
     @property
     def sums(self) -> NDArray[Any]:
-        """A copy of the sums of the messages: integers, or floats where the protocol sends floats."""
+        """A copy of the sums of the messages: integers, or floats where the protocol sends floats.
+
+        Where messages wrap around, sums are reduced as well: only then are they what a guarantee is about.
+        """
         with self._lock:
-            return self._sums.copy()
+            found: NDArray[Any] = self._sums.copy()
+        return found % self.protocol.modulus if self.protocol.mechanism.wraps else found
 
     def __repr__(self) -> str:
         return (
@@ -166,7 +170,7 @@ class Aggregator:
         return self.protocol.release(count, accept_epsilon=accept_epsilon)
 
     def mean(self, *, accept_epsilon: float | None = None) -> NDArray[np.float32]:
-        """The unbiased estimate of the mean of the vectors behind the messages really received.
+        """Returns the unbiased estimate of the mean of the vectors behind the messages really received.
 
         The noise in it is that of these messages alone. A protocol made by `plan` promises an ε for a number of them,
         and with fewer the mean is refused. A protocol without a promise is released with any number: ask
@@ -185,7 +189,7 @@ class Aggregator:
             return pipeline.decode(self.protocol, self._sums, self.count, self.round)
 
     def save(self) -> bytes:
-        """The whole state as bytes, for `restore`."""
+        """Returns the whole state as bytes, for `restore`."""
         with self._lock:
             head = _STATE.pack(_STATE_MAGIC, _STATE_VERSION, self._fingerprint, self.round, self.count)
             sums = self._sums.astype(self._format.saved).tobytes()
@@ -194,7 +198,7 @@ class Aggregator:
 
     @classmethod
     def restore(cls, protocol: Protocol, state: bytes, *, max_dim: int = wire.DEFAULT_MAX_DIM) -> Self:
-        """The aggregator that `save` wrote.
+        """Returns the aggregator that `save` wrote.
 
         Raises:
             WireError: The state is damaged or was saved for another protocol.

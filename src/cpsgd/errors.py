@@ -6,6 +6,7 @@ ever quotes a private value: a coordinate's position may be named, what stands t
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 from cpsgd._numbers import rounded_down, rounded_up
@@ -105,7 +106,7 @@ class DuplicateError(WireError):
 
 
 class BatonError(WireError):
-    """A baton of seeds, or what was asked about one, is refused. Whoever has none begins a lineage of its own."""
+    """A baton of seeds, or a request about one, is refused. A client without one begins its own lineage."""
 
 
 class EmptyError(CpsgdError):
@@ -177,11 +178,12 @@ class ShareError(SecureAggregationError):
 
     Attributes:
         dealer: The client that dealt them, where it is proved that it did so wrongly.
+        proof: Of a client that cannot open what another one sealed for it (`cpsgd.secagg.boxes`); also in the text.
     """
 
-    def __init__(self, message: str, *, dealer: int | None = None) -> None:
-        super().__init__(message)
-        self.dealer = dealer
+    def __init__(self, message: str, *, dealer: int | None = None, proof: bytes = b"") -> None:
+        super().__init__(f"{message} Proof: {base64.b64encode(proof).decode()}" if proof else message)
+        self.dealer, self.proof = dealer, proof
 
 
 class SignatureError(SecureAggregationError):
@@ -260,7 +262,7 @@ class WitnessError(LedgerChainError):
 
 
 class ReportError(CpsgdError):
-    """A report about budgets is not signed by whom it should be, or says something that does not follow from it."""
+    """A report about budgets has the wrong signer, or states an ε that does not follow from its rounds."""
 
 
 class WorkerError(CpsgdError):

@@ -53,7 +53,7 @@ class Expectation:
             self._rounding += rounding
 
     def mean(self) -> NDArray[np.float64]:
-        """The mean of the vectors.
+        """Returns the mean of the vectors.
 
         Raises:
             EmptyError: No vector was added.
@@ -63,7 +63,7 @@ class Expectation:
         return self._true_sum / self.count
 
     def error(self) -> ExpectedError:
-        """The expected squared error of the mean of the vectors so far.
+        """Returns the expected squared error of the mean of the vectors so far.
 
         Raises:
             EmptyError: No vector was added.

@@ -112,29 +112,29 @@ class Participation:
 
     @classmethod
     def once(cls) -> Self:
-        """Each client in at most one round."""
+        """Lets each client take part in at most one round."""
         return cls("once")
 
     @classmethod
     def every(cls) -> Self:
-        """All clients in every round."""
+        """Lets all clients take part in every round."""
         return cls("every")
 
     @classmethod
     def poisson(cls, rate: float) -> Self:
-        """Each client independently with probability `rate` in each round."""
+        """Takes each client independently with probability `rate` in each round."""
         return cls("poisson", rate)
 
     @classmethod
     def fixed_size(cls, *, cohort: int, population: int) -> Self:
-        """A uniformly random cohort of `cohort` out of `population` clients in each round."""
+        """Takes a uniformly random cohort of `cohort` out of `population` clients in each round."""
         _validate.integer("cohort", cohort, low=1)
         _validate.integer("population", population, low=cohort)
         return cls("fixed-size", cohort / population)
 
     @classmethod
     def parse(cls, text: str | Participation) -> Participation:
-        """From "once", "every", "poisson:RATE" or "fixed-size:RATE"."""
+        """Reads "once", "every", "poisson:RATE" or "fixed-size:RATE"."""
         if isinstance(text, Participation):
             return text
         name, colon, value = text.partition(":")

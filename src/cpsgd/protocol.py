@@ -147,7 +147,7 @@ class Protocol:
 
     @classmethod
     def gaussian(cls, *, clients: int, dim: int, clip_norm: float, sigma: float) -> Self:
-        """The Gaussian protocol π_g (section 5.1): clipped floats plus N(0, σ²) per client, the baseline."""
+        """Returns the Gaussian protocol π_g (section 5.1): clipped floats plus N(0, σ²) per client, the baseline."""
         return cls(clients=clients, dim=dim, clip_norm=clip_norm, mechanism=Gaussian(sigma=sigma), rotate=False)
 
     @classmethod
@@ -267,7 +267,7 @@ class Protocol:
     # ------------------------------------------------------------------ the client's half
 
     def encode(self, vector: ArrayLike, round: int, *, seeds: Sequence[bytes | None] | None = None) -> bytes:
-        """One client's message: clip, rotate, round, add noise, pack.
+        """Returns one client's message: clip, rotate, round, add noise, pack.
 
         Args:
             vector: `dim` real numbers.
@@ -291,7 +291,7 @@ class Protocol:
     def encode_many(
         self, vectors: Iterable[ArrayLike], round: int, *, threads: int | None = None
     ) -> Generator[bytes, None, None]:
-        """The messages of many clients, in order, encoded by several threads at once.
+        """Returns the messages of many clients, in order, encoded by several threads at once.
 
         For one process that stands for many clients: a gateway, a simulation with real messages. Vectors are read a few
         ahead of the messages that are taken, so that neither need fit in memory.
@@ -317,7 +317,7 @@ class Protocol:
     def encode_integers(
         self, vector: ArrayLike, round: int, *, seeds: Sequence[bytes | None] | None = None
     ) -> NDArray[np.uint32]:
-        """One client's integers, for transports that add them up themselves: secure aggregation, an all-reduce.
+        """Returns one client's integers, for transports that add them up themselves: secure aggregation, an all-reduce.
 
         What `encode` would pack into a message: one number below `mechanism.values` per coordinate, with fresh noise
         in each call.
@@ -330,7 +330,7 @@ class Protocol:
         return pipeline.integers(self, vector, round, seeds=seeds)
 
     def rotation_signs(self, round: int) -> NDArray[np.uint8]:
-        """The public signs of a round's rotation; one for all rounds, where noise is correlated over them."""
+        """Returns the public signs of a round's rotation; one for all rounds, where noise is correlated over them."""
         return rotate.signs(self.dim, self.rotation_seed, self.mechanism.memory.rotation_round(round))
 
     def decode_sum(
@@ -341,7 +341,7 @@ class Protocol:
         *,
         accept_epsilon: float | None = None,
     ) -> NDArray[np.float32]:
-        """The mean of `count` clients' vectors from the sum of their integers, taken modulo `modulus` if there is one.
+        """Returns the mean of `count` clients' vectors from the sum of their integers (modulo `modulus`, if set).
 
         With a promise, the release is held to it, or to `accept_epsilon` in its place: see `release`.
 
@@ -436,7 +436,7 @@ class Protocol:
         return 8 * self.message_bytes
 
     def sensitivity(self, adjacency: Adjacency) -> float:
-        """The largest Euclidean distance of two neighbours in units of the noise's law, rounded up."""
+        """Returns the largest Euclidean distance of two neighbours in units of the noise's law, rounded up."""
         return self.mechanism.sensitivity(
             dim=self.dim,
             clip_norm=self.clip_norm,
@@ -445,7 +445,7 @@ class Protocol:
         )
 
     def reach(self, adjacency: Adjacency) -> float:
-        """The largest distance of two neighbours in one coordinate, in units of the noise's law."""
+        """Returns the largest distance of two neighbours in one coordinate, in units of the noise's law."""
         return self.mechanism.extent.reach(adjacency)
 
     def assumption(self, adjacency: Adjacency) -> str | None:
@@ -463,7 +463,7 @@ class Protocol:
         return f"replace-one distance {self.replace_one_distance:.6g} because {self.distance_reason}"
 
     def error_bound(self) -> ErrorBound:
-        """The published bound on the expected squared error of the mean, with the theorem it comes from.
+        """Returns the published bound on the expected squared error of the mean, with the theorem it comes from.
 
         Raises:
             ConditionError: There is none that covers the protocol.
@@ -473,7 +473,7 @@ class Protocol:
         )
 
     def expected_squared_error(self, vectors: Iterable[ArrayLike], round: int) -> ExpectedError:
-        """The exact expected squared error of the mean of these vectors, split by cause.
+        """Returns the exact expected squared error of the mean of these vectors, split by cause.
 
         The expectation is over the clients' private randomness, for the rotation of this round.
         """

@@ -61,7 +61,7 @@ class Keystream:
 
     @staticmethod
     def buffer(size: int) -> NDArray[np.uint8]:
-        """An uninitialised buffer that `fill` can write `size` bytes to."""
+        """Returns an uninitialised buffer that `fill` can write `size` bytes to."""
         return np.empty(size + SLACK, dtype=np.uint8)
 
     def fill(self, buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -78,7 +78,7 @@ class Keystream:
         return buffer[:size]
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """The next `size` bytes as a new array."""
+        """Returns the next `size` bytes as a new array."""
         return self.fill(self.buffer(size), size)
 
     def __reduce__(self) -> NoReturn:

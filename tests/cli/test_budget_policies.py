@@ -48,6 +48,7 @@ def test_every_statistic_charges_a_ledger_and_tells_its_witness(cpsgd: Any, comm
     assert total.rounds >= 1
     assert (total.unreleased, total.method) == (0, "gaussian-filter")
     assert 0.0 < total.epsilon <= 1.0
+    assert f"{total.delta:g} (ex post)" in cpsgd.succeeds("budget", "show", "b.ledger").stdout
     assert Witness(Path("w.txt")).newest() == ledger.head
     # Whoever keeps the old file cannot ask again.
     Path("b.ledger").unlink()

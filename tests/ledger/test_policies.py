@@ -22,6 +22,7 @@ from cpsgd.ledger.chain import link
 from cpsgd.ledger.kinds import Account, octave_of
 from cpsgd.ledger.state import State
 from cpsgd.privacy.guarantees import guarantee_over_rounds
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 
 GAUSSIAN = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)
@@ -119,6 +120,17 @@ def test_a_ledger_with_an_adaptive_budget(tmp_path: Path) -> None:
             again.release(entry, 1_000)
     with pytest.raises(BudgetExceededError):
         again.reserve("people", event(survivors=500))
+
+
+def test_a_reading_is_stated_with_its_sense_and_the_delta_it_is_proved_at(tmp_path: Path) -> None:
+    ledger = opened(tmp_path, ADAPTIVE)
+    assert ledger.total("people").claim == Claim(0.0, 1e-6, "filter")
+    ledger.reserve("people", event(survivors=900, run="r", round=0))
+    total = ledger.total("people")
+    assert (total.claim.sense, total.delta, total.limit_delta) == ("ex post", pytest.approx(3e-6), 1e-6)
+    assert {"sense": "ex post", "limit": 1.0, "limit_delta": 1e-6}.items() <= total.to_dict().items()
+    planned = charging.total(PEOPLE, (), [event(survivors=900)]).epsilon
+    assert planned < total.epsilon < 1.4 * planned
 
 
 def test_a_release_never_costs_more_than_was_reserved() -> None:

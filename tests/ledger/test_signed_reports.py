@@ -109,6 +109,20 @@ def test_a_signer_cannot_claim_less_than_the_rounds_cost(report: dict[str, Any])
         check_report(signed_again(lie))
 
 
+def test_a_report_of_0_2_0_is_read_and_its_readings_stated_as_they_are_proved(report: dict[str, Any]) -> None:
+    old = json.loads(json.dumps(report))
+    old["state"]["version"] = 1
+    for total in old["totals"]:
+        total["delta"] = total.pop("limit_delta")
+    old["totals"][2]["epsilon"] = 0.125  # in sixteenths of the limit, then
+    found = check_report(signed_again(old), [PUBLIC])
+    assert [total.delta for total in found.totals] == [1e-6, 1e-6, pytest.approx(3e-6)]
+    # Of sampled rounds it does not say how many of their clients collude.
+    old["state"]["kinds"][0]["participation"] = {"scheme": "fixed-size", "rate": 0.01}
+    with pytest.raises(ReportError, match="not one that this release reads"):
+        check_report(signed_again(old), [PUBLIC])
+
+
 @pytest.mark.parametrize("data", [None, [], {}, {"format": "cpsgd budget report 1"}, "x", 3])
 def test_what_is_no_report(data: object) -> None:
     with pytest.raises(ReportError):

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from cpsgd.errors import LedgerAccessError, LedgerChainError, LedgerStorageError, ParameterError, WitnessError
-from cpsgd.ledger import Budget, Ledger, Line, RoundEvent, Witness, snapshots
+from cpsgd._durable import append
+from cpsgd.errors import (
+    EntryError,
+    LedgerAccessError,
+    LedgerBusyError,
+    LedgerChainError,
+    LedgerStorageError,
+    ParameterError,
+    PopulationError,
+    WitnessError,
+)
+from cpsgd.ledger import Budget, Entry, Ledger, Line, RoundEvent, Witness, snapshots
+from cpsgd.ledger import witness as witness_module
 from cpsgd.ledger.chain import Head
 from cpsgd.protocol import Protocol
 
@@ -106,9 +122,154 @@ def test_files_that_are_no_witness(watched: Ledger, tmp_path: Path) -> None:
 def test_a_witness_that_cannot_be_written_stops_the_round(watched: Ledger, witness: Path) -> None:
     witness.unlink()
     witness.mkdir()
-    with pytest.raises(LedgerStorageError, match=r"record is on the ledger.*Nothing may be released"):
+    with pytest.raises(LedgerAccessError, match="Nothing was recorded"):
         watched.reserve("people", EVENT)
-    assert Ledger(watched.path).total("people").rounds == 2
+    assert Ledger(watched.path).total("people").rounds == 1
+
+
+# ---------------------------------------------------------------------- forks
+
+
+def test_of_two_copies_only_one_goes_on(watched: Ledger, witness: Path, tmp_path: Path) -> None:
+    """Both are open, and each by itself is whole: only the witness can tell."""
+    copy = tmp_path / "copy.ledger"
+    shutil.copy(watched.path, copy)
+    forked = Ledger(copy, witness=witness)
+    entry = watched.reserve("people", EVENT)
+    for call in (
+        lambda: forked.reserve("people", EVENT),
+        lambda: forked.release(2, 950),
+        lambda: forked.create(Budget(population="others", epsilon=1.0, delta=1e-6)),
+        forked.repair,
+    ):
+        with pytest.raises(WitnessError, match="two copies went on apart"):
+            call()
+    assert Ledger(copy).verify().records == 4
+    watched.release(entry, 950)
+    assert watched.verify().records == 6
+
+
+def test_a_fork_that_the_witness_has_seen_stops_everybody(watched: Ledger, witness: Path, tmp_path: Path) -> None:
+    """Heads of both copies are there, and the newest is the copy's: 0.2.0 went on with it."""
+    copy = tmp_path / "copy.ledger"
+    shutil.copy(watched.path, copy)
+    forked = Ledger(copy)
+    watched.reserve("people", EVENT)
+    for _ in range(2):
+        forked.reserve("people", EVENT)
+        Witness(witness).append(forked.seen())
+    for path in (watched.path, copy):
+        with pytest.raises(WitnessError):
+            Ledger(path, witness=witness)
+    with pytest.raises(WitnessError):
+        watched.reserve("people", EVENT)
+
+
+def test_a_witness_that_another_process_holds(watched: Ledger, witness: Path) -> None:
+    hasty = Ledger(watched.path, witness=witness, timeout=0.05)
+    with Witness(witness).held(1.0), pytest.raises(LedgerBusyError, match="has held it"):
+        hasty.reserve("people", EVENT)
+    assert hasty.total("people").rounds == 1
+
+
+# ---------------------------------------------------------------------- a full disk
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Fills the disk of the witness, or makes room."""
+
+    def fails(file: IO[bytes], data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda on: monkeypatch.setattr(witness_module, "append", fails if on else append)
+
+
+NAMED = RoundEvent(PROTOCOL, survivors=900, run="run", round=3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ledger: ledger.reserve("people", EVENT),
+        lambda ledger: ledger.reserve("people", NAMED),
+        lambda ledger: ledger.release(4, 950),
+        lambda ledger: ledger.abandon(4, "nobody was asked"),
+        lambda ledger: ledger.create(Budget(population="others", epsilon=1.0, delta=1e-6)),
+    ],
+    ids=["reserve", "reserve a run's round", "release", "abandon", "create"],
+)
+@pytest.mark.parametrize("between", [False, True])
+def test_a_call_that_failed_half_way_can_be_repeated(
+    watched: Ledger,
+    witness: Path,
+    full: Callable[[bool], None],
+    call: Callable[[Ledger], Entry | Budget],
+    between: bool,
+) -> None:
+    watched.reserve("people", EVENT)
+    full(True)
+    for _ in range(3):
+        with pytest.raises(LedgerStorageError, match="repeat the same call"):
+            call(watched)
+    assert watched.head.number == 5
+    full(False)
+    if between and watched.find("people", run="run", round=3) is None:
+        # Something else comes first.
+        watched.reserve("people", RoundEvent(PROTOCOL, survivors=901))
+    result = call(watched)
+    assert watched.verify().head == Witness(witness).newest() == watched.head
+    if isinstance(result, Entry):
+        number = 5 if result.closed_as is None else result.closed_as
+        assert (number, result) == (5, watched.events("people")[1 if result.number == 4 else 2])
+    else:
+        assert result in watched.budgets()
+
+
+def test_a_release_that_was_reported_is_not_repeated(
+    watched: Ledger, witness: Path, full: Callable[[bool], None]
+) -> None:
+    entry = watched.reserve("people", EVENT)
+    full(True)
+    with pytest.raises(LedgerStorageError):
+        watched.release(entry, 950)
+    full(False)
+    with pytest.raises(EntryError, match="released before"):
+        watched.release(entry, 951)  # another result
+    assert watched.release(entry, 950).released_as == 5
+    with pytest.raises(EntryError, match="released before"):
+        watched.release(entry, 950)
+
+
+def test_commands_that_failed_half_way_can_be_repeated(
+    tmp_path: Path, witness: Path, full: Callable[[bool], None]
+) -> None:
+    """By another process, which knows only what the witness has not seen."""
+    path, budget = tmp_path / "new.ledger", Budget(population="people", epsilon=1.0, delta=1e-6)
+    full(True)
+    ledger = Ledger(path, witness=witness)
+    with pytest.raises(LedgerStorageError):
+        ledger.create(budget)
+    assert not witness.exists()
+    full(False)
+    assert ledger.create(budget) == budget
+    other = replace(budget, population="others")
+    full(True)
+    with pytest.raises(LedgerStorageError):
+        Ledger(path, witness=witness).create(other)
+    full(False)
+    assert Ledger(path, witness=witness).create(other) == other
+    with pytest.raises(PopulationError):
+        Ledger(path, witness=witness).create(other)
+    entry = Ledger(path, witness=witness).reserve("people", EVENT)
+    full(True)
+    with pytest.raises(LedgerStorageError):
+        Ledger(path, witness=witness).abandon(entry, "nobody was asked")
+    full(False)
+    assert Ledger(path, witness=witness).abandon(entry, "nobody was asked").abandoned
+    with pytest.raises(EntryError):
+        Ledger(path, witness=witness).abandon(entry, "nobody was asked")
+    assert Ledger(path, witness=witness).verify().records == 5
 
 
 def test_signed_lines(watched: Ledger, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ class Explorer:
                 message = machine.write(Kind.KEYS, self._cohort(view).to_bytes(), adverts)
                 reply = machine.lead(Path(), Path(view), "share", message)
                 if reply is not None:
-                    parts = packets.split_entries(reply[HEADER_BYTES + 32 :], 82, len(members(shown)))
+                    parts = packets.split_entries(reply[HEADER_BYTES + 32 :], 146, len(members(shown)))
                     machine.sealed[view] = dict(zip(members(shown), parts, strict=True))
 
     def _mask(self, machine: Machine) -> None:

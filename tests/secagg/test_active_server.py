@@ -7,6 +7,7 @@ What it could compute is worked out from what the clients answered, by counting 
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import suppress
 
@@ -16,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureClient, keys, packets
+from cpsgd.secagg import SecureClient, packets
+from cpsgd.secagg.boxes import BOX_BYTES, SHARES_BYTES, ChannelKey, Route
 from cpsgd.secagg.cohort import Advert, Cohort, Statement
 from cpsgd.secagg.keys import public_bytes
 from cpsgd.secagg.packets import HEADER_BYTES, Invitation, Kind, Session
-from cpsgd.secagg.participant import PAIR_BYTES, SEALED_BYTES
 
 from .rounds import keys_message, parameters
 
@@ -32,15 +33,14 @@ class Helper:
 
     def __init__(self, session: Session, person: int, number: int, roster: frozenset[bytes]) -> None:
         self._session, self._person, self._number = session, person, number
-        self._channel = X25519PrivateKey.generate()
+        self._channel = ChannelKey(os.urandom(32))
         mask = X25519PrivateKey.generate().public_key().public_bytes_raw()
-        public = self._channel.public_key().public_bytes_raw() + mask
+        public = self._channel.public + mask
         self.advert = Advert.make(session, number, public, IDENTITIES[person], roster)
 
     def seal(self, receiver: int, advert: Advert) -> bytes:
-        shared = keys.agree(self._channel, advert.channel_key)
-        bound = self.advert.keys + advert.keys
-        return keys.seal(shared, self._session.context, self._number, receiver, bound, bytes(PAIR_BYTES))
+        route = Route(self._session.context, self._number, receiver, self.advert.keys, advert.keys)
+        return self._channel.seal(route, bytes(SHARES_BYTES))
 
     def confirm(self, statement: Statement) -> bytes:
         return statement.sign(IDENTITIES[self._person])
@@ -93,7 +93,7 @@ class Attack:
                 reply = client.share(keys_message(self.session, self.numbers[i], self.adverts[i], entries))
                 everybody = {**entries, self.numbers[i]: self.adverts[i]}
                 self.cohorts[i] = Cohort.of(self.people, everybody)
-                sealed = packets.split_entries(reply[HEADER_BYTES + 32 :], SEALED_BYTES, len(shown))
+                sealed = packets.split_entries(reply[HEADER_BYTES + 32 :], BOX_BYTES, len(shown))
                 self.sealed[i] = dict(zip(sorted(shown), sealed, strict=True))
 
     def deliver(self) -> None:

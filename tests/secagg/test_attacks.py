@@ -168,7 +168,7 @@ class Arc:
             except SecureAggregationError as error:
                 errors.append(error)
                 continue
-            shares = packets.split_entries(reply[HEADER_BYTES + 32 :], 82, len(self.near[i]))
+            shares = packets.split_entries(reply[HEADER_BYTES + 32 :], 146, len(self.near[i]))
             sealed[i] = dict(zip(self.near[i], shares, strict=True))
         survivors = set(range(self.agreed.clients)) - self.dropped - (set(self.arc) - sealed.keys())
         body = packets.write_set(survivors, self.agreed.clients)
@@ -256,7 +256,7 @@ def test_clients_that_were_shown_different_clients_do_not_unmask_together() -> N
         others = {i: server._adverts[i] for i in range(8) if i not in (client, hidden[client])}
         reply = current.clients[client].share(keys_message(session, client, server._adverts[client], others))
         sealed[client] = dict(
-            zip(sorted(others), packets.split_entries(reply[HEADER_BYTES + 32 :], 82, 6), strict=True)
+            zip(sorted(others), packets.split_entries(reply[HEADER_BYTES + 32 :], 146, 6), strict=True)
         )
     survivors = set(range(1, 7))
     body, signatures = packets.write_set(survivors, 8), {}

@@ -21,9 +21,9 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import SecureClient, SecureParameters, Stage, packets, shamir
+from cpsgd.secagg.boxes import BOX_BYTES
 from cpsgd.secagg.cohort import Advert, Statement
 from cpsgd.secagg.packets import Kind
-from cpsgd.secagg.participant import SEALED_BYTES
 
 from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, keys_message, new_round, parameters
 from .test_dropouts import subsets
@@ -281,12 +281,12 @@ def test_shares_that_are_repeated_exchanged_or_invented_are_refused() -> None:
     current = new_round(parameters(4)).until(Stage.MASK)
     sealed = {other: current.server._sealed[other][ME] for other in (1, 2, 3)}
     client, values = current.clients[ME], current.values[ME]
-    with pytest.raises(ShareError, match="cannot be opened"):
+    with pytest.raises(ShareError, match="is not signed"):
         client.mask(entries(current, Kind.DELIVERY, {**sealed, 1: sealed[2], 2: sealed[1]}), values)
-    with pytest.raises(ShareError, match="cannot be opened"):
+    with pytest.raises(ShareError, match="is not signed"):
         client.mask(entries(current, Kind.DELIVERY, {**sealed, 1: current.server._sealed[1][2]}), values)
     with pytest.raises(SenderError):
-        client.mask(entries(current, Kind.DELIVERY, {ME: bytes(SEALED_BYTES), 1: sealed[1], 2: sealed[2]}), values)
+        client.mask(entries(current, Kind.DELIVERY, {ME: bytes(BOX_BYTES), 1: sealed[1], 2: sealed[2]}), values)
     with pytest.raises(ThresholdError):
         client.mask(entries(current, Kind.DELIVERY, {1: sealed[1]}), values)
     with pytest.raises(MessageError):

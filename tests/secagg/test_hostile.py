@@ -98,7 +98,7 @@ def changed(message: bytes, others: list[bytes], rng: random.Random) -> bytes:
             case 1:
                 data[place : place + 4] = rng.choice((0, 1, 2**31, 2**32 - 1)).to_bytes(4, "little")
             case 2:
-                del data[place : place + rng.choice((1, 32, 33, 64, 68, 82, 160, 164))]
+                del data[place : place + rng.choice((1, 8, 32, 33, 64, 68, 82, 146, 168, 172))]
             case 3:
                 data[place:place] = rng.randbytes(rng.choice((1, 32, 64, 4096)))
             case 4:

@@ -83,7 +83,10 @@ def _kinds(law: SumLaw) -> list[tuple[Array, Array, int]]:
 
 
 def claim(protocol: Protocol, claims: Sequence[Claim], adjacency: Adjacency, count: int) -> Check:
-    """Checks that the claim is at least what its worst neighbours need by their exact laws. No chance is involved."""
+    """Checks that each claimed ε is at least the exact ε of every pair of neighbours that the audit knows.
+
+    Exact laws of the sums are compared, so the result is not random.
+    """
     lattice = RoundLattice(protocol, 0)
     others = (lattice.points(resting(lattice)), count - 1)
     worst = -math.inf

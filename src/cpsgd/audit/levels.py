@@ -20,12 +20,12 @@ Answers = Callable[[str], list[dict[str, Any]]]
 
 
 def current() -> str:
-    """Returns the level of this process."""
+    """Returns the SIMD level of this process."""
     return str(kernels.simd_level())
 
 
 def others() -> tuple[str, ...]:
-    """Returns the other levels that this machine has; none where CPSGD_SIMD names the one to use."""
+    """Returns the SIMD levels of this machine besides this process's; none if CPSGD_SIMD fixes the level."""
     if "CPSGD_SIMD" in os.environ:
         return ()
     return tuple(level for level in (*kernels.supported_levels(), "numpy") if level != current())

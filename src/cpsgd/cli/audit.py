@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     Claim = Annotated[_CLAIM, Parameter(name="*", group=options.PRIVACY)]
 
-# A round small enough to be played many times, and an ε and δ that so many rounds can see.
+# A round small enough to be played many times, with an ε and δ that this many rounds can detect.
 _CLIENTS, _DIM, _EPSILON, _DELTA = 4, 16, 2.0, 1e-3
 # Rounds of an attack: on one protocol, and on each of all there are.
 _ROUNDS, _ROUNDS_OF_EACH = 120_000, 3_000

@@ -158,8 +158,7 @@ def verify(
     ]
     for total in found.totals:
         over = "[bold red]more than the budget[/bold red] " if total.population in overspent else ""
-        text = f"{over}ε = {rounded_up(total.epsilon)} of {rounded_up(total.limit)} at δ = {total.delta:g}"
-        rows.append((escape(total.population), text))
+        rows.append((escape(total.population), f"{over}{_spent(total)}"))
     _answer(json, data, output.facts(rows))
     if overspent:
         raise SystemExit(1)
@@ -361,13 +360,20 @@ def _policy(budget: Budget) -> list[tuple[str, str]]:
     return [(name, text) for name, text in policy if text]
 
 
+def _spent(total: Total) -> str:
+    """ε and δ of what was spent, in which sense, and the limit."""
+    spent, limit = f"[bold]ε = {rounded_up(total.epsilon)}[/bold]", rounded_up(total.limit)
+    if total.claim.sense != "ex post":
+        return f"{spent} of {limit} at δ = {total.delta:g}"
+    return f"{spent} at δ = {total.delta:g} (ex post), of {limit} at δ = {total.limit_delta:g}"
+
+
 def _rows(total: Total) -> list[tuple[str, str]]:
     unreleased = f", {total.unreleased:,} of them reserved and not released" if total.unreleased else ""
     return [
         (
             "spent",
-            f"[bold]ε = {rounded_up(total.epsilon)}[/bold] of {rounded_up(total.limit)} at δ = {total.delta:g}, "
-            f"{total.adjacency} neighbours, one {total.unit}",
+            f"{_spent(total)}, {total.adjacency} neighbours, one {total.unit}",
         ),
         ("left", rounded_down(total.left)),
         ("rounds", f"{total.rounds:,}{unreleased}"),

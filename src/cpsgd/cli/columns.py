@@ -235,7 +235,7 @@ def quantiles(
     /,
     *,
     chosen: Choice,
-    quantiles: Annotated[str, Parameter(help="Which, separated by commas.")] = "0.25,0.5,0.75",
+    quantiles: Annotated[str, Parameter(help="Quantiles to find, separated by commas.")] = "0.25,0.5,0.75",
     bins: Annotated[int, WHOLE, Parameter(help="Bins that the bounds are divided into.")] = 512,
 ) -> None:
     """Find quantiles of a table's columns, so that (ε, δ) protects each user."""

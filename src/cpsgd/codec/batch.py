@@ -66,7 +66,7 @@ def _messages(
     protocol: pipeline.Parameters, vectors: Iterator[ArrayLike], round: int, threads: int
 ) -> Generator[bytes, None, None]:
     at_a_time = max(1, _COORDINATES // protocol.dim)
-    failed: list[Exception] = []  # of whoever makes the vectors
+    failed: list[Exception] = []  # raised by the iterator of vectors
 
     def read() -> list[ArrayLike]:
         part: list[ArrayLike] = []

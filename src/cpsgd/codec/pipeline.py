@@ -290,10 +290,11 @@ _kept = _Kept()
 
 def floats(size: int) -> NDArray[np.float32]:
     """Returns `size` uninitialised float32 numbers that begin on a cache line."""
-    return _new(size, _FLOAT)
+    return _aligned(size, _FLOAT)
 
 
-def _new(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns an uninitialised array that begins on a cache line."""
     memory = np.empty(size + _LINE // dtype.itemsize, dtype=dtype)
     start = -memory.ctypes.data % _LINE // dtype.itemsize
     return memory[start : start + size]
@@ -303,7 +304,7 @@ def take(size: int, dtype: np.dtype[Any] = _FLOAT) -> NDArray[Any]:
     """Returns the same from the calling thread's memory, to be given back at the end of the call."""
     # Taken, not shared: a call inside the call, by a signal's handler for one, finds none and gets its own.
     kept = _kept.arrays.pop(dtype, None)
-    return kept if kept is not None and kept.size == size else _new(size, dtype)
+    return kept if kept is not None and kept.size == size else _aligned(size, dtype)
 
 
 def give_back(taken: NDArray[Any]) -> None:

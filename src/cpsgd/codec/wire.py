@@ -28,7 +28,7 @@ _FIELDS = struct.Struct("<4sHHI16sQ16sQ")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 MAX_ROUND = 2**64 - 1
-# A message may not announce more coordinates than this unless the receiver is told to expect them.
+# A message may not announce more coordinates than this unless the receiver expects them.
 DEFAULT_MAX_DIM = 2**28
 
 

@@ -163,7 +163,7 @@ class Handing(Generic[Node]):
     """The nodes that may hold a lineage, and the exchanges by which those that leave hand it to those that come."""
 
     def __init__(self, run: str, fingerprint: bytes, bands: int, hands_on: bool) -> None:
-        """Knows of no lineage; `hands_on` says whether any are handed on in this run of a protocol."""
+        """Starts without lineages; with `hands_on`, nodes that leave hand theirs on in this run."""
         self._run, self._fingerprint, self._bands, self._hands_on = run, fingerprint, bands, hands_on
         self._held: dict[Node, int] = {}  # the last round in which a node may have trained
 

@@ -96,14 +96,14 @@ class CorrelatedNoise(RoundedNoise):
         return self.of.noise_deviation**2 - math.ldexp(fine_gaussian.GRID_VARIANCE, -2 * self.of.noise_bits)
 
     def law(self, honest: int) -> RoundedNormal:
-        """Returns N(0, n σ²), n the honest clients whose z nobody tells."""
-        told = self.of.told
-        if honest <= told:
+        """Returns N(0, n σ²), n the number of honest clients whose z stays secret."""
+        exposed = self.of.exposed
+        if honest <= exposed:
             raise ConditionError(
-                f"Of {honest} honest clients the noise of {told} may be told by those who hold their seeds: there "
+                f"Of {honest} honest clients the noise of {exposed} may be told by those who hold their seeds: there "
                 "is no privacy. Use more clients, fewer bands, or fewer untrusted_holders."
             )
-        deviation = math.sqrt((honest - told) * self.counted_variance) / _ROUNDING
+        deviation = math.sqrt((honest - exposed) * self.counted_variance) / _ROUNDING
         return RoundedNormal(deviation, math.sqrt(self.variance), self.of.lowest, "correlated-gaussian")
 
     @property
@@ -273,12 +273,12 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @property
     def noise(self) -> CorrelatedNoise:
-        """Returns the parts of the noise, for simulations."""
+        """The parts of the noise, for simulations."""
         return CorrelatedNoise(self)
 
     @property
-    def told(self) -> int:
-        """Honest clients per round whose z may be known: others who hold its seed may tell it."""
+    def exposed(self) -> int:
+        """Honest clients per round whose z may be known: untrusted clients that hold its seed may reveal it."""
         return (self.bands - 1) * (self.untrusted_holders or 0)
 
     @property

@@ -134,7 +134,7 @@ class RunSums:
         return self._mechanism.noise.settled_variance
 
     def check(self, round: int, count: int) -> None:
-        """Refuses a round with another number of messages, and one that the run has not."""
+        """Refuses a round that is not in the run, and one whose number of messages differs from the other rounds'."""
         self._mechanism.memory.rotation_round(round)
         if count != self.clients:
             raise ParameterError(

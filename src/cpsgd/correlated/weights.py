@@ -108,7 +108,7 @@ class Correlation:
 
     @property
     def _error(self) -> float:
-        """Relative: sums of up to b positive products, T times one upon the other."""
+        """Bound on the relative rounding error: T nested sums of up to b positive products."""
         return (self.bands + 2) * self.rounds * _UNIT
 
     @cached_property
@@ -139,10 +139,11 @@ class Correlation:
     # ------------------------------------------------------------------ what it is worth
 
     def prefix_variance(self, workload: Array | None = None) -> Array:
-        """Returns the variances of the summed noise of rounds 0, ..., t, for all t, over that of z.
+        """Returns, for each t, the variance of the summed noise of rounds 0, ..., t, in units of the variance of z.
 
         Args:
-            workload: What a round's mean weighs in the model k rounds later; 1 for ever if not given (plain SGD).
+            workload: Weight of a round's mean in the model k rounds later, for k = 0, 1, ...; all 1 if not given
+                (plain SGD).
         """
         response = np.ones(self.rounds) if workload is None else np.asarray(workload, dtype=np.float64)[: self.rounds]
         return np.cumsum(np.convolve(self.factors, response)[: self.rounds] ** 2)

@@ -13,7 +13,7 @@ from cpsgd.ledger import Entry, Ledger, Total
 
 # Entries of a population that are listed, the latest ones; the chart has all.
 _LISTED = 50
-# Seconds to wait for whoever writes to it.
+# Seconds to wait for another process that writes to it.
 _TIMEOUT = 5.0
 
 

@@ -96,6 +96,7 @@ class Folder:
             return 0.0
 
     def _folders(self) -> Iterator[str]:
+        """Yields the names of the folder and of those inside it, level by level, down to `_DEPTH`."""
         yield "."
         level = [""]
         for _ in range(_DEPTH):

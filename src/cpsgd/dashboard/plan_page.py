@@ -165,7 +165,7 @@ class Chosen:
         figures: The few numbers that matter, each with what it is.
         privacy: What is promised, in a sentence.
         facts: All else, by name.
-        warnings: What whoever uses it should know.
+        warnings: Warnings for users.
         protocol: Its JSON.
     """
 

@@ -251,7 +251,7 @@ def _stream(events: AsyncGenerator[Event, None]) -> Response:
     """Returns a response of server-sent events, each with JSON on one line."""
 
     async def lines() -> AsyncIterator[str]:
-        # Whoever goes away lets go of what is being computed at once.
+        # When the browser disconnects, its computation is cancelled at once.
         async with aclosing(events):
             async for name, data in events:
                 yield f"event: {name}\ndata: {json.dumps(data)}\n\n"

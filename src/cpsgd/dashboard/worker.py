@@ -93,7 +93,7 @@ class Worker:
         try:
             pipe = await asyncio.shield(preparing)
         except BaseException:
-            # Whoever asked may have gone; the thread has not, and until it ends the pipe is its own.
+            # The caller may have gone, but the thread still runs: until it ends, only it may use the pipe.
             preparing.add_done_callback(lambda _: self._turn.release())
             raise
         try:

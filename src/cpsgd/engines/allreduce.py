@@ -98,7 +98,7 @@ class PrivateMean:
             epsilon: ε that all rounds together may cost.
             delta: δ of the guarantee, in total.
             rounds: Rounds that may be run, those before `first_round` included.
-            colluding: Workers whose noise does not count, because whoever looks at the sum knows it: at least one.
+            colluding: Workers whose noise does not count, because somebody who sees the sum knows it: at least one.
             examples: The most examples of a worker's vector, to protect one example; None protects a worker's data.
             participation: "every" if data may be used in all rounds, "once" if an example is used in one round only.
             adjacency: Which data sets are neighbours.

@@ -203,8 +203,7 @@ class ClientSession:
             protocol, invitation.session.parameters, round=asked.round, surviving=asked.surviving
         )
         client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
-        reply = client.advertise(asked.payload)
-        self._once(asked, ahead=ahead)
+        reply = client.advertise(asked.payload, counter=lambda: self._once(asked, ahead=ahead))
         self._keep(replace(begun, secrets=client.export_state()), ahead)
         return reply
 
@@ -228,6 +227,8 @@ class ClientSession:
             self._once(asked, ahead=ahead)
             methods = {Stage.SHARE: client.share, Stage.CONFIRM: client.confirm, Stage.UNMASK: client.unmask}
             reply = methods[asked.stage](asked.payload)
+            if asked.stage is Stage.SHARE and signing.roster is not None and self._memory is not None:
+                self._memory.meet(client.counters)
         if client.stage is not Stage.DONE:
             self._keep(replace(state if ahead else self._progress, secrets=client.export_state()), ahead)
         return reply
@@ -309,10 +310,14 @@ class ClientSession:
         check_affordable(limits, before, kind, protocol.mechanism.memory.charged_rounds(asked.rounds))
         return protocol, replace(begun, checked=_digest(before))
 
-    def _once(self, asked: Request, *, ahead: bool = False) -> None:
-        """Refuses, with a memory, a stage that was answered before, whichever state the engine hands over."""
-        if self._memory is not None:
-            self._memory.once(self._progress.run, asked.round, asked.stage, ahead=ahead)
+    def _once(self, asked: Request, *, ahead: bool = False) -> int:
+        """Refuses, with a memory, a stage that was answered before, whichever state the engine hands over.
+
+        Returns the number of rounds that the client has entered, 0 without a memory.
+        """
+        if self._memory is None:
+            return 0
+        return self._memory.once(self._progress.run, asked.round, asked.stage, ahead=ahead)
 
     def _count(self) -> None:
         """Counts the round before anything about the data is computed."""
@@ -387,7 +392,7 @@ def call_privately(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwar
     """Calls a user's function; an error's text might quote data, so it stays in this machine's log.
 
     Raises:
-        TrainFunctionError: It failed; only the error's type is told.
+        TrainFunctionError: It failed; the message names only the error's type.
     """
     try:
         return function(*args, **kwargs)

@@ -153,7 +153,7 @@ def _plain(report: RoundReport[Any]) -> dict[str, Any]:
 
 def _report(fields: dict[str, Any]) -> RoundReport[Any]:
     # Earlier releases handed nothing on.
-    fields = {"relay_bytes": [], **fields}
+    fields = {"relay_bytes": [], "proved": [], **fields}
     maps = {name: dict(fields[name]) for name in _MAPS}
     maps["stages"] = {node: Stage(stage) for node, stage in maps["stages"].items()}
     return RoundReport(**{**fields, **maps})

@@ -51,6 +51,7 @@ def begin_round(
     before: Iterable[Exchange[Node]] = (),
     ahead: bool = False,
     prepares: bool = False,
+    counters: dict[bytes, int] | None = None,
 ) -> RoundSession[Node]:
     """Returns the session of a round, charged to the ledger and with its first exchange open.
 
@@ -70,6 +71,7 @@ def begin_round(
             `RoundSession.charge`.
         prepares: Prepares the next round of secure aggregation meanwhile, unless this is the last one or its nodes may
             not be in the next.
+        counters: Counters of the clients' memories so far, with a roster; see `SecureServer`.
 
     Raises:
         ParameterError: There are too many nodes, or one of them twice.
@@ -85,17 +87,23 @@ def begin_round(
             raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
         if not ahead:
             settlement.charge(charged_to, revealing)
-        total = MaskedSum(terms, round, nodes, run, ahead=ahead) if terms.secure else PlainSum(terms, round, nodes)
+        total = (
+            MaskedSum(terms, round, nodes, run, ahead=ahead, counters=counters)
+            if terms.secure
+            else PlainSum(terms, round, nodes)
+        )
     except CpsgdError as error:
         session.withhold(error)
         return session
     settlement.total, session.fewest = total, total.fewest
+    if isinstance(total, MaskedSum):
+        session.judge = total.judge
     exchanges = total.exchanges
     if (prepares or ahead) and terms.secure and round < plan.rounds and terms.apart == 1:
         exchanges = pipelined(
             exchanges,
             session,
-            lambda left: begin_round(terms, round + 1, left, run=run, course=course, ahead=True),
+            lambda left: begin_round(terms, round + 1, left, run=run, course=course, ahead=True, counters=counters),
         )
     session.run([*before, *exchanges])
     return session
@@ -110,7 +118,7 @@ class PlainSum(Generic[Node]):
     stage, binding = Stage.UPLOAD, True
 
     def __init__(self, terms: Terms, round: int, nodes: Sequence[Node]) -> None:
-        """Adds nothing up yet."""
+        """Starts with an empty sum."""
         protocol = terms.plan.protocol
         self._aggregator = Aggregator(protocol, terms.rules.number(round))
         self._longest, self.needed = protocol.longest_message_bytes, terms.plan.surviving
@@ -151,14 +159,25 @@ class PlainSum(Generic[Node]):
 class MaskedSum(Generic[Node]):
     """A round of secure aggregation: the server learns the sum of the survivors' integers and nothing else."""
 
-    def __init__(self, terms: Terms, round: int, nodes: Sequence[Node], run: str, *, ahead: bool = False) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        round: int,
+        nodes: Sequence[Node],
+        run: str,
+        *,
+        ahead: bool = False,
+        counters: dict[bytes, int] | None = None,
+    ) -> None:
         """Invites the nodes; `ahead` while the round before is still running."""
         roster = None if terms.roster is None else as_roster(terms.roster)
         clients = len(nodes) if roster is None else len(roster)
         parameters = terms.parameters(round, clients)
         session = None if roster is None else session_identifier(run, round, ahead=ahead)
         self.terms, self.numbers = terms, {node: client for client, node in enumerate(nodes)}
-        self.server = SecureServer(parameters, roster=roster, session=session, colluding=terms.plan.colluding)
+        self.server = SecureServer(
+            parameters, roster=roster, session=session, colluding=terms.plan.colluding, counters=counters
+        )
         self.messages: Mapping[int, bytes] = self.server.invite()  # of the open exchange, by client
         self.fewest = max(terms.plan.surviving, parameters.quorum)
         self.longest = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_PER_CLIENT * clients
@@ -183,6 +202,12 @@ class MaskedSum(Generic[Node]):
     def survivors(self) -> int:
         """Number of clients whose messages are in the sum."""
         return len(self.server.result().survivors)
+
+    def judge(self, accuser: Node, accused: Node, proof: bytes) -> tuple[Node, str] | None:
+        """Returns the node that a complaint proves to lie, with the reason; see `SecureServer.judge`."""
+        found = self.server.judge(self.numbers[accuser], self.numbers[accused], proof)
+        nodes = {client: node for node, client in self.numbers.items()}
+        return None if found is None else (nodes[found[0]], found[1])
 
     def mean(self) -> NDArray[np.float32]:
         """Returns the decoded mean."""

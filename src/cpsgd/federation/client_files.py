@@ -13,6 +13,7 @@ It is a log of records (`cpsgd._record_log`) of three words each:
 | run | round | a stage's name, after `ahead-` where it was answered before the round began | any other stage |
 | run | number | `relay` | seeds of correlated noise were handed on so often |
 | `#kind` | digest | a `RoundKind` in base 64 | before the kind's first round |
+| `#peers` | their number | identities and counters in base 64 | the largest counter each of the roster has signed |
 
 Lines of releases 0.1.0 and 0.2.0 have no hash; those of 0.1.0 have digests of whole plans and no kinds.
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +41,8 @@ from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import CpsgdError, DamagedFileError, IdentityFileError, RoundRefusedError, StageError
 from cpsgd.federation.messages import STAGES
 from cpsgd.secagg import Invitation, Stage, read_identity, read_roster
-from cpsgd.secagg.keys import public_bytes
+from cpsgd.secagg.cohort import check_counter
+from cpsgd.secagg.keys import PUBLIC_BYTES, public_bytes
 
 # The settings that name the files of a client's memory, of its private key, and of everybody's public keys.
 MEMORY_KEY = "cpsgd-memory"
@@ -50,6 +53,8 @@ FILE_KEYS = (MEMORY_KEY, IDENTITY_KEY, ROSTER_KEY)
 _PREFIX = "cpsgd"
 
 _KIND = "#kind"  # no run has such a name
+_PEERS = "#peers"
+_COUNTER = struct.Struct("<Q")
 _AHEAD = "ahead-"  # before the name of a stage
 
 
@@ -112,10 +117,11 @@ class Memory:
             content.log.append(*lines)
             return len(content.rounds) + 1
 
-    def once(self, run: str, round: int, stage: Stage, *, ahead: bool = False) -> None:
+    def once(self, run: str, round: int, stage: Stage, *, ahead: bool = False) -> int:
         """Records that a stage of a round will be answered, one that takes nothing from the data.
 
-        Stages that are answered ahead of a round are recorded apart: the round may begin from the beginning after all.
+        Returns the number of rounds that the client has entered so far. Stages that are answered ahead of a round are
+        recorded apart: the round may begin from the beginning after all.
 
         Raises:
             StageError: It was answered before.
@@ -127,6 +133,21 @@ class Memory:
                     f"This client has answered stage {stage.value!r} of round {round} of this run already."
                 )
             content.log.append(line)
+            entered = {each for each in content.stages | {line} if each.endswith(Stage.ADVERTISE.value)}
+            return len(entered)
+
+    def meet(self, counters: Mapping[int, tuple[bytes, int]]) -> None:
+        """Records the counters of other clients, by number with their identities.
+
+        Raises:
+            SignatureError: One of them is not larger than before: that client's memory was set back.
+        """
+        with self._opened() as content:
+            for client, (identity, counter) in counters.items():
+                check_counter(client, counter, content.peers.get(identity))
+                content.peers[identity] = counter
+            table = b"".join(identity + _COUNTER.pack(counter) for identity, counter in content.peers.items())
+            content.log.append(f"{_PEERS} {len(content.peers)} {base64.b64encode(table).decode()}")
 
     @contextmanager
     def _opened(self) -> Iterator[_Content]:
@@ -151,6 +172,7 @@ class _Content:
         kinds: Kinds of rounds, by digest.
         stages: Records about other stages as they are.
         handed: Number of times that seeds were handed on, by run.
+        peers: Largest counter that each of the roster has signed, by identity.
     """
 
     log: OpenLog
@@ -158,6 +180,7 @@ class _Content:
     kinds: dict[str, str] = field(default_factory=dict)
     stages: set[str] = field(default_factory=set)
     handed: dict[str, int] = field(default_factory=dict)
+    peers: dict[bytes, int] = field(default_factory=dict)
 
     def given(self, run: str) -> int:
         return self.handed.get(run, 0)
@@ -167,17 +190,23 @@ class _Content:
 
 
 def _read(log: OpenLog) -> _Content:
-    found = _Content(log)
+    found, peers = _Content(log), ""
     for line in log.records():
         first, second, last = line.split(" ")
         if first == _KIND:
             found.kinds[bytes.fromhex(second).hex()] = base64.b64decode(last, validate=True).decode()
+        elif first == _PEERS:
+            peers = last  # the whole table: only the last one counts
         elif last == Stage.RELAY:
             found.handed[first] = max(found.handed.get(first, 0), int(second))
         elif last.removeprefix(_AHEAD) in STAGES:
             found.stages.add(line)
         else:
             found.rounds.append(Answered(first, int(second), bytes.fromhex(last).hex()))
+    table = base64.b64decode(peers, validate=True)
+    for start in range(0, len(table), PUBLIC_BYTES + _COUNTER.size):
+        end = start + PUBLIC_BYTES
+        (found.peers[table[start:end]],) = _COUNTER.unpack(table[end : end + _COUNTER.size])
     return found
 
 

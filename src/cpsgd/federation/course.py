@@ -21,15 +21,16 @@ begins from the beginning.
 
 `Conduct` decides which nodes are invited, by what they did in earlier rounds of the run:
 
-* **Faults.** A node that was at fault (`RoundReport.faults`) in `FAULTS` rounds is not invited again in this run. A
-  fault is proved: a message that no honest client sends, or accusations by more nodes than may collude.
+* **Faults.** A node that was at fault (`RoundReport.faults`) in `FAULTS` rounds is not invited again in this run: for a
+  message that no honest client sends, or accusations by more nodes than may collude. One fault suffices that no failing
+  transport explains (`RoundReport.proved`): shares that it signed and nobody can open, or a false complaint.
 * **Accusations** that prove nothing in one round (`RoundReport.accused`) are kept until more nodes than may collude
   have made one: that is a fault in the last of these rounds.
 * **Absence.** A node that dropped out of `ABSENCES` rounds in a row without a fault (silence, an error, a refusal) sits
   out the next `REST` rounds, unless the round has too few nodes without it.
 
-So one bad message costs a node nothing, for transports fail; and a node that keeps sending them costs the others two
-rounds.
+So one bad message costs a node nothing, for transports fail; a node that keeps sending them costs the others two
+rounds, and one that spoils rounds by what it signs costs them one.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Conduct(Generic[Node]):
     """The conduct of the nodes of a run so far."""
 
     def __init__(self, colluding: int = 1) -> None:
-        """Knows nothing against anybody; `colluding` nodes may lie together."""
+        """Starts without suspects; up to `colluding` nodes may lie together."""
         self._colluding = colluding
         self._faults: Counter[Node] = Counter()
         self._absences: Counter[Node] = Counter()
@@ -82,7 +83,7 @@ class Conduct(Generic[Node]):
             self._accusers.setdefault(node, set()).update(accusers)
         proved = {node for node, accusers in self._accusers.items() if len(accusers) > self._colluding}
         for node in proved | report.faults.keys():
-            self._faults[node] += 1
+            self._faults[node] += FAULTS if node in report.proved else 1
             self._accusers.pop(node, None)
         for node in invited:
             if node not in report.dropped:
@@ -173,6 +174,7 @@ class Course(Generic[Node]):
         self._prepared: RoundSession[Node] | None = None
         self._asked: frozenset[Node] = frozenset()  # nodes that the present round began with
         self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
+        self._counters: dict[bytes, int] = {}  # of the clients' memories, by identity
         self._trained: dict[Node, int] = {}  # the last round in which a node may have trained
         self._handing = terms.rules.handing(run, protocol.fingerprint)
         self._measures, self._adaptive = dict(measures or {}), adaptive
@@ -256,6 +258,7 @@ class Course(Generic[Node]):
             nodes,
             run=self._run,
             course=progress.course,
+            counters=self._counters,
             charged_to=charged_to,
             revealing=self._reveal,
             before=self._handing.before(self.round, present, nodes),
@@ -308,7 +311,7 @@ class Course(Generic[Node]):
         return None if mean is None else progress.model
 
     def _without_extras(self, mean: NDArray[np.float32], report: RoundReport[Node]) -> NDArray[np.float32]:
-        """Returns the mean update; what rode on it goes into the report."""
+        """Returns the mean update without the extra coordinates, which are decoded into the report."""
         if (extras := self.extras) is None:
             return mean
         update, unclipped, report.measures = extras.decode(mean, self._terms.plan.protocol.clip_norm)

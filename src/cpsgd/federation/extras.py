@@ -6,7 +6,7 @@ whole vector has a norm of at most D, the protocol's clip norm, and the codec en
 of clipped updates, are covered by the plan's guarantee and cost nothing beyond it. What they cost is accuracy: the
 update's share of the norm shrinks to ρ. The plan's dimension is the model's plus `Extras.size`.
 
-The norm C follows the quantile of the updates' norms that is wished for (Andrew, Thakkar, McMahan and Ramaswamy,
+The norm C follows the requested quantile of the updates' norms (Andrew, Thakkar, McMahan and Ramaswamy,
 "Differentially Private Learning with Adaptive Clipping", 2021): C ← C exp(-η (β - γ)), β the private estimate of the
 share of updates within C.
 """

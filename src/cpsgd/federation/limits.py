@@ -187,7 +187,7 @@ class Limits:
 
 
 def _check_examples(protocol: Protocol, examples: int) -> None:
-    """Refuses, also without a limit on ε, sums of examples whose share the protocol could not tell."""
+    """Refuses a round in which the privacy of a single example cannot be proved, even if no limit on ε is set."""
     from cpsgd.privacy.one_example import example_protocol
 
     try:

@@ -6,6 +6,7 @@ stands in `cpsgd.federation.choreography`.
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import sys
@@ -25,6 +26,7 @@ from cpsgd.secagg import Stage
 _MOST_METRICS = 100
 # The error of a client that could not use what another client sent it through the server.
 _ACCUSATION = re.compile(r"(?:ShareError|SignatureError): [^0-9]*[Cc]lient (\d{1,9})\b")
+_PROOF = re.compile(r" Proof: ([A-Za-z0-9+/]{128})")  # of `cpsgd.secagg.boxes`
 _CLIENT = re.compile(r"\b([Cc]lient) (\d{1,9})\b")
 
 Node = TypeVar("Node", bound=Hashable)
@@ -78,8 +80,9 @@ class RoundReport(Generic[Node]):
             them.
         upload_bytes: Bytes of each node's replies, over all stages.
         accused: Nodes that others accuse of having sent them something wrong, with the accusers. A single accusation
-            proves nothing; accusations by more nodes than may collude do.
+            without a proof proves nothing; accusations by more nodes than may collude do.
         relay_bytes: Bytes of replies in exchanges that are not binding. Nodes outside the round may be among them.
+        proved: Nodes whose fault no failing transport explains: they signed or dealt out what no honest client does.
     """
 
     round: int
@@ -94,6 +97,7 @@ class RoundReport(Generic[Node]):
     upload_bytes: dict[Node, int] = field(default_factory=dict)
     accused: dict[Node, list[Node]] = field(default_factory=dict)
     relay_bytes: dict[Node, int] = field(default_factory=dict)
+    proved: list[Node] = field(default_factory=list)
 
 
 class RoundSession(Generic[Node]):
@@ -109,6 +113,8 @@ class RoundSession(Generic[Node]):
         nodes: Nodes of the round; client i of secure aggregation is the i-th.
         following: The next round, if this one prepares it.
         fewest: Number of nodes without which nothing can be released.
+        judge: From an accuser, the accused and a proof to the node that lies, with the reason; None if nothing is
+            proved.
     """
 
     def __init__(
@@ -133,6 +139,7 @@ class RoundSession(Generic[Node]):
         self.report: RoundReport[Node] = RoundReport(round)
         self.following: RoundSession[Node] | None = None
         self.fewest = 0
+        self.judge: Callable[[Node, Node, bytes], tuple[Node, str] | None] = lambda accuser, accused, proof: None
         self._colluding, self._settlement = colluding, settlement
         self._exchanges: list[Exchange[Node]] = []  # those that are left, the open one first
         self._requests: Mapping[Node, bytes] = {}  # of the open exchange
@@ -233,8 +240,9 @@ class RoundSession(Generic[Node]):
             return
         lines = [line for line in (reason or "").splitlines() if line.strip()]
         shown = "".join(letter for letter in (lines[-1] if lines else "an error")[:300] if letter.isprintable())
+        proof, shown = _PROOF.search(shown), _PROOF.sub("", shown)
         self._note(node, shown, self._exchanges[0].stage)
-        self._accuse(node, shown)
+        self._accuse(node, shown, base64.b64decode(proof[1]) if proof else b"")
 
     def close(self, *, early: bool = False) -> bool:
         """Ends the open exchange. Withholds the round if it cannot go on with those who answered.
@@ -257,7 +265,7 @@ class RoundSession(Generic[Node]):
             if early and self.waiting:
                 return False
             if isinstance(error, ShareError) and error.dealer is not None:
-                self._blame(self.nodes[error.dealer], str(error))
+                self._blame(self.nodes[error.dealer], str(error), proved=True)
             self.withhold(error)
         else:
             self._exchanges.pop(0)
@@ -341,21 +349,27 @@ class RoundSession(Generic[Node]):
             self.report.dropped[node] = self._named(reason)
             self.report.stages[node] = Stage(stage)
 
-    def _blame(self, node: Node, offence: str) -> None:
-        """Notes a fault that is proved."""
+    def _blame(self, node: Node, offence: str, *, proved: bool = False) -> None:
+        """Notes a fault; `proved` if no failing transport explains it."""
         self.report.faults.setdefault(node, self._named(offence))
+        if proved and node not in self.report.proved:
+            self.report.proved.append(node)
 
-    def _accuse(self, accuser: Node, reason: str) -> None:
-        """Notes that a node says another one sent it something wrong.
+    def _accuse(self, accuser: Node, reason: str, proof: bytes) -> None:
+        """Notes that a node says another one sent it something wrong. A proof decides which of the two lies.
 
-        Anybody may say so. But of more accusers than may collude one is honest, and the accused is at fault. Before the
-        first stage is closed nobody was sent anything: an accuser then need not even have keys, or be on the roster.
+        Without one, anybody may say so. But of more accusers than may collude one is honest, and the accused is at
+        fault. Before the first stage is closed nobody was sent anything: an accuser then need not even have keys, or be
+        on the roster.
         """
         found = None if self.stage in OPENING else _ACCUSATION.match(reason)
         number = int(found[1]) if found else -1
         if not 0 <= number < len(self.nodes) or accuser not in self.nodes or self.nodes[number] == accuser:
             return
         accused = self.nodes[number]
+        if (verdict := self.judge(accuser, accused, proof)) is not None:
+            self._blame(*verdict, proved=True)
+            return
         accusers = self.report.accused.setdefault(accused, [])
         if accuser not in accusers:
             accusers.append(accuser)

@@ -50,7 +50,10 @@ def check_memory(model: torch.nn.Module, example: torch.Tensor) -> None:
 
 
 def repeats(model: torch.nn.Module, example: torch.Tensor) -> bool:
-    """Whether two forward passes after the first agree, change no attribute of a layer and draw no random numbers."""
+    """Returns whether two forward passes agree, change no attribute of a layer and draw no random numbers.
+
+    Call it after a first forward pass, which may set attributes.
+    """
 
     def state() -> list[Any]:
         generators = [torch.get_rng_state()]

@@ -283,7 +283,7 @@ class RunFolder:
     # Before version 2 a checkpoint held all rounds: as lists and dictionaries in 0.1, later as text and a tensor.
 
     def _holds(self, charged: Any, before: int) -> bool:
-        """Whether the log has all charges of a checkpoint."""
+        """Returns whether the log has all charges of a checkpoint."""
         if isinstance(charged, dict) and "sha256" in charged:
             return bool(self._log.extent(before) == charged)
         pairs = charged.items() if isinstance(charged, dict) else charged.tolist()

@@ -93,7 +93,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether rounds are computed by `cpsgd.simulation.device` and not by the CPU's own kernels."""
+    """Returns whether rounds are computed by `cpsgd.simulation.device` and not by the CPU's own kernels."""
     return device.type != "cpu"
 
 

@@ -159,7 +159,7 @@ def clip_norm(estimator: Estimator) -> float:
 
 
 def is_private(estimator: Estimator) -> bool:
-    """Whether the estimator adds noise, so that there is a guarantee to account for."""
+    """Returns whether the estimator adds noise, so that there is a guarantee to account for."""
     protocol = protocol_of(estimator)
     return protocol is not None and protocol.mechanism.is_noisy
 

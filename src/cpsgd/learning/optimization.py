@@ -228,7 +228,7 @@ class Server:
         return {"optimizer": self.optimizer} | {name: part for name, part in others.items() if part is not None}
 
     def is_finite(self) -> bool:
-        """Whether the model's parameters hold neither NaN nor infinity."""
+        """Returns whether the model's parameters hold neither NaN nor infinity."""
         # One answer for all, so that a device is waited for once.
         return bool(torch.stack([torch.isfinite(p).all() for p in self._parameters]).all())
 

@@ -35,7 +35,7 @@ class RecordedUpdates:
             write(self._features, self._labels, rows)
 
     def fits(self, features: torch.Tensor, labels: torch.Tensor) -> bool:
-        """Whether the recording fits these clients."""
+        """Returns whether the recording fits these clients."""
         pairs = (features, self._features), (labels, self._labels)
         alike = all(new.shape[1:] == own.shape[1:] and new.dtype == own.dtype for new, own in pairs)
         return alike and len(features) <= self.capacity

@@ -131,7 +131,7 @@ class Spending:
         self._floor = survivors
 
     def affords(self, survivors: int, rounds_left: int) -> bool:
-        """Whether the budget pays for a round with this many messages and `rounds_left` more as planned.
+        """Returns whether the budget pays for a round with this many messages and `rounds_left` more as planned.
 
         The answer is no for a round that nothing is proved about.
         """
@@ -163,7 +163,7 @@ class Spending:
         return self.sizes + Counter({survivors: rounds - self.sizes.total()})
 
     def _holds(self, sizes: Counter[int]) -> bool:
-        """Whether a guarantee of rounds with these sizes is proved and within the budget."""
+        """Returns whether a guarantee of rounds with these sizes is proved and within the budget."""
         try:
             found = self.guarantee(sizes)
         except ConditionError:
@@ -338,7 +338,7 @@ class RunAccount:
             self.charges.check(cohorts, charged=charged, rounds=rounds, survivors=survivors)
 
     def affords(self, survivors: int, rounds_left: int) -> bool:
-        """Whether a round with this many messages may be released, and `rounds_left` more after it."""
+        """Returns whether a round with this many messages may be released, and `rounds_left` more after it."""
         return survivors > 0 if self.spending is None else self.spending.affords(survivors, rounds_left)
 
     def reserve(self, cohorts: Cohorts, number: int, survivors: int) -> None:

@@ -32,6 +32,9 @@ class Ledger:
     An entry is on the disk when the call that makes it returns. A reserved entry counts as spent for ever, released or
     not: a process that dies between the two may have shown something to somebody.
 
+    A call that raised `LedgerStorageError` can be repeated. If its record was written, and only the witness lacks it,
+    the same call of the same object returns the same entry and charges nothing more.
+
     The records are a chain of hashes, checked whenever they are read. Opening a long ledger reads the records since its
     last snapshot; `verify` reads all. A ledger object also remembers the end of the chain, and notices if it is gone.
 
@@ -88,7 +91,12 @@ class Ledger:
         """
         if budget.group_of and not self.path.exists():
             check_group(budget, {})  # before there is a file
-        with self._replica.appending(create=True) as draft:
+        if self._replica.repeated("create", budget)[0]:
+            return budget
+        with self._replica.appending("create", budget, create=True) as draft:
+            # Another process may have failed to tell the witness.
+            if any(record.get("budget") == budget.to_dict() for record in draft.unseen):
+                return budget
             if budget.population in self._replica.state.budgets:
                 raise PopulationError(
                     f"{budget.population!r} has a budget already, and budgets are never changed: what was promised "
@@ -113,11 +121,14 @@ class Ledger:
             ConditionError: Nothing is proved about such a round.
             ParameterError: The round is accounted for another unit or adjacency than the budget's.
         """
+        done, entry = self._replica.repeated("reserve", population, event)
+        if done and entry is not None:
+            return entry
         # Priced before the lock is taken, so that others wait for the disk only; and again under the lock, which takes
         # time only if somebody else has spent meanwhile.
         with self._replica.latest() as state:
             self._price(population, event, now(state))
-        with self._replica.appending() as draft:
+        with self._replica.appending("reserve", population, event) as draft:
             price = self._price(population, event, draft.time)
             if event.run and (known := draft.entries.find(population, event.run, event.round)) is not None:
                 raise EntryError(
@@ -147,7 +158,11 @@ class Ledger:
                 be handed out.
         """
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
-        with self._replica.appending() as draft:
+        call = ("release", entry.number if isinstance(entry, Entry) else entry, survivors)
+        again, known = self._replica.repeated(*call)
+        if again and known is not None:
+            return known
+        with self._replica.appending(*call) as draft:
             known = self._known(draft, entry)
             if known.closed_as is not None:
                 done = "given up" if known.abandoned else "released"
@@ -181,8 +196,17 @@ class Ledger:
             EntryError: There is no such entry, or it was released or given up before.
         """
         name("reason", reason, empty=False)
-        with self._replica.appending() as draft:
+        call = ("abandon", entry.number if isinstance(entry, Entry) else entry, reason)
+        again, known = self._replica.repeated(*call)
+        if again and known is not None:
+            return known
+        with self._replica.appending(*call) as draft:
             known = self._known(draft, entry)
+            # Another process may have failed to tell the witness.
+            if known.abandoned and any(
+                record["number"] == known.abandoned_as and record["reason"] == reason for record in draft.unseen
+            ):
+                return known
             if known.closed_as is not None:
                 done = "given up" if known.abandoned else "released, and its result may have been seen,"
                 raise EntryError(f"Entry {known.number} was {done} before: it cannot be given up.")

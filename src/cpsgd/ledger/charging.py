@@ -30,7 +30,7 @@ from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon, pure_epsilon
-from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION, Cost, Filter, largest, summed
+from cpsgd.privacy.filters import GAUSSIAN_CITATION, READING_DELTAS, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
 from cpsgd.privacy.proofs.argument import SAMPLED_TAIL_SHARE, TAIL_SHARES
@@ -54,10 +54,12 @@ class Total:
 
     Attributes:
         population: Population whose budget pays.
-        claim: The proved (ε, δ), ε rounded up and everything included in δ.
+        claim: The proved (ε, δ), ε rounded up and everything included in δ, and its sense. Of an adaptive budget it is
+            the odometer's reading, "ex post", at three times the budget's δ.
         adjacency: Which data sets are neighbours.
         unit: Data in which neighbours differ.
         limit: ε that may be spent.
+        limit_delta: δ of that limit. All rounds together are always (limit, limit_delta)-private.
         method: Name of the method that proved it; "nothing spent" before the first round.
         citation: The theorem behind it.
         tail: The part of δ that pays for outputs far out in the noise's tails, and for other rare events.
@@ -71,6 +73,7 @@ class Total:
     adjacency: Adjacency
     unit: Unit
     limit: float
+    limit_delta: float
     method: str
     citation: str
     tail: float
@@ -211,10 +214,11 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
     kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
         population=budget.population,
-        claim=Claim(found.epsilon, budget.delta, found.sense),
+        claim=_claim(budget, found),
         adjacency=budget.adjacency,
         unit=budget.unit,
         limit=budget.epsilon,
+        limit_delta=budget.delta,
         method=found.method,
         citation=found.citation,
         tail=found.tail,
@@ -222,6 +226,15 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
         unreleased=sum(account.unreleased for account in accounts),
         assumptions=_assumptions(kinds, budget.adjacency),
     )
+
+
+def _claim(budget: Budget, found: _Proof) -> Claim:
+    """Returns what is proved. A reading below the budget's own ε holds ex post, at a larger δ."""
+    if found.sense != "ex post":
+        return Claim(found.epsilon, budget.delta, found.sense)
+    if (delta := READING_DELTAS * budget.delta) >= 1.0:
+        return Claim(budget.epsilon, budget.delta, "filter")
+    return Claim(found.epsilon, delta, found.sense)
 
 
 def _assumptions(kinds: Iterable[EntryKind], adjacency: Adjacency) -> tuple[str, ...]:
@@ -260,6 +273,8 @@ class _Proof:
 
 def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
     """Returns the odometer's reading, or for too many rounds the ε of a filter that would allow them."""
+    if not groups:
+        return _Proof(0.0, "nothing spent", "nothing was released", 0.0, "filter")
     cost = _filter_sum(budget, limits, groups)
     method = "gaussian-filter" if limits.order is None else "renyi-filter"
     citation = GAUSSIAN_CITATION if limits.order is None else RENYI_CITATION
@@ -406,7 +421,7 @@ def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     if not found:
         raise failures[-1]
     epsilon, parts = min(found, key=lambda pair: pair[0])
-    if epsilon == pure_epsilon(parts):
+    if math.isfinite(epsilon) and epsilon == pure_epsilon(parts):
         pure = {guarantee(kind.run(adjacency), 0.0).citation for kinds, _ in groups for kind in kinds}
         return _Proof(epsilon, BASIC, "; ".join([_BASIC_CITATION, *sorted(pure)]), 0.0)
     tail = math.fsum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r, _ in parts)

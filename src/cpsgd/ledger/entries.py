@@ -73,6 +73,11 @@ class Budget:
 
     def _parsed_accounting(self) -> str:
         kind, colon, order = str(self.accounting).partition(":")
+        if kind.startswith("adaptive") and self.delta == 0.0:
+            raise ParameterError(
+                f"Expected delta above 0 with accounting={self.accounting!r}, got delta=0. Pure ε add up however "
+                "rounds are chosen: use accounting='planned'."
+            )
         if kind == "adaptive-renyi" and isinstance(self.accounting, str):
             try:
                 chosen = int(order) if colon else 0
@@ -231,7 +236,7 @@ class Entry:
         number: Number of the record of its reservation.
         population: Population whose budget pays.
         event: The round.
-        reserved_at: Time of its reservation (UTC, ISO 8601), by the clock of whoever reserved it.
+        reserved_at: Time of its reservation (UTC, ISO 8601), by the clock of the process that reserved it.
         spent: ε of the population at that time, this round included.
         method: Name of the method that proved it.
         released_at: Time of its release; None if it was never released.

@@ -23,6 +23,9 @@ from cpsgd.ledger.sqlite_store import Index
 from cpsgd.ledger.state import STATE_VERSION, State, digest_of
 from cpsgd.ledger.witness import Line, Witness
 
+# Of records that a witness has not seen, no more are looked at.
+_MOST_UNSEEN = 64
+
 
 @dataclass
 class Draft:
@@ -34,6 +37,7 @@ class Draft:
         records: The records, without number and time.
         looked_up: Entries that the records are about.
         changed: Entries that were made or changed, once the records are written.
+        unseen: Records on the ledger that the witness has not seen.
     """
 
     entries: Index | Remembered
@@ -41,6 +45,7 @@ class Draft:
     records: list[Mapping[str, Any]] = field(default_factory=list)
     looked_up: Remembered = field(default_factory=Remembered)
     changed: list[Entry] = field(default_factory=list)
+    unseen: list[dict[str, Any]] = field(default_factory=list)
 
     def known(self, number: int) -> Entry | None:
         """Returns an entry that one of the records is about; None where there is none of this number."""
@@ -123,6 +128,10 @@ class Replica:
         # Entries, where the file has no index, or none that fits its records.
         self._memory: Remembered | None = None
         self.lock = threading.RLock()
+        # The newest head that the witness has seen, the last ones, and calls that failed when it could not be written.
+        self._seen = Head()
+        self._contained: set[Head] = set()
+        self._unreported: list[tuple[tuple[object, ...], Entry | None]] = []
         if self.path.exists() and self.path.stat().st_size > 0:
             with self.latest():
                 pass
@@ -133,7 +142,7 @@ class Replica:
 
     @contextmanager
     def latest(self) -> Iterator[State]:
-        """The state with the records that were added since the last time."""
+        """Yields the state with the records that were added since the last time."""
         with self.lock:
             with self.store.reading() as connection:
                 self.read(connection)
@@ -141,25 +150,74 @@ class Replica:
 
     @contextmanager
     def looking(self) -> Iterator[tuple[Connection, Index | Remembered]]:
-        """A transaction, and the entries of the latest state."""
+        """Yields a transaction, and the entries of the latest state."""
         with self.lock, self.store.reading() as connection:
             self.read(connection)
             yield connection, self._entries(connection)
 
     @contextmanager
-    def appending(self, *, create: bool = False, whole: bool = False) -> Iterator[Draft]:
-        """A draft, whose records are on the disk, and only then known, when the block ends; dropped if it raises."""
-        with self.lock:
+    def appending(self, *call: object, create: bool = False, whole: bool = False) -> Iterator[Draft]:
+        """Yields a draft of new records.
+
+        When the block ends they are written to the disk, and then added to the state. If it raises, they are dropped.
+        The ledger must contain what the witness has seen. Nobody else appends to the witness meanwhile, so that of two
+        copies of a ledger only one goes on.
+
+        Args:
+            call: What the caller was asked for; `repeated` knows it if the witness cannot be written.
+            create: Whether to make the file where there is none.
+            whole: Whether to read all records.
+        """
+        with self.lock, self._witness_held():
             with self.store.writing(create=create) as connection:
+                fresh = self.state.head.number < 0
                 self.read(connection, whole=whole)
-                draft = Draft(self._entries(connection), now(self.state))
+                watched = self.witness is not None and (self._seen.number >= 0 or self.witness.path.exists())
+                if self.witness is not None and watched and not fresh:
+                    self._check_seen(connection, self.witness)
+                draft = Draft(self._entries(connection), now(self.state), unseen=self._unseen(connection))
                 yield draft
                 rows = draft.write(connection, self.state, self._memory)
             self._memory = None
             for row in rows:
                 self.state.apply(*row, entries=draft.looked_up)
-            if self.witness is not None and rows:
-                self.witness.append(Line(self.state.head, draft.time))
+            if self.witness is not None and self._seen.number < self.state.head.number:
+                try:
+                    self.witness.append(Line(self.state.head, draft.time))
+                except LedgerError:
+                    if call:
+                        self._unreported.append((call, draft.changed[-1] if draft.changed else None))
+                    raise
+                self._seen = self.state.head
+
+    def repeated(self, *call: object) -> tuple[bool, Entry | None]:
+        """Returns whether such a call has failed after its record was written, and the entry that it had made.
+
+        Only the witness had not seen the record then; it has when this returns.
+        """
+        with self.lock:
+            for place, (known, entry) in enumerate(self._unreported):
+                if known == call:
+                    with self.appending():
+                        pass
+                    del self._unreported[place]
+                    return True, entry
+            return False, None
+
+    def _unseen(self, connection: Connection) -> list[dict[str, Any]]:
+        """Returns the last records that the witness has not seen; their writers were told of an error, or killed."""
+        if self.witness is None:
+            return []
+        first = max(self._seen.number + 1, self.state.head.number - _MOST_UNSEEN)
+        return [json.loads(str(row[1])) for row in sqlite_store.rows_between(connection, first)]
+
+    @contextmanager
+    def _witness_held(self) -> Iterator[None]:
+        if self.witness is None or not self.witness.path.exists():
+            yield
+        else:
+            with self.witness.held(self.store.timeout):
+                yield
 
     def _entries(self, connection: Connection) -> Index | Remembered:
         """Returns the entries of the file's index, or those in memory where the index does not fit."""
@@ -181,10 +239,13 @@ class Replica:
             self.state.apply(*row, entries=entries)
 
     def _check_seen(self, connection: Connection, witness: Witness) -> None:
-        """Refuses a ledger that does not contain the newest head that the witness has seen."""
-        seen = witness.newest()
-        if [row[2] for row in sqlite_store.rows_between(connection, seen.number, seen.number)] != [seen.hash]:
-            raise not_contained(self.path, seen, witness)
+        """Refuses a ledger that does not contain the last heads that the witness has seen."""
+        heads = {line.head for line in witness.lines(last=True)}
+        for seen in sorted(heads - self._contained, key=lambda head: head.number):
+            if [row[2] for row in sqlite_store.rows_between(connection, seen.number, seen.number)] != [seen.hash]:
+                raise not_contained(self.path, seen, witness)
+        self._contained = heads
+        self._seen = max(heads, key=lambda head: head.number)
 
 
 def now(state: State) -> str:
@@ -204,6 +265,7 @@ def not_contained(path: Path, seen: Head, witness: Witness) -> WitnessError:
     """Returns the error for a ledger's file that lacks a head which a witness has seen."""
     return WitnessError(
         f"{path} does not contain the head {seen.number}:{seen.hash[:16]}… that {witness.path} has seen: its end was "
-        "cut off, it was replaced by an older copy, or it was written anew. What was spent is not known; find the "
-        "newest copy."
+        "cut off, it was replaced by an older copy, it was written anew, or two copies went on apart. What was spent "
+        "is not known; find the newest copy. If two copies went on, charge the rounds of one to the other, and begin a "
+        "new witness with `cpsgd budget witness`."
     )

@@ -37,8 +37,8 @@ class Report:
 
     Attributes:
         head: The ledger's last record when the report was made.
-        time: The time, by the clock of whoever made it.
-        key: Raw public key of whoever signed it.
+        time: The time, by the author's clock.
+        key: Raw public key of the signer.
         totals: What is spent, by population and period, computed anew.
     """
 
@@ -104,6 +104,8 @@ def check_report(data: object, signers: Iterable[bytes] | None = None) -> Report
         raise ReportError("The report's totals are not those of its budgets.")
     for claim, total in zip(claims, found, strict=True):
         expected = json.loads(canonical(total.to_dict()))
+        if body["state"]["version"] == 1:
+            expected["delta"] = total.limit_delta  # 0.2.0 stated readings of adaptive budgets at a third of their δ
         if not isinstance(claim, Mapping) or any(claim.get(name) != expected[name] for name in _EXACTLY):
             raise ReportError(f"What the report says of {total.population!r} does not follow from its rounds.")
         said = claim.get("epsilon")

@@ -66,11 +66,11 @@ class Store:
     def __init__(self, path: Path, timeout: float) -> None:
         """Names the file. `timeout` is the number of seconds to wait for others who have it locked."""
         self.path = path
-        self._timeout = timeout
+        self.timeout = timeout
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that sees one state of the file."""
+        """Yields a transaction that sees one state of the file."""
         with self._translated(), closing(self._connect("rw")) as connection:
             connection.execute("BEGIN")
             self._check_schema(connection)
@@ -78,7 +78,7 @@ class Store:
 
     @contextmanager
     def writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that nobody else can write in; on disk when the block ends, undone if it raises.
+        """Yields a transaction that nobody else can write in; on disk when the block ends, undone if it raises.
 
         With `create` an empty ledger is made where there is none; otherwise that is an error.
         """
@@ -106,7 +106,7 @@ class Store:
         if mode == "rw" and not self.path.exists():
             raise LedgerAccessError(f"There is no ledger at {self.path}; `cpsgd budget create` makes one.")
         name = quote(os.fsencode(self.path.absolute()))
-        connection = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=self._timeout, isolation_level=None)
+        connection = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=self.timeout, isolation_level=None)
         try:
             # A file from elsewhere is data: nothing in its schema may do more than SQL, and no value is larger than a
             # record.
@@ -152,7 +152,7 @@ class Store:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         reason = f"{self.path}: {error}"
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return LedgerBusyError(f"{reason}. Another process has held it for {self._timeout:g} s; try again.")
+            return LedgerBusyError(f"{reason}. Another process has held it for {self.timeout:g} s; try again.")
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
             return LedgerAccessError(f"{reason}. The file and its folder must be writable; nothing was recorded.")
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):

@@ -35,7 +35,7 @@ from cpsgd.ledger.entries import Budget, RoundEvent, name
 from cpsgd.ledger.kinds import Account, EntryKind, Room, kind_of, octave_of
 
 STATE_VERSION = 2
-"""Version of the text of snapshots. A text of another version is not used; 1 had too small rates (CHANGELOG)."""
+"""Version of the text of snapshots. A ledger does not use a text of another version."""
 _SNAPSHOT_DOMAIN = b"cpsgd ledger snapshot 1\n"
 
 
@@ -225,10 +225,12 @@ class State:
         """Returns the state that `to_text` wrote, after the snapshot's own record."""
         try:
             data = json.loads(text)
-            if data["version"] != STATE_VERSION:
+            if data["version"] not in (1, STATE_VERSION):
                 raise ParameterError("it was written by another release")
             protocols = data["protocols"]
             kinds = [EntryKind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
+            if data["version"] == 1 and any(kind.participation.sampled for kind in kinds):
+                raise ParameterError("0.2.0 wrote it, which took too small rates for sampled rounds")
             budgets = [(Budget.from_dict(budget), time) for budget, time in data["budgets"]]
             accounts = {
                 (population, _validate.integer("period", period, low=0)): Account.from_dict(each, kinds)

@@ -15,13 +15,14 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpsgd._durable import append
-from cpsgd.errors import LedgerAccessError, LedgerStorageError, ParameterError, WitnessError
+from cpsgd._durable import append, hold
+from cpsgd.errors import LedgerAccessError, LedgerBusyError, LedgerStorageError, ParameterError, WitnessError
 from cpsgd.ledger.chain import Head
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class Line:
 
     Attributes:
         head: The head.
-        time: The time, by the clock of whoever saw it.
-        key: Raw public key of whoever signed it; None without a signature.
+        time: The time, by the witness's clock.
+        key: Raw public key of the signer; None without a signature.
         signature: The signature.
     """
 
@@ -103,12 +104,37 @@ class Witness:
         """Names the file, which need not exist yet."""
         self.path = path
 
+    @contextmanager
+    def held(self, timeout: float) -> Iterator[None]:
+        """Keeps others from appending, in whichever process. The file must exist.
+
+        A file system without locks is no obstacle: heads are compared all the same.
+
+        Raises:
+            LedgerBusyError: Another process has held it for this many seconds.
+        """
+        try:
+            file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_APPEND), "r+b")
+        except OSError as error:
+            raise LedgerAccessError(f"{self.path}: {error.strerror}. Nothing was recorded.") from None
+        with file:
+            try:
+                hold(file, timeout)
+            except TimeoutError:
+                raise LedgerBusyError(
+                    f"{self.path}: another process has held it for {timeout:g} s; try again."
+                ) from None
+            except OSError:
+                pass
+            yield
+
     def append(self, line: Line) -> None:
         """Adds a line; on the disk when this returns.
 
         Raises:
             LedgerStorageError: That failed. The ledger's record was written before, and stays.
         """
+        new = not self.path.exists()
         try:
             with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b") as file:
                 # What a crash has left of a line stays a line of its own, which says nothing.
@@ -117,9 +143,12 @@ class Witness:
                 torn = file.read(1) not in (b"", b"\n")
                 append(file, ("\n" * torn + f"{line}\n").encode())
         except OSError as error:
+            if new:
+                with suppress(OSError):
+                    self.path.unlink()
             raise LedgerStorageError(
                 f"{self.path}: {error.strerror or error}. The record is on the ledger, but its head is not with the "
-                "witness. Nothing may be released; make room, and ask again."
+                "witness. Nothing may be released; make room, and repeat the same call: it charges nothing more."
             ) from None
 
     def lines(self, *, last: bool = False) -> list[Line]:

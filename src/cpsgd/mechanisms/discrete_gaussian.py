@@ -222,9 +222,10 @@ class DiscreteGaussianLaw(SymmetricLaw):
 
 @lru_cache(maxsize=64)
 def closeness(variance: float, clients: int) -> float:
-    """Returns τ: f_n is within 1 ± τ of masses in proportion to e^(-z²/(2nv)). Rounded up; infinite where useless.
+    """Returns a bound on τ: the sum's masses f_n are within 1 ± τ of a discrete Gaussian's (this module's description).
 
-    (1 + q)^n rises with |t|, so on a cell it is at most what it is at the far end.
+    Rounded up; infinite where it is useless. The integral over T becomes a sum over cells of t. (1 + q(t))^n rises with
+    |t|, so its value at the far end of a cell bounds it there.
     """
     if clients == 1:
         return 0.0

@@ -127,7 +127,7 @@ class PolyaNoise(IntegerNoise):
         spread: t.
         shares: m.
         window: M.
-        middle: What a share is moved up by.
+        middle: Integer added to each share.
     """
 
     spread: int
@@ -137,7 +137,7 @@ class PolyaNoise(IntegerNoise):
 
     @property
     def mean(self) -> float:
-        """What a share is moved up by."""
+        """The mean of a share: it is shifted up by `middle`."""
         return float(self.middle)
 
     @property

@@ -194,7 +194,7 @@ class Mechanism(ABC):
     """Why clients' integers may not be added up by others (secure aggregation, an all-reduce), and the alternative."""
 
     caution: ClassVar[str | None] = None
-    """A warning to whoever uses it, beyond those that hold for all."""
+    """A warning to users of this mechanism, beyond those that hold for all."""
 
     pure: ClassVar[bool] = False
     """Whether its noise has pure differential privacy (δ = 0)."""

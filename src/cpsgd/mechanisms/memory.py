@@ -1,6 +1,6 @@
 """`NoiseMemory`: what a mechanism's noise remembers of earlier rounds. Here: nothing, rounds are independent.
 
-Whoever runs, counts or charges rounds asks the mechanism's `memory` and has no branch of its own. Noise that later
+Code that runs, counts or charges rounds asks the mechanism's `memory` and has no branch of its own. Noise that later
 rounds take away again has another one (`cpsgd.correlated`).
 
 A client's state is a tuple of seeds, as an optimizer has one:

@@ -299,7 +299,7 @@ class RoundedNoise(Noise):
         return self.cut + fine_gaussian.SMOOTHING + resolution + fine_gaussian.GRID_VARIATION
 
     def slack(self, honest: int) -> float:
-        """Returns a bound on -log(1 - τ): given the sum, fractional parts are uniform within 1 ± τ in density."""
+        """Returns a bound on -log(1 - τ), in nats: given the sum, fractional parts have a density within 1 ± τ."""
         excess = uniformity(self.counted_variance, honest)
         return -math.log1p(-excess) * (1.0 + 1e-12) if excess < 1.0 else math.inf
 

@@ -130,7 +130,10 @@ def table(variance: float, limit: int) -> Table:
 
 
 def _start(variance: float, last: int, nats: float) -> int:
-    """Returns a K with log(I_K/I_last) <= -nats, from log(I_{j+1}/I_j) <= -asinh((j + 1/2)/v) (Amos 1974)."""
+    """Returns a K for which the Bessel functions I_j(v) have log(I_K/I_last) <= -nats.
+
+    It follows from log(I_{j+1}/I_j) <= -asinh((j + 1/2)/v) (Amos 1974).
+    """
     j, left, count = last, nats, 64
     while True:
         steps = np.cumsum(np.arcsinh((np.arange(j, j + count) + 0.5) / variance))

@@ -83,7 +83,7 @@ class MeanCoordinate:
 
     @property
     def largest(self) -> float:
-        """Not even the worst vectors bring it further from zero."""
+        """Upper bound on the coordinate's absolute value, for any vectors."""
         if self._mean_norm is None:
             return min(self.clip_norm, self.coordinate_range)
         share, rest = _line(self.coordinate_range, self.clip_norm)
@@ -101,7 +101,7 @@ class MeanCoordinate:
 
     @property
     def _mean_norm(self) -> float | None:
-        """With what the margin adds that vectors are clipped with; None where it says nothing new."""
+        """Bound on the mean's norm after clipping with its margin; None if it is no better than D."""
         if self.mean_norm is None or self.mean_norm >= self.clip_norm:
             return None
         return self.mean_norm + clip.MARGIN * self.clip_norm

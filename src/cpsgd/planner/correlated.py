@@ -74,7 +74,7 @@ class PrefixNoise:
         return self.independent / self.squared_error
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns plain JSON values."""
         return {**asdict(self), "gain": self.gain}
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class CorrelatedPlan:
 
 
 def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan | None:
-    """The best protocol with correlated noise; None where `correlated` is "auto" and independent noise is as good.
+    """Returns the best plan with correlated noise; None if `correlated` is "auto" and independent noise is as good.
 
     Raises:
         InfeasibleError: No protocol has this few bits, or none keeps (ε, δ); the message names the fewest bits.
@@ -158,7 +158,7 @@ def check_correlated(required: Requirements) -> None:
 
 
 def _bands(said: int | str | None, rounds: int) -> int:
-    """The number of bands, which may be text, checked."""
+    """Checks the number of bands, which may be given as text, and returns it."""
     if isinstance(said, str) and not (said.isdecimal() and len(said) < _LONGEST_NUMBER):
         raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said[:50]!r}.")
     said = int(said) if isinstance(said, str) else said
@@ -224,7 +224,7 @@ class _Run:
         return workload.variance(self._correlation.factors), workload.variance(np.ones(1)), workload.bias()
 
     def best(self, bits: float | None) -> CorrelatedPlan:
-        """The best with these bits; without, the fewest whole ones that come near the best of all."""
+        """Returns the best plan with these bits; if None, with the fewest whole bits that come near the best of all."""
         if bits is not None:
             bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
             found = self._designed(bits)
@@ -239,7 +239,7 @@ class _Run:
         return self._finished(chosen, designs[chosen])
 
     def _designs(self) -> dict[float, CorrelatedGaussian]:
-        """The best for each whole number of bits, rising, until more are of no use."""
+        """Returns the best mechanism by whole number of bits, in rising order, until more bits gain nothing."""
         found: dict[float, CorrelatedGaussian] = {}
         for bits in WHOLE_BITS:
             mechanism = self._designed(bits)
@@ -273,14 +273,14 @@ class _Run:
         )
 
     def _designed(self, bits: float) -> CorrelatedGaussian | None:
-        """The best mechanism with these bits, None if there is none."""
+        """Returns the best mechanism with these bits, None if there is none."""
         setting, root = self.problem.setting, math.sqrt(self.problem.setting.dim)
         reaches = {min(reach, root) for reach in _REACHES} if setting.rotate else {root}
         tried = (self._reaching(setting.clip_norm * reach / root, bits) for reach in sorted(reaches))
         return min((each for each in tried if each is not None), key=self._error, default=None)
 
     def _reaching(self, coordinate_range: float, bits: float) -> CorrelatedGaussian | None:
-        """With this range, and the most noise that the bits hold."""
+        """Returns the mechanism with this range, and the most noise that the bits hold."""
         target, values = self._target, values_of(bits)
         distance = target.distance * self._correlation.sensitivity
         if target.honest <= self._told:
@@ -299,7 +299,7 @@ class _Run:
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
-        """With the most steps of noise whose window, and whose sums, fit; z has `unit` in the vector's units."""
+        """Returns the mechanism with the most steps of noise whose window and sums fit; z has deviation `unit`."""
 
         def fitting(sigma: float) -> CorrelatedGaussian | None:
             try:
@@ -335,7 +335,7 @@ class _Run:
         return per_unit * (noise.deviation**2 * of_z + own * of_own) + clipping * of_bias
 
     def _finished(self, bits: float, mechanism: CorrelatedGaussian) -> CorrelatedPlan:
-        """Returns the design as a protocol, whose own accounting has the last word."""
+        """Returns the plan with this mechanism; its ε is that of the finished protocol, not of the search."""
         try:
             finished = self.problem.finish(self.problem.setting.design(mechanism), bits)
         except ConditionError as error:
@@ -352,7 +352,7 @@ class _Run:
 
     @staticmethod
     def _settled(design: AnyDesign) -> AnyDesign:
-        """With the error of a round's mean when lineages have gone on for b rounds."""
+        """Returns the design with the error of a round's mean after b rounds, when the noise no longer grows."""
         error, mechanism = design.error, design.mechanism
         grown = mechanism.noise.settled_variance / mechanism.noise.variance
         return replace(design, error=ExpectedError(error.noise * grown, error.rounding, error.clipping))

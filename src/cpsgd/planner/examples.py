@@ -27,7 +27,7 @@ def plan_examples(
     participation: str = "once",
     **others: Any,
 ) -> Plan:
-    """A plan for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
+    """Returns a plan for clients who send sums of at most `examples` gradients, (epsilon, delta)-DP for one of them.
 
     The planner is asked for enough range for a whole sum, and for enough noise to hide one example in it.
 
@@ -50,8 +50,8 @@ def plan_examples(
         ParameterError: The participation is sampled, or a replace-one distance is stated.
 
     Example:
-        >>> wishes = {"rounds": 20, "participation": "every", "bits": 16, "secure": True}
-        >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, **wishes)
+        >>> run = {"rounds": 20, "participation": "every", "bits": 16, "secure": True}
+        >>> best = plan_examples(10, 1000, 4.0, 1e-6, examples=5000, **run)
         >>> best.guarantee.epsilon <= 4.0, best.protocol.clip_norm > 5000
         (True, True)
     """

@@ -42,7 +42,7 @@ def overflow_probability(
     rotate: bool = True,
     mean_norm: float | None = None,
 ) -> float:
-    """A proved upper bound on the probability that any coordinate of a round's sum wraps around.
+    """Returns a proved upper bound on the probability that any coordinate of a round's sum wraps around.
 
     Example:
         >>> from cpsgd.mechanisms import Binomial
@@ -73,7 +73,7 @@ class Summed(TypedDict, total=False):
 
 
 def smallest_modulus(mechanism: Mechanism, **sums: Unpack[Summed]) -> int:
-    """The smallest modulus for which `overflow_probability` is at most `overflow`, and at least a client's values.
+    """Returns the smallest modulus with an `overflow_probability` of at most `overflow` that holds a client's values.
 
     Example:
         >>> from cpsgd.mechanisms import Binomial
@@ -94,7 +94,7 @@ def window(
     mean_norm: float | None = None,
     overflow: float = DEFAULT_OVERFLOW,
 ) -> int:
-    """The number of integers around the centre that hold all coordinates of a round's sum, but for `overflow`."""
+    """Returns the number of integers around the centre that hold all of a sum, except with probability `overflow`."""
     nats = math.log(2.0 * dim / overflow)
     found = _everything(mechanism, clients)
     for deviation in mechanism.deviations(
@@ -107,7 +107,7 @@ def window(
 
 
 def _everything(mechanism: Mechanism, clients: int) -> int:
-    """A modulus that gives every possible sum its own residue in the server's window."""
+    """Returns a modulus that gives every possible sum its own residue in the server's window."""
     centre, most = clients * mechanism.centre, clients * (mechanism.values - 1)
     return math.floor(2.0 * (max(centre, most - centre) + _misplaced(mechanism, clients))) + 1
 
@@ -129,12 +129,15 @@ def _tail(half: float, deviation: Deviation, dim: int) -> float:
 
 
 def _reach(deviation: Deviation, nats: float) -> float:
-    """The smallest t with Λ(λ) - λ t <= -nats for some λ."""
+    """Returns the smallest t with Λ(λ) - λ t <= -nats for some λ."""
     return _smallest(lambda slope: (deviation.at(slope) + nats) / slope, deviation)
 
 
 def _smallest(objective: Callable[[float], float], deviation: Deviation) -> float:
-    """The smallest value over λ of a function that falls and then rises: by doubling, and golden sections of log λ."""
+    """Returns the minimum over λ of a function that falls and then rises.
+
+    By doubling, and then golden-section search over log λ.
+    """
     last = math.log(deviation.steepest)
 
     def at(place: float) -> float:

@@ -18,7 +18,7 @@ _SHARES = tuple(2.0**-power for power in range(1, 17))
 
 
 def too_few_bits(problem: Problem, bits: float | None) -> InfeasibleError:
-    """No design at these bits: names the fewest bits, and the fewest clients at these bits, that have one.
+    """Returns the error for bits without a design: it names the fewest bits, and the fewest clients, that have one.
 
     Both are found roughly, and then certified: what is named can be had.
     """
@@ -48,7 +48,7 @@ def too_few_bits(problem: Problem, bits: float | None) -> InfeasibleError:
 
 
 def _enough_clients(problem: Problem, bits: float) -> int | None:
-    """The fewest clients (within a factor 1.1) with a design at these bits, if more of them help at all."""
+    """Returns the fewest clients (within a factor 1.1) with a design at these bits, if more of them help at all."""
     clients = problem.setting.clients
     rough = _first(clients, 2**32, lambda n: _roughly(_scaled(problem, n), bits))
     if rough is None:
@@ -57,7 +57,7 @@ def _enough_clients(problem: Problem, bits: float) -> int | None:
 
 
 def _scaled(problem: Problem, clients: int) -> Problem:
-    """The same requirements with more clients, of whom the same share drops out."""
+    """Returns the requirements with more clients, of whom the same share drops out."""
     surviving, conditions = problem.setting.surviving * clients // problem.setting.clients, problem.target.conditions
     conditions = replace(conditions, sizes=((surviving, conditions.rounds),))
     return replace(
@@ -76,7 +76,7 @@ def _certainly(problem: Problem, bits: float) -> bool:
 
 
 def too_accurate(problem: Problem, bits: float, best: Design, max_error: float) -> InfeasibleError:
-    """No design is as accurate as that: names the smallest error at this ε and the smallest ε for this error."""
+    """Returns the error for a `max_error` out of reach: it names the smallest error at this ε and the ε needed."""
     error = best.error.total
     remedy = f"The smallest error at ε={rounded_up(problem.target.claim.epsilon)} is {error:.4g}, with bits={bits:g}"
     needed = _smallest_epsilon(problem, bits, max_error)
@@ -89,7 +89,7 @@ def too_accurate(problem: Problem, bits: float, best: Design, max_error: float) 
 
 
 def _smallest_epsilon(problem: Problem, bits: float, max_error: float) -> float | None:
-    """The smallest ε (within 2 %, rounded up) at which these bits reach the error."""
+    """Returns the smallest ε (within 2 %, rounded up) at which these bits reach the error."""
     if problem.target.conditions.participation.rate < 1.0:
         return None  # each trial would be a search through dp_accounting
 
@@ -110,7 +110,7 @@ def _smallest_epsilon(problem: Problem, bits: float, max_error: float) -> float 
 
 
 def _first(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
-    """The smallest number above `low` (within a factor 1.1) that is enough, None if none up to `most` is."""
+    """Returns the smallest number above `low` (within a factor 1.1) that is enough, None if none up to `most` is."""
     step = 1
     while not enough(low + step):
         low, step = low + step, max(2 * step, low // 4)

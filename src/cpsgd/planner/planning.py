@@ -45,7 +45,7 @@ class FrontierPoint:
     prefix: PrefixNoise | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, the mechanism's parameters among them."""
+        """Returns plain JSON values, the mechanism's parameters among them."""
         prefix = None if self.prefix is None else self.prefix.to_dict()
         return {**asdict(self), "mechanism": self.mechanism.name, **_parameters(self.mechanism), "prefix": prefix}
 
@@ -159,7 +159,7 @@ class Plan:
         return self.error.total / self.gaussian_squared_error
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """Returns everything as plain JSON values."""
         protocol = self.protocol
         return {
             "mechanism": protocol.mechanism.name,
@@ -334,7 +334,10 @@ def _assembled(
     designs: Callable[[], Iterable[tuple[float, Design]]],
     judge: Callable[[Mechanism], PrefixNoise] | None = None,
 ) -> Plan:
-    """The plan with a design; `designs` are those of all numbers of bits, and `judge` says what rounds make of each."""
+    """Returns the plan with a design.
+
+    `designs` gives the designs for all numbers of bits, and `judge` what a run's rounds make of each.
+    """
     gaussian = problem.gaussian_squared_error
 
     def prefix(mechanism: Mechanism) -> PrefixNoise | None:

@@ -125,7 +125,7 @@ class Problem:
         return gaussian_squared_error(self.setting, self.target)
 
     def designs(self, enough: float, bits: Iterable[float]) -> dict[float, Design]:
-        """The best design for each number of bits, rising, that has one.
+        """Returns the best design for each number of bits, rising, that has one.
 
         Beyond the usual numbers of bits more are looked at only while none has an expected squared error of at most
         `enough`. And where one is so near the Gaussian mechanism's that more bits would be wasted, it stands for these,
@@ -147,7 +147,7 @@ class Problem:
         return designs
 
     def at(self, bits: float) -> Finished | None:
-        """The best protocol with at most this many bits per coordinate, None if there is none.
+        """Returns the best protocol with at most this many bits per coordinate, None if there is none.
 
         Raises:
             ConditionError: None of them can be accounted for.
@@ -167,7 +167,7 @@ class Problem:
         return contest.best(lambda design: self.finish(design, bits))
 
     def fewest_bits(self, enough: float) -> tuple[float, Finished] | None:
-        """The fewest whole bits with an expected squared error of at most `enough`, or of the smallest there is.
+        """Returns the fewest whole bits with an expected squared error of at most `enough`, or the smallest error.
 
         Numbers of bits at which nothing could come that near are certified only if no other comes near either.
         """
@@ -190,7 +190,7 @@ class Problem:
         return min(found, key=lambda each: (each[1].error.total, each[0]), default=None)
 
     def finish(self, design: Design, bits: float) -> Finished:
-        """The design as a protocol, with nearly the smallest scale whose own guarantee is within ε."""
+        """Returns the design as a protocol, with nearly the smallest scale whose own guarantee is within ε."""
         design, protocol, proved = self._accounted(design, bits)
         modulus = design.modulus
         if modulus is not None and self.setting.most_values is None:
@@ -200,7 +200,7 @@ class Problem:
         return Finished(design.mechanism, modulus, design.error, protocol=protocol, guarantee=proved)
 
     def _accounted(self, design: Design, bits: float) -> tuple[Design, Protocol, Guarantee]:
-        """The design with nearly the smallest scale whose own guarantee is within ε, and that guarantee.
+        """Returns the design with nearly the smallest scale whose own guarantee is within ε, and that guarantee.
 
         The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
         the last word: it may be a little smaller, and then less noise is enough.
@@ -235,7 +235,7 @@ class Problem:
         return design, protocol, proved
 
     def _rescaled(self, design: Design, factor: float) -> Design:
-        """The design with its scale times `factor`; unrotated vectors stay unclipped."""
+        """Returns the design with its scale times `factor`; unrotated vectors stay unclipped."""
         scale = design.mechanism.scale * factor
         if not self.setting.rotate:
             scale = max(scale, self.setting.useful_scales(design.mechanism)[1])
@@ -255,11 +255,11 @@ class Problem:
         return protocol, self.proved(protocol)
 
     def proved(self, protocol: Protocol) -> Guarantee:
-        """The guarantee that counts: of all rounds, with those whose noise counts."""
+        """Returns the guarantee that counts: of all rounds, with those whose noise counts."""
         return guarantee(Run(protocol, self.conditions), self.target.claim.delta)
 
     def overflow_probability(self, protocol: Protocol) -> float:
-        """The proved bound for the protocol's modulus, 0 without one."""
+        """Returns the proved bound for the protocol's modulus, 0 without one."""
         if protocol.modulus is None:
             return 0.0
         return modulus.overflow_probability(
@@ -274,7 +274,7 @@ class Problem:
 
 
 def _convenient(modulus: int, dim: int, values: int) -> int:
-    """The next power of two, if the values hold it and messages are as short as with this modulus; else this one.
+    """Returns the next power of two if it fits the values and makes messages no longer; else this modulus.
 
     It overflows less often and is masked faster, and releases that know no other moduli understand it.
     """

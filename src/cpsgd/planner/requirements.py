@@ -36,7 +36,7 @@ class Requirements:
         adjacency: Which data sets are neighbours: "replace-one" (a client's vector becomes any other) or "zero-out" (it
             becomes zero).
         dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.
-        colluding: Clients per round who may tell their noise to whoever attacks; it does not count.
+        colluding: Clients per round who may reveal their noise to the attacker; it does not count.
         secure: For secure aggregation: sums are taken modulo the smallest number that will do, and `bits` must hold
             that.
         pair: For two servers: sums are taken modulo a prime, which `bits` must hold, and a coordinate is one of at most

@@ -73,7 +73,7 @@ class Setting:
     most_values: int | None = None
 
     def design(self, mechanism: Mechanism) -> Design:
-        """The design with this mechanism: the error it promises and the modulus it needs."""
+        """Returns the design with this mechanism: the error it promises and the modulus it needs."""
         return Design(mechanism, self.needed_modulus(mechanism), self.error(mechanism))
 
     def error(self, mechanism: Mechanism) -> ExpectedError:
@@ -83,7 +83,7 @@ class Setting:
         )
 
     def needed_modulus(self, mechanism: Mechanism) -> int | None:
-        """The smallest modulus for a mechanism, None without secure aggregation."""
+        """Returns the smallest modulus for a mechanism, None without secure aggregation."""
         if self.overflow is None:
             return None
         smallest = modulus.smallest_modulus(
@@ -98,7 +98,7 @@ class Setting:
         return smallest if self.most_values is None else prime_modulus(smallest, mechanism.values)
 
     def useful_scales(self, mechanism: Mechanism) -> tuple[float, float]:
-        """Between which scales clipping and noise are weighed."""
+        """Returns the smallest and largest scale worth trying in the trade between clipping and noise."""
         return mechanism.useful_scales(dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate)
 
 
@@ -141,7 +141,7 @@ def gaussian_squared_error(setting: Setting, target: Target) -> float:
 
 
 def prime_modulus(smallest: int, values: int) -> int:
-    """Returns the least prime from `smallest` on that leaves points for a proof about so many values."""
+    """Returns the least prime from `smallest` on that has enough points for a range proof of `values` values."""
     # Beyond the largest prime nothing fits: a number that no number of bits holds says so.
     return least_prime(max(smallest, values + 2)) if smallest <= LARGEST_PRIME else 2 * MAX_RADIX
 
@@ -150,7 +150,7 @@ AnyDesign = TypeVar("AnyDesign", bound=Design)
 
 
 def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
-    """Whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
+    """Returns whether some mechanism has a candidate whose rough scale fits; nothing is certified."""
     search = _search(setting, target, bits)
     return any(
         _with_best_scale(setting, candidate, target.rough_scale(candidate), values_of(bits)) is not None
@@ -160,7 +160,7 @@ def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
 
 
 def feasible(setting: Setting, target: Target, bits: float) -> bool:
-    """Whether some mechanism has a design that is certified."""
+    """Returns whether some mechanism has a design that is certified."""
     search = _search(setting, target, bits)
     values = values_of(bits)
     contenders = [_Contender.of(setting, target, kind, search, values) for kind in setting.mechanisms]
@@ -191,7 +191,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
 
 
 def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
-    """The design of at most `bits` bits per coordinate with the smallest expected error, or None if there is none."""
+    """Returns the design of at most `bits` bits per coordinate with the smallest expected error; None if none fits."""
     return Contest(setting, target, bits).best(lambda design: design)
 
 
@@ -218,7 +218,7 @@ class Contest:
         self.promise = min((each.promise for each in contenders), default=math.inf)
 
     def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
-        """The design with the smallest expected error, or None if there is none.
+        """Returns the design with the smallest expected error, or None if there is none.
 
         Args:
             finish: Makes what is wanted of a certified design. It may turn out to be less accurate, or impossible.
@@ -285,7 +285,7 @@ class _Contender:
         return cls(kind, floor, promise, [candidate for _, candidate in ranked])
 
     def unfit(self, setting: Setting, values: int) -> str:
-        """Why there is no design."""
+        """Returns the reason why there is no design."""
         if values < self.kind.fewest_values:
             return f"a message needs {self.kind.fewest_values} values"
         if self.ranked:
@@ -293,7 +293,7 @@ class _Contender:
         return "no sum fits the modulus" if setting.overflow is not None else "nothing fits"
 
     def best(self, setting: Setting, target: Target, values: int) -> Design | None:
-        """The best design that is certified."""
+        """Returns the best design that is certified."""
         most = next(count for limit, count in _FINALISTS if target.honest * values < limit)
         found = self._best_of(self.ranked[:most], setting, target, values)
         if found is None:
@@ -358,7 +358,10 @@ class _Finalist:
 
 
 def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist:
-    """The smallest scale by the quick certificate; for secure aggregation with less noise until the modulus fits."""
+    """Returns the smallest scale by the quick certificate.
+
+    For secure aggregation the noise is reduced until the modulus fits.
+    """
     while True:
         scale = target.quick_scale(candidate)
         least, _ = setting.useful_scales(candidate)
@@ -388,7 +391,7 @@ def _fitting(setting: Setting, mechanism: Mechanism, scale: float, values: int) 
 
 
 def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: float, values: int) -> Design | None:
-    """The design with the best scale that is at least `smallest_scale` and whose modulus fits, None if none fits."""
+    """Returns the design with the best scale from `smallest_scale` on whose modulus fits; None if none fits."""
     least, widest = setting.useful_scales(candidate)
     if smallest_scale > _FARTHEST * widest:
         return None

@@ -61,7 +61,7 @@ class Workload:
 
     @classmethod
     def of(cls, said: str | Sequence[float] | None, rounds: int) -> Self:
-        """From "sgd", which it is if nothing is said, or "momentum", with a schedule as in "momentum-late".
+        """Reads "sgd" (the default) or "momentum", with a schedule as in "momentum-late".
 
         Or from p_0, p_0 + p_1, ..., what a mean has moved the model by 0, 1, ... rounds later.
 
@@ -94,7 +94,7 @@ class Workload:
         return cls(np.ones(rounds), np.diff(response, prepend=0.0))
 
     def variance(self, factors: Array) -> float:
-        """The mean over rounds of the noise's variance in the model, where a round's noise is Σ_k g_k z_(t-k).
+        """Returns the mean over rounds of the noise's variance in the model, where a round's noise is Σ_k g_k z_(t-k).
 
         Args:
             factors: g; only a one for independent noise.
@@ -111,7 +111,7 @@ class Workload:
         return float(np.sum(found[bands - 1 :] ** 2))
 
     def _seen(self) -> list[Array]:
-        """The weights of all rounds' means after some of the rounds."""
+        """Returns the weights of all rounds' means after some of the rounds."""
         rounds = len(self.rates)
         chosen = sorted({int((i + 0.5) * rounds / min(rounds, _ROUNDS)) for i in range(min(rounds, _ROUNDS))})
         return [_convolved(self.rates[t::-1], self.steps[: t + 1])[t::-1] for t in chosen]

@@ -433,7 +433,7 @@ def _inverse(noise_multiplier: float) -> float:
 
 
 def _smallest(enough: Callable[[float], bool], *, start: float, limit: float) -> float:
-    """The smallest x > 0 with enough(x), from the side where it holds; infinity if there is none up to `limit`.
+    """Returns the smallest x > 0 with enough(x), from the side where it holds; infinity if there is none up to `limit`.
 
     `enough` must be monotone: false below a threshold and true above.
     """

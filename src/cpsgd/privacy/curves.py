@@ -80,7 +80,7 @@ class Family:
 
 
 def of_law(law: Law, *, reach: float, tail: float) -> list[Family]:
-    """The curves of stochastic rounding plus noise of this law; neighbours are up to `reach` lattice units apart.
+    """Returns the curves of rounding plus noise of this law, for neighbours up to `reach` lattice units apart.
 
     A coordinate u is rounded to (1 - f) Z_r + f Z_{r+1}, r + f = u, with Z_r the noise shifted by r. For a pair at
     distance t both laws are affine in the fraction of the nearer one, and excesses are jointly convex, so the worst
@@ -151,13 +151,13 @@ def _shifted(window: Window, t: float) -> _Pair:
 
 
 def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
-    """The curves of one of a client's steps, whatever the other clients hold. Distances are in units of X, up to 2.
+    """Returns the curves of one of a client's steps, for any other clients. Distances are in units of X, up to 2.
 
     Every law is affine in every client's coordinate. So the worst pairs have the client's coordinate at -1 in one world
     (or at 1, which is the mirror image) and every other client's at -1 or 1: K of them at 1. Where there are too many K
-    to take each, a block of them is covered at once: of the clients that differ within the block, the adversary is told
-    all but the part that their two extreme laws have in common. That part, a number F of equal steps that is told too,
-    is the same whatever K is. Of a block and its mirror image, with others - K in place of K, one curve tells both.
+    to take each, a block of them is covered at once: of the clients that differ within the block, the adversary learns
+    all but the part that their two extreme laws have in common. That part is a number F of equal steps, known to the
+    adversary, and does not depend on K. A block and its mirror image (others - K in place of K) have the same curve.
 
     Raises:
         ConditionError: There are no others, or the steps do not hide enough.
@@ -246,7 +246,7 @@ class _Power:
     lost: float
 
     def plus(self, other: _Power, cut: float) -> _Power:
-        """The law of the sum of two independent ones, trimmed by at most `cut`."""
+        """Returns the law of the sum of two independent ones, trimmed by at most `cut`."""
         mass = _convolved(self.mass, other.mass)
         error = self.error + other.error + (min(len(self.mass), len(other.mass)) + 2) * _UNIT
         below, above = np.cumsum(mass), np.cumsum(mass[::-1])
@@ -256,12 +256,12 @@ class _Power:
         return _Power(kept, self.first + other.first + start, error * (1.0 + 1e-9), lost)
 
     def mirrored(self) -> _Power:
-        """The law of minus the sum; where it starts does not matter here."""
+        """Returns the law of minus the sum; where it starts does not matter here."""
         return _Power(self.mass[::-1], 0, self.error, self.lost)
 
 
 def _convolved(first: Array, second: Array) -> Array:
-    """The convolution. Every mass is a sum of positive products, at most the shorter one's length of them.
+    """Returns the convolution. Every mass is a sum of positive products, at most the shorter one's length of them.
 
     NumPy's takes scalar products of that length, for which a linear algebra library may wake threads: very slow where
     processors are shared. So the shorter one is taken in parts that are too short for that.
@@ -278,7 +278,7 @@ def _convolved(first: Array, second: Array) -> Array:
 
 
 def _power(step: Array, count: int, cut: float) -> _Power:
-    """The law of `count` independent steps, but for at most `cut`. A step's masses are within 8 roundings."""
+    """Returns the law of `count` independent steps, but for at most `cut`. A step's masses are within 8 roundings."""
     found, square = _Power(np.ones(1), 0, 0.0, 0.0), _Power(step, 0, 8.0 * _UNIT, 0.0)
     # What a square loses is lost as often as it is used.
     each = 0.25 * cut / max(count, 1)
@@ -291,12 +291,14 @@ def _power(step: Array, count: int, cut: float) -> _Power:
 
 
 def _common(low: Array, high: Array, free: int, cut: float) -> tuple[list[tuple[float, _Power]], float]:
-    """Returns laws, with weights, of the steps that `free` clients of unknown sides have in common.
+    """Returns a mixture of laws, as (weight, law), for `free` clients whose steps follow `low` or `high`.
 
-    Also returns the mass of F that was left out.
+    Write each of the two laws as ρ times their common part, plus a rest. Then F ~ Binomial(free, ρ) clients take a
+    step of the common part, whichever law is theirs. The adversary may know F. Fewer steps hide less, so F is grouped
+    into a few bins and rounded down to the smallest of its bin.
 
-    F ~ Binomial(free, ρ) clients keep a step of the common law, ρ the mass that low and high share. F is told. Fewer
-    steps hide less, so a few bins of F do, each as if it were its smallest.
+    Returns:
+        The mixture, and the mass of F that was left out.
     """
     if free == 0:
         return [(1.0, _Power(np.ones(1), 0, 0.0, 0.0))], 0.0
@@ -320,7 +322,7 @@ def _common(low: Array, high: Array, free: int, cut: float) -> tuple[list[tuple[
 
 
 def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: float, tail: float, name: str) -> Curve:
-    """The largest excess of several pairs; each is a mixture whose parts are told apart."""
+    """Returns the largest excess of several pairs; each is a mixture whose parts the adversary can tell apart."""
     tails = [[(weight, _Tails(pair)) for weight, pair in mixture] for mixture in mixtures]
 
     def excess(points: Array) -> Array:
@@ -354,7 +356,7 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
 
 
 def _swapped(curve: Curve) -> Curve:
-    """The curve of (B, A): s e(1/s). Lines in s stay lines."""
+    """Returns the curve of (B, A): s e(1/s). Lines in s stay lines."""
     x = -curve.log_ratios[::-1]
     return Curve(curve.distance, x, curve.excess[::-1] * np.exp(x) * (1.0 + 1e-14))
 
@@ -372,7 +374,7 @@ class _Tails:
         self.error = 4.0 * pair.error + 4.0 * len(ratio) * _UNIT
 
     def excess(self, log_ratios: Array) -> Array:
-        """Upper bounds on e(s): a sum of A - s B over the points where it is positive, or of s B - A."""
+        """Returns upper bounds on e(s): a sum of A - s B over the points where it is positive, or of s B - A."""
         s = np.exp(log_ratios)
         # Points from `place` on have a ratio over s, or might have but for roundings.
         place = np.searchsorted(self.ratio, s * (1.0 - 0.75 * self.error), side="right")

@@ -38,7 +38,13 @@ VARIATION_SHARE = 0.05
 SLACK_SHARE = 1e-4
 """Λ over ε: what rounding after the noise may tell, which costs twice as much of ε."""
 LEVELS = 16
-"""The odometer reads multiples of ε over this."""
+"""The odometer reads multiples of ε over this, each at a share 1/16 of δ, and below them"""
+FINE_LEVELS = 100
+"""this many smaller levels, each at a share 1/100 of δ,"""
+FINE_STEP = 1.07
+"""each this much smaller than the next."""
+READING_DELTAS = 3
+"""An odometer's reading is proved at this many times δ: the filter itself, the multiples, and the smaller levels."""
 MAX_ORDER = 1024
 GAUSSIAN_CITATION = (
     "fully adaptive composition of Gaussian certificates (docs/accounting.md, section 16; Smith and Thakurta 2022, "
@@ -121,7 +127,7 @@ class Filter:
 
     @classmethod
     def of(cls, epsilon: float, delta: float, order: int | None = None) -> Filter:
-        """The filter for these ε and δ, by Rényi divergences if an order is given.
+        """Returns the filter for these ε and δ, by Rényi divergences if an order is given.
 
         Raises:
             ConditionError: No round would be allowed.
@@ -142,7 +148,7 @@ class Filter:
         return Cost(size, (rounds.tail_mass + more + overflow) * _SAFE, rounds.variation, rounds.slack)
 
     def tail(self, octave: int) -> float:
-        """Target for the tail of a round that comes after 2^octave others, but not after twice as many.
+        """Returns the target for the tail of a round that comes after 2^octave others, but not after twice as many.
 
         Over all rounds, however many they are, these add up to less than the limit.
         """
@@ -160,33 +166,40 @@ class Filter:
         return (rdp_epsilon(spent.size, self.order, left) + slack) * _SAFE
 
     def reading(self, spent: Cost) -> float:
-        """The odometer: a multiple of ε/16 that, on the whole, holds at whatever moment one looks.
+        """Returns the odometer's reading: an ε that holds, ex post, at whatever moment one looks.
 
         Where the rounds are stopped when the reading is e, by whatever rule, all that was released is as private as ε =
-        e and three times δ say; section 16 says precisely in which sense.
+        e and `READING_DELTAS` times δ say; section 16 says precisely in which sense.
+
+        Example:
+            >>> budget = Filter.of(epsilon=2.0, delta=1e-6)
+            >>> few = summed([(budget.cost(Rounds(mu=0.01), Participation.every()), 10)])
+            >>> round(budget.reading(few), 3), round(gdp_epsilon(0.01 * 10**0.5, 1e-6), 3)
+            (0.153, 0.116)
         """
         if spent == Cost():
             return 0.0
-        for level in _levels(self):
-            if spent.within(level.limit):
-                return level.epsilon
-        return self.epsilon
+        kept = (level.epsilon for level in _levels(self) if spent.within(level.limit))
+        return next(kept, self.epsilon)
 
 
 @lru_cache(maxsize=64)
 def _levels(budget: Filter) -> tuple[Filter, ...]:
-    """The odometer's filters below the budget itself, with its limits but for the size."""
-    found = []
-    for k in range(1, LEVELS):
-        epsilon, limit = budget.epsilon * k / LEVELS, budget.limit
+    """Returns the odometer's filters below the budget itself, rising, with its limits for tails and variation."""
+    limit, found = budget.limit, []
+    levels = [(budget.epsilon * k / LEVELS, LEVELS, limit.slack) for k in range(1, LEVELS)]
+    for k in range(1, FINE_LEVELS + 1):
+        part = FINE_STEP**-k
+        levels.append((budget.epsilon * part, FINE_LEVELS, limit.slack * part))
+    for epsilon, share, slack in sorted(levels):
         variation = limit.variation * (1.0 + math.exp(epsilon)) * _SAFE
-        delta = budget.delta / LEVELS + limit.tail + variation
+        delta = budget.delta / share + limit.tail + variation
         with contextlib.suppress(ConditionError):
-            found.append(_filter(epsilon, delta, limit.tail, variation, limit.slack, budget.order))
+            found.append(_filter(epsilon, delta, limit.tail, variation, slack, budget.order))
     return tuple(found)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: float, order: int | None) -> Filter:
     """With these limits for tails, for what variation adds to δ at this ε, and for Λ."""
     room = Cost(0.0, tail, variation / (1.0 + math.exp(epsilon)) / _SAFE, slack)
@@ -221,7 +234,7 @@ def rdp_shift(order: int, delta: float) -> float:
 
 
 def best_order(epsilon: float, delta: float) -> int:
-    """The order by which a Rényi filter allows most rounds of Gaussian noise, without sampling."""
+    """Returns the order by which a Rényi filter allows most rounds of Gaussian noise, without sampling."""
 
     def rounds(order: int) -> float:
         return (epsilon - rdp_shift(order, (1.0 - TAIL_SHARE - VARIATION_SHARE) * delta)) / order

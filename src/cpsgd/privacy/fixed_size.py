@@ -84,7 +84,7 @@ class SampledRounds:
 
 
 def sampled_profile(kinds: Sequence[SampledRounds], points: int) -> Callable[[float], float]:
-    """Upper bounds on δ as a function of ε >= 0 for all the rounds together.
+    """Returns upper bounds on δ as a function of ε >= 0 for all the rounds together.
 
     Example:
         >>> delta = sampled_profile([SampledRounds(mu=1.0, rate=0.01, count=1000)], FINE_POINTS)
@@ -127,7 +127,7 @@ class _Losses:
             return np.log(self.mass)
 
     def log_moment(self, power: float) -> float:
-        """Upper bound on log Σ mass e^(power loss), `power` >= 0, infinite losses left out."""
+        """Returns an upper bound on log Σ mass e^(power loss), `power` >= 0, infinite losses left out."""
         exponents = self._log_mass + power * self.loss
         largest = float(exponents.max())
         size = abs(largest) + power * float(self.loss.max()) + power * self.short
@@ -136,7 +136,7 @@ class _Losses:
         )
 
     def tilted(self, power: float) -> tuple[Array, float]:
-        """The masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
+        """Returns the masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
         scale = self.log_moment(power)
         return np.exp(self._log_mass + power * self.loss - scale), scale
 
@@ -150,7 +150,7 @@ class _Losses:
 
 
 def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
-    """The pair of one round, its losses rounded to these, which belong to the outputs x; x[0] = μ/2 has loss 0."""
+    """Returns the losses of one round, rounded to `loss`: the losses at the outputs x, where x[0] = μ/2 has loss 0."""
     mu, rate = kind.mu, kind.rate
     # An output is computed from a loss, or a loss from an output, with a few roundings.
     short = 16.0 * _UNIT * (2.0 + float(loss[-1]) - math.log(rate) + mu * (mu + float(x[-1])))
@@ -187,12 +187,12 @@ def _loss(kind: SampledRounds, x: Array) -> Array:
 
 
 def _output(kind: SampledRounds, loss: Array) -> Array:
-    """The x with l(x) = loss."""
+    """Returns the x with l(x) = loss."""
     return np.log1p(np.expm1(loss) / kind.rate) / kind.mu + 0.5 * kind.mu
 
 
 def _rough(kind: SampledRounds, level: float) -> _Losses:
-    """The pair, cut at equal distances of the output, without the farthest."""
+    """Returns the pair, cut at equal distances of the output, without the farthest."""
     x = np.linspace(0.5 * kind.mu, kind.farthest(level), _PIECES)
     loss = np.maximum.accumulate(_loss(kind, x))
     loss[0] = 0.0
@@ -209,7 +209,7 @@ class _Composition:
         self._cuts: dict[int, _Cut] = {}
 
     def delta(self, epsilon: float) -> float:
-        """Upper bound on δ at this ε."""
+        """Returns an upper bound on δ at this ε."""
         found = 1.0
         tried: set[int] = set()
         while self._level not in tried:
@@ -239,7 +239,7 @@ class _Cut:
         self._sums: _Sums | None = None
 
     def delta(self, epsilon: float) -> float:
-        """Upper bound on δ at this ε."""
+        """Returns an upper bound on δ at this ε."""
         power = self._best_power(epsilon)
         chernoff = self._log_moment(power) - power * epsilon
         # Canonne, Kamath and Steinke 2020, Proposition 12, with α = power + 1.
@@ -254,11 +254,11 @@ class _Cut:
         return math.fsum(count * losses.log_moment(power) for losses, count in self._rough)
 
     def _mean(self, power: float) -> float:
-        """The mean of the tilted sum, the derivative of `_log_moment`."""
+        """Returns the mean of the tilted sum, the derivative of `_log_moment`."""
         return math.fsum(count * losses.mean(power) for losses, count in self._rough)
 
     def _best_power(self, epsilon: float) -> float:
-        """The λ with the smallest Chernoff bound e^(Σ log M(λ) - λ ε), within limits."""
+        """Returns the λ with the smallest Chernoff bound e^(Σ log M(λ) - λ ε), within limits."""
         low, high = _LOG_POWERS
         while high - low > 0.01:
             middle = 0.5 * (low + high)
@@ -336,21 +336,25 @@ class _Sums:
             self._infinite += math.exp(min(0.0, log_tail + 1e-13 * (1.0 + abs(tail))))
 
     def _grid(self, kind: SampledRounds, level: float) -> _Losses:
-        """The pair of one round on the grid, without the farthest losses."""
+        """Returns the losses of one round on the grid, without the farthest ones."""
         farthest = float(_loss(kind, np.array([kind.farthest(level)]))[0])
         steps = min(math.ceil(farthest / self._interval), _MOST_WINDOWS * self._points)
         loss = self._interval * np.arange(steps + 1, dtype=np.float64)
         return _pair(kind, _output(kind, loss), loss)
 
     def suits(self, epsilon: float) -> bool:
-        """Whether the window holds this ε and the tilt is good enough for it."""
+        """Returns whether the window holds this ε and the error of δ there is negligible."""
         if not self._last - self._points < (epsilon - self._shift) / self._interval - 2 < self._last - 2:
             return False
-        found, added = self.delta(epsilon)
-        return added <= _NEGLIGIBLE * found
+        estimate, error = self.delta(epsilon)
+        return error <= _NEGLIGIBLE * estimate
 
     def delta(self, epsilon: float) -> tuple[float, float]:
-        """δ at this ε, and what has to be added to it for rounding errors and cut-off sums."""
+        """Returns an estimate of δ at this ε, and a bound on its error: their sum is an upper bound on δ.
+
+        The error comes from the FFT, from floating point and from losses beyond the window.
+        """
+        # The sums of losses may be too small by up to `_shift`; a smaller ε makes up for that.
         epsilon -= self._shift + 8.0 * _UNIT * (epsilon + self._last * self._interval)
         first = math.floor(epsilon / self._interval) + 1
         if first <= self._last - self._points or self._scale - self._power * self._interval * first > 700.0:
@@ -361,8 +365,8 @@ class _Sums:
         loss = self._interval * steps
         weights = np.exp(self._scale - self._power * loss) * -np.expm1(epsilon - loss)
         weights *= 1.0 + 8.0 * _UNIT * (1.0 + abs(self._scale) + self._power * float(loss[-1]))
-        found = float(np.sum(weights * self._sums[steps % self._points])) * self._inexact
-        return found, _norm(weights) * self._error * self._inexact + self._infinite + _TINY
+        estimate = float(np.sum(weights * self._sums[steps % self._points])) * self._inexact
+        return estimate, _norm(weights) * self._error * self._inexact + self._infinite + _TINY
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:

@@ -64,7 +64,7 @@ def _delta(mu: float, epsilon: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε >= 0 at which a μ-GDP mechanism is (ε, δ)-private, rounded up.
+    """Returns the smallest ε >= 0 at which a μ-GDP mechanism is (ε, δ)-private, rounded up.
 
     Example:
         >>> f"{gdp_epsilon(0.5, 1e-6):.4f}"
@@ -80,7 +80,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
-    """The largest μ at which a μ-GDP mechanism is (ε, δ)-private, rounded down.
+    """Returns the largest μ at which a μ-GDP mechanism is (ε, δ)-private, rounded down.
 
     Example:
         >>> f"{gdp_mu(1.0, 1e-6):.4f}"
@@ -92,13 +92,13 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def analytic_epsilon(*, sigma: float, sensitivity: float, delta: float) -> float:
-    """The exact ε of the Gaussian mechanism with noise σ per coordinate (Balle and Wang, Theorem 8), rounded up."""
+    """Returns the exact ε of the Gaussian mechanism with noise σ, rounded up (Balle and Wang, Theorem 8)."""
     mu = _validate.positive("sensitivity", sensitivity) / _validate.positive("sigma", sigma) * _SAFE
     return gdp_epsilon(mu, delta)
 
 
 def analytic_sigma(*, epsilon: float, sensitivity: float, delta: float) -> float:
-    """The smallest σ with which the Gaussian mechanism is (ε, δ)-private (Balle and Wang, Theorem 8), rounded up."""
+    """Returns the smallest σ for an (ε, δ)-private Gaussian mechanism, rounded up (Balle and Wang, Theorem 8)."""
     return _validate.positive("sensitivity", sensitivity) / gdp_mu(epsilon, delta) * _SAFE
 
 
@@ -132,7 +132,7 @@ def _classical_factor(delta: float) -> float:
 
 
 def _boundary(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """Neighbouring numbers (up to about 1e-15) with `holds` false at the first and true at the second.
+    """Returns neighbouring numbers (up to about 1e-15) with `holds` false at the first and true at the second.
 
     `holds` is false at `low` and true from some point on; `high` is a first guess of such a point.
     """

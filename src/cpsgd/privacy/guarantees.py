@@ -152,7 +152,7 @@ def guarantee(
         delta: δ in [0, 1), in total; 0 for pure differential privacy, which few mechanisms have.
         adjacency: "replace-one" (the paper's) or "zero-out".
         surviving: Number of clients whose messages are in the sum; all of the protocol's if None.
-        colluding: Number of those who may tell their noise to whoever sees the result.
+        colluding: Number of those who may reveal their noise to somebody who sees the result.
 
     Raises:
         ConditionError: No noise, or no method applies; the message says what would help.

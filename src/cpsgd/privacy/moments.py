@@ -102,7 +102,7 @@ class Moments:
             raise ConditionError(_TOO_FAR)
 
     def kappa(self, order: float) -> float:
-        """Upper bound on κ(α), α = `order` > 1."""
+        """Returns an upper bound on κ(α), α = `order` > 1."""
         if _validate.positive("order", order, low=1.0) > self.largest_order:
             raise ParameterError(f"Expected order <= {self.largest_order:g}, got order={order!r}.")
         largest = max(side.growth(exponent, self._reach) for side in self._sides for exponent in (order, 1.0 - order))
@@ -159,7 +159,7 @@ class _Side:
         outside = np.array([window.outside_below, window.outside_above])
 
         def ends(shift: int) -> Array:
-            """Upper bounds on the end cells of Z_r, `shift` = ±r, but for `window.error`."""
+            """Returns upper bounds on the end cells of Z_r, `shift` = ±r, but for `window.error`."""
             below, above = window.below[first - 1 - shift - window.first], window.above[last - shift - window.first]
             return np.array([below + window.outside_below, above + window.outside_above])
 
@@ -188,7 +188,7 @@ class _Side:
         self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / largest_error)
 
     def growth(self, exponent: float, reach: float) -> float:
-        """Upper bound on sup over 0 < t <= reach of log M(t) / t²."""
+        """Returns an upper bound on sup over 0 < t <= reach of log M(t) / t²."""
         attained = 0.0
         intervals: list[tuple[_Node, _Node, int]] = []
         for r in range(math.ceil(reach)):
@@ -247,7 +247,7 @@ class _Node:
         self.curvature, self.curvature_error = bound * (1.0 + 1e-14), 0.0
 
     def bound(self, right: _Node) -> float:
-        """Upper bound on sup of log M(t) / t² between this node and the one to the right."""
+        """Returns an upper bound on sup of log M(t) / t² between this node and the one to the right."""
         curvature = max(self.curvature + self.curvature_error, right.curvature + right.curvature_error)
         base = 1.0 + self.moment
         start, stop = self.r + self.fraction, right.r + right.fraction
@@ -267,7 +267,7 @@ class _Node:
 def _sums(
     exponent: float, fraction: float, mass: Array, mass_error: Array, near: Array, far: Array, inexact: Array
 ) -> list[float]:
-    """The sums behind M - 1, M' and M'', and behind their rounding errors."""
+    """Returns the sums behind M - 1, M' and M'', and behind their rounding errors."""
     slope = far - near
     excess = near + fraction * slope
     log = np.log1p(excess)
@@ -292,5 +292,5 @@ def _sums(
 
 
 def _dot(first: Array, second: Array) -> float:
-    """The sum of products, on one thread: BLAS starts several, which costs more than it gains here."""
+    """Returns the sum of products, on one thread: BLAS starts several, which costs more than it gains here."""
     return float(np.einsum("i,i->", first, second))

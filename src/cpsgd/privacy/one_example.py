@@ -51,12 +51,12 @@ class OneExample(Protocol):
     """A protocol as the accounting of single examples sees it; see `example_protocol`."""
 
     def reach(self, adjacency: Adjacency) -> float:
-        """The whole range, also for zero-out: without an example a sum may be anything, not zero alone."""
+        """Returns the whole range, also for zero-out: without an example a sum may be anything, not zero alone."""
         return super().reach(Adjacency.REPLACE_ONE)
 
 
 def example_protocol(protocol: Protocol, examples: int) -> OneExample:
-    """The protocol whose clients are as far apart as one example moves a sum; for the accounting only.
+    """Returns the protocol whose clients are as far apart as one example moves a sum; for the accounting only.
 
     Raises:
         ParameterError: The grid is too coarse for the proof.

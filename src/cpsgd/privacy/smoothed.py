@@ -30,11 +30,11 @@ from cpsgd.privacy.curves import Curve, Family
 # Distances of the scaled first curve grow by these factors: tangents of t² are then within 0.06 % of it and, where
 # Δ (c/w)² is so small that J/Δ is flat and chords will do, those.
 _RATIO, _NARROW_RATIO, _NARROW = 1.025, 1.03, 0.05
-# Where less will do, exponents of these factors are larger; after a failure that is not tried for so many values of w.
+# Where less will do, exponents of these factors are larger; after a failure that is not tried for _RETRY values.
 _COARSER, _RETRY = 2.5, 4
 # The smallest distance is so small that the kernel of R is constant, to this much, where the curve matters.
 _FLAT = 0.12
-# Values of w grow by this factor. c/√w runs from -W to W, W one of these, over so many values times W.
+# Values of w grow by this factor. c/√w runs from -W to W, W one of these, over this many values times W.
 _GROWTH, _THRESHOLDS = 1.2, 5.0
 _WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
 _LARGEST_EXPONENT, _SMALLEST_EXPONENT = 300.0, 640.0
@@ -68,7 +68,7 @@ class Growth:
     reach: float
 
     def reached(self, budget: float) -> float:
-        """Upper bound on w when the squared distances add up to `budget`."""
+        """Returns an upper bound on w when the squared distances add up to `budget`."""
         return min(self._reached_from(first, budget) for first in range(len(self.starts)))
 
     def _reached_from(self, first: int, budget: float) -> float:
@@ -81,7 +81,7 @@ class Growth:
         return float(self.starts[-1] + left * self.rates[-1]) * (1.0 + 1e-12)
 
     def affordable(self, w: float) -> float:
-        """The largest Σt², rounded down, after which w is at most this; 0 where even the start is more."""
+        """Returns the largest Σt², rounded down, after which w is at most this; 0 where even the start is more."""
         found = 0.0
         for first in range(len(self.starts)):
             spent = 0.0
@@ -183,7 +183,7 @@ class _Curves:
         self._wait = 0
 
     def rate(self, w: float, tail: float, least: float = 0.0, precision: float = _PRECISION) -> float:
-        """Upper bound on κ(w), within about `precision` of the best; `least` where that is one."""
+        """Returns an upper bound on κ(w), within about `precision` of the best; `least` where that is one."""
         largest = self._largest
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
@@ -252,7 +252,7 @@ class _Curves:
         )
 
     def _nodes(self, w: float, end: float, coarser: float) -> list[Curve]:
-        """The first curve, scaled down to where it is narrow against √w, and the others.
+        """Returns the first curve, scaled down to where it is narrow against √w, and the others.
 
         Distances are closer together where J/Δ changes with Δ. With `coarser` over 1 there are fewer of them, and the
         bound is less tight.
@@ -267,7 +267,7 @@ class _Curves:
         return [*_scaled(first, scales[::-1]), *self.family.others]
 
     def _smallest(self, w: float, end: float, distance: float) -> float:
-        """Upper bound on R/t² for all t up to the smallest distance and all c up to `end`.
+        """Returns an upper bound on R/t² for all t up to the smallest distance and all c up to `end`.
 
         With t = λ t₁ it is 2/t₁² ∫ e(1 + u) k(λ u) du, and with b = c/w - 3/2 the kernel is k(v) <= (1 + v)^b <=
         1 + b v + v² (|b| + 1)² exp(1.4 (|b| + 2)|v|)/2 for |v| <= ½.
@@ -289,7 +289,7 @@ class _Curves:
 
 
 def _scaled(curve: Curve, scales: Sequence[float]) -> list[Curve]:
-    """The curves of the mixtures (1 - λ) B + λ A: e_λ(1 + v) = λ e(1 + v/λ)."""
+    """Returns the curves of the mixtures (1 - λ) B + λ A: e_λ(1 + v) = λ e(1 + v/λ)."""
     column = np.array(scales)[:, None]
     moved = np.log1p(column * np.expm1(curve.log_ratios))
     excess = column * (curve.excess * (1.0 + 1e-15))
@@ -319,7 +319,7 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
 
 
 def _masses(x: Array, e: Array, w: float) -> Array:
-    """The measure of the cells at their ends.
+    """Returns the measure of the cells at their ends.
 
     In a cell ẽ is linear in s, hence under ē + δ ξ with ξ from -1 to 1, up to a share h/8 of its fall; the exponent,
     concave in x, lies under its tangent y ξ in the middle. With E_j the averages of ξ^j exp(y ξ) the two ends get
@@ -363,7 +363,7 @@ class _Test:
         return np.stack([logs[:, :-1] - rise * self._c0, rise])
 
     def gap(self, rate: float) -> float:
-        """An upper bound on the largest log R - log J; at most zero if the rate is enough."""
+        """Returns an upper bound on the largest log R - log J; at most zero if the rate is enough."""
         w, t = self.w, self.distances
         widths = rate * t * t
         average, bend = _averages(w, widths, self._c0, self._c1)
@@ -407,14 +407,20 @@ class _Test:
         return found
 
     def _worst(self, chords: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None) -> float:
-        """The largest excess of log R, under its chord between two thresholds, over log J, over its tangent in c²."""
+        """Returns a bound on the largest log R - log J between thresholds.
+
+        log R is replaced by its chord between two thresholds, and log J by its tangent in c².
+        """
         start, rise = chords
         wanted = np.ones(value.shape, dtype=np.bool_) if where is None else where
         return kernels.largest_excess(start, rise, value, bend, wanted, self._y, self._c0, self._c1)
 
 
 def _averages(w: float, widths: Array, c0: Array, c1: Array) -> tuple[Array, Array]:
-    """Lower bounds on log J/Δ at c² = (c0² + c1²)/2, and its slope in c² there: a row per width, a column per cell."""
+    """Returns lower bounds on log J/Δ and its slope in c², at c² = (c0² + c1²)/2.
+
+    There is a row per width and a column per cell.
+    """
     # The same for c and -c.
     half, cells = (len(c0) + 1) // 2, len(c0)
     squares = (c0 * c0)[:half], (c1 * c1)[:half]

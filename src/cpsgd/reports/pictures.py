@@ -151,8 +151,7 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
     axes.set_ylim(0.0, 1.12 * max(budget.epsilon, *spent, 0.0))
     plotting.tidy(
         axes,
-        title=f"{budget.population}: ε spent at δ = {power(budget.delta)}, {budget.adjacency} neighbours, "
-        f"unit {budget.unit}",
+        title=f"{budget.population}: ε spent at {_delta(budget)}, {budget.adjacency} neighbours, unit {budget.unit}",
         xlabel="time (UTC)" if in_time else "round",
         ylabel="ε",
     )
@@ -160,6 +159,15 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
         axes.xaxis_date()
         figure.autofmt_xdate()
     return plotting.save(figure, path)
+
+
+def _delta(budget: Budget) -> str:
+    """The δ of what was spent; readings of adaptive budgets hold at a larger one."""
+    from cpsgd.privacy.filters import READING_DELTAS
+
+    if budget.filter is None:
+        return f"δ = {power(budget.delta)}"
+    return f"δ = {power(READING_DELTAS * budget.delta)} (ex post)"
 
 
 def _days(text: str) -> float:

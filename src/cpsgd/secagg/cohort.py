@@ -9,6 +9,7 @@ Whoever holds a quorum of signatures under the same statement knows that no othe
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,8 @@ from cpsgd.secagg.packets import Session
 
 _MEMBER_BYTES = keys.PUBLIC_BYTES + 32
 _KEYS_BYTES = 2 * keys.KEY_BYTES
-ADVERT_BYTES = _KEYS_BYTES + keys.PUBLIC_BYTES + keys.SIGNATURE_BYTES
+_COUNTER = struct.Struct("<Q")
+ADVERT_BYTES = _KEYS_BYTES + keys.PUBLIC_BYTES + keys.SIGNATURE_BYTES + _COUNTER.size
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,17 @@ class Advert:
     """The public keys of a client in one round.
 
     Attributes:
-        keys: The X25519 public keys: 32 bytes for the channels to its neighbours, 32 for its masks.
+        keys: 32 bytes for the boxes to its neighbours (`cpsgd.secagg.boxes`), 32 for its masks (X25519).
         identity: The Ed25519 public key it signs with: of who the client is, with a roster; else made for the round.
         signature: By that identity, over all of this, the client's number, the session and the roster.
+        counter: Number of adverts that the client's memory knows of, this one included. Others who remember a larger
+            one know that the memory was set back. 0 without a memory.
     """
 
     keys: bytes
     identity: bytes
     signature: bytes
+    counter: int = 0
 
     @property
     def channel_key(self) -> bytes:
@@ -49,8 +54,8 @@ class Advert:
         return self.keys[keys.KEY_BYTES :]
 
     def to_bytes(self) -> bytes:
-        """160 bytes."""
-        return self.keys + self.identity + self.signature
+        """168 bytes."""
+        return self.keys + self.identity + self.signature + _COUNTER.pack(self.counter)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Advert:
@@ -61,8 +66,8 @@ class Advert:
         """
         if len(data) != ADVERT_BYTES:
             raise MessageError(f"An advert takes {ADVERT_BYTES} bytes, got {len(data)}.")
-        end = _KEYS_BYTES + keys.PUBLIC_BYTES
-        return cls(data[:_KEYS_BYTES], data[_KEYS_BYTES:end], data[end:])
+        end, last = _KEYS_BYTES + keys.PUBLIC_BYTES, ADVERT_BYTES - _COUNTER.size
+        return cls(data[:_KEYS_BYTES], data[_KEYS_BYTES:end], data[end:last], *_COUNTER.unpack(data[last:]))
 
     @classmethod
     def make(
@@ -72,31 +77,47 @@ class Advert:
         public_keys: bytes,
         signer: Ed25519PrivateKey,
         roster: frozenset[bytes] | None,
+        counter: int = 0,
     ) -> Advert:
         """Returns the advert of a client, signed."""
-        signature = signer.sign(_signed(session, client, public_keys, roster))
-        return cls(public_keys, keys.public_bytes(signer), signature)
+        signature = signer.sign(_signed(session, client, public_keys, roster, counter))
+        return cls(public_keys, keys.public_bytes(signer), signature, counter)
 
     def check(self, session: Session, client: int, roster: frozenset[bytes] | None) -> None:
-        """Whether the advert is by whoever it says, and that is somebody on the roster, if there is one.
+        """Checks that the advert is signed by the identity it names, and that the roster, if any, lists it.
 
         Raises:
-            SignatureError: It is not, or who made it has another roster.
+            SignatureError: It is not, or the signer has another roster.
         """
         if roster is not None and self.identity not in roster:
             raise SignatureError(f"Client {client} is nobody on the roster.")
         try:
-            keys.verify(self.identity, self.signature, _signed(session, client, self.keys, roster), client)
+            keys.verify(
+                self.identity, self.signature, _signed(session, client, self.keys, roster, self.counter), client
+            )
         except SignatureError:
             raise SignatureError(
                 f"The signature of client {client} is wrong, or its roster is not the same as here."
             ) from None
 
 
-def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes] | None) -> bytes:
+def check_counter(client: int, counter: int, before: int | None) -> None:
+    """Refuses a counter that is not larger than one its owner signed before.
+
+    Raises:
+        SignatureError: The client's memory was set back, to a backup for instance: it has forgotten what it answered.
+    """
+    if before is not None and counter <= before and before:
+        raise SignatureError(
+            f"Client {client} has a memory that was set back: its counter is {counter}, and was {before} before."
+        )
+
+
+def _signed(session: Session, client: int, public_keys: bytes, roster: frozenset[bytes] | None, counter: int) -> bytes:
     """Returns the bytes that an advert signs. The roster is in them: all who accept each other have the same one."""
     known = keys.roster_digest(roster or frozenset())
-    return keys.digest(b"advert", session.context, packets.INDEX.pack(client), public_keys, known)
+    parts = packets.INDEX.pack(client), public_keys, known, _COUNTER.pack(counter)
+    return keys.digest(b"advert", session.context, *parts)
 
 
 @dataclass(frozen=True)

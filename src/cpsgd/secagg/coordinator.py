@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.errors import ParameterError, SenderError, StageError, ThresholdError
+from cpsgd.errors import MessageError, ParameterError, SenderError, ShareError, StageError, ThresholdError
 from cpsgd.secagg import keys, packets, shamir
-from cpsgd.secagg.cohort import Advert, Cohort, Statement
+from cpsgd.secagg.boxes import BOX_BYTES, Route, agree
+from cpsgd.secagg.cohort import Advert, Cohort, Statement, check_counter
 from cpsgd.secagg.packets import Invitation, Kind, Session, Stage
 from cpsgd.secagg.parameters import SecureParameters
-from cpsgd.secagg.participant import SEALED_BYTES
 from cpsgd.secagg.shamir import Recovery
 
 _COMMITMENT_BYTES = 32
@@ -57,6 +57,7 @@ class SecureServer:
         roster: Iterable[bytes] | None = None,
         session: bytes | None = None,
         colluding: int = 1,
+        counters: dict[bytes, int] | None = None,
     ) -> None:
         """Prepares a round.
 
@@ -65,12 +66,15 @@ class SecureServer:
             roster: Raw Ed25519 public keys of all who may take part; then all clients must have an identity on it.
             session: 16 public bytes for this attempt; by default random ones.
             colluding: Clients that may lie together. Nobody is blamed for what these could make up.
+            counters: Largest counter of each identity so far, which those of this round are added to. A smaller one is
+                of a memory that was set back, and refused.
         """
         identifier = os.urandom(packets.SESSION_BYTES) if session is None else session
         if len(identifier) != packets.SESSION_BYTES:
             raise ParameterError(f"Expected session to have {packets.SESSION_BYTES} bytes.")
         self.parameters, self._colluding = parameters, _validate.integer("colluding", colluding, low=1)
         self._roster = None if roster is None else keys.as_roster(roster)
+        self._counters = {} if counters is None else counters
         self._session = Session(parameters, identifier, self._roster is not None)
         self._context = self._session.context
         self._stage = Stage.INVITE
@@ -80,7 +84,7 @@ class SecureServer:
         self._adverts: dict[int, Advert] = {}
         self._public: set[bytes] = set()  # all keys that were announced
         self._cohort = Cohort(parameters.clients, {})  # all who were announced to everybody
-        self._listed: dict[int, tuple[int, ...]] = {}  # neighbours each client was told of
+        self._listed: dict[int, tuple[int, ...]] = {}  # neighbours announced to each client
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender and receiver
         self._delivered: dict[int, tuple[int, ...]] = {}  # neighbours whose shares each client holds
@@ -145,6 +149,30 @@ class SecureServer:
             raise StageError("There is no sum before the last stage is closed.")
         return self._result
 
+    def judge(self, accuser: int, accused: int, proof: bytes) -> tuple[int, str] | None:
+        """Returns the client that a complaint about a box proves to lie, with the reason; None if it proves nothing.
+
+        Args:
+            accuser: The client that cannot use what another one sealed for it.
+            accused: That other one.
+            proof: Of the secret that the two share (`cpsgd.secagg.boxes`); may be empty.
+        """
+        if self._stage is not Stage.MASK or accused not in self._delivered.get(accuser, ()):
+            return None
+        box, (sender, receiver) = self._sealed[accused][accuser], (self._adverts[accused], self._adverts[accuser])
+        route = Route(self._context, accused, accuser, sender.keys, receiver.keys)
+        if not route.is_signed(box):
+            return accused, f"It did not sign what it sealed for client {accuser}."
+        if not proof:
+            return None
+        try:
+            route.read(route.proved_secret(proof), box)
+        except ShareError:
+            return accused, f"It signed what are no shares for client {accuser}: the box was opened."
+        except MessageError:
+            return accuser, f"Its proof against client {accused} is wrong."
+        return accuser, f"It complained about client {accused} without a reason: the box was opened."
+
     def __repr__(self) -> str:
         return f"SecureServer(round={self.parameters.round}, stage={self._stage.name}, clients={len(self._members)})"
 
@@ -155,17 +183,20 @@ class SecureServer:
         advert.check(self._session, client, self._roster)
         # A key that agrees on nothing would stop all neighbours; better to stop its owner.
         probe = X25519PrivateKey.generate()
-        keys.agree(probe, advert.channel_key)
+        agree(probe, advert.channel_key)
         keys.agree(probe, advert.mask_key)
         announced = advert.channel_key, advert.mask_key, advert.identity
         if len(set(announced)) != len(announced) or not self._public.isdisjoint(announced):
             raise SenderError(f"Client {client} repeats a public key.")
+        if self._roster is not None:
+            check_counter(client, advert.counter, self._counters.get(advert.identity))
+            self._counters[advert.identity] = advert.counter
         self._public.update(announced)
         self._adverts[client] = advert
 
     def _take_shares(self, client: int, body: memoryview) -> None:
         receivers = self._listed[client]
-        sealed = packets.split_entries(body[_COMMITMENT_BYTES:], SEALED_BYTES, len(receivers))
+        sealed = packets.split_entries(body[_COMMITMENT_BYTES:], BOX_BYTES, len(receivers))
         self._commitments[client] = bytes(body[:_COMMITMENT_BYTES])
         self._sealed[client] = dict(zip(receivers, sealed, strict=True))
 

@@ -136,10 +136,10 @@ def smallest_threshold(clients: int, neighbours: int) -> int:
 
 
 def smallest_quorum(clients: int, neighbours: int, surviving: int, colluding: int = 0) -> int:
-    """Returns how many must sign the same survivors, so that no other set can have as many signatures.
+    """Returns the fewest signatures under one set of survivors for which no other set can have as many.
 
-    In a complete graph everybody is tied to everybody who signed, so that whoever signed, all survivors are in the sum.
-    On a sparse graph only those who signed are known to be.
+    In a complete graph any quorum is tied to all survivors, so all of them are in the sum. On a sparse graph only
+    the clients that signed are known to be.
     """
     majority = (clients + colluding) // 2 + 1
     return majority if neighbours == clients - 1 else max(majority, surviving)
@@ -174,6 +174,7 @@ def neighbours_and_threshold(
 
 
 def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
+    """Returns bounds on both risks for n clients with k neighbours and threshold t, by the hypergeometric law."""
     if k == n - 1:
         return Risk(float(n - dropped < t), float(2 * t <= n + colluding))
     # Slow to import, and not needed for a complete graph.
@@ -190,7 +191,7 @@ def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
 
 
 def _crowded(n: int, k: int, t: int, colluding: int) -> float:
-    """Bound on the probability that too many colluding clients are next to an honest one, in some list."""
+    """Returns a bound on the probability that too many colluding clients are next to an honest one, in some list."""
     from scipy.stats import hypergeom
 
     row = k // 2
@@ -199,7 +200,7 @@ def _crowded(n: int, k: int, t: int, colluding: int) -> float:
 
 
 def _parts(n: int, k: int, dropped: int, colluding: int) -> float:
-    """Bound on the probability that the honest survivors are not connected."""
+    """Returns a bound on the probability that the honest survivors are not connected."""
     missing, row = min(n, dropped + colluding), k // 2
     if missing < row:
         return 0.0

@@ -121,12 +121,13 @@ def verify(public: bytes, signature: bytes, signed: bytes, client: int) -> None:
     Raises:
         SignatureError: It is wrong, or over something else.
     """
-    if not _is_signed(public, signature, signed):
+    if not is_signed(public, signature, signed):
         raise SignatureError(f"The signature of client {client} is wrong.")
 
 
 @lru_cache(maxsize=1 << 12)
-def _is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
+def is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
+    """Returns whether a signature is right."""
     # Remembered, for clients that share a process, as in simulations, all check the same signatures.
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)

@@ -33,7 +33,7 @@ from cpsgd.randomness import Keystream
 
 # Sums and keystream of one block stay in the processor's cache while all masks are added to it.
 _BLOCK_BYTES = 1 << 18
-# A server may have a hundred thousand masks to remove; so many ciphers at once would take more memory than the sums.
+# A server may have a hundred thousand masks to remove; that many ciphers at once would take more memory than the sums.
 _MASKS_AT_ONCE = 256
 
 

@@ -27,9 +27,9 @@ from cpsgd.secagg import keys
 from cpsgd.secagg.parameters import SecureParameters
 
 MAGIC = b"cpss"
-VERSIONS = (3, 4)
+VERSIONS = (5, 6)
 """The second is for sums modulo a number that is no power of two, which the first cannot name. Versions 1 and 2 are
-refused: an active server could learn single inputs from them."""
+refused: an active server could learn single inputs from them. In 3 and 4 no complaint could be proved."""
 SESSION_BYTES = 16
 # magic, version, kind, fingerprint, round, session, client; then the checksum of these and the body.
 _FIELDS = struct.Struct("<4sBB16sQ16sI")

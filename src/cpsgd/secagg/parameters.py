@@ -211,8 +211,8 @@ class SecureParameters:
 
     @property
     def version(self) -> int:
-        """The version of the messages: 3, and 4 where the modulus is no power of two."""
-        return 3 if self.modulus is None else 4
+        """The version of the messages: 5, and 6 where the modulus is no power of two."""
+        return 5 if self.modulus is None else 6
 
     def to_bytes(self) -> bytes:
         """Returns all fields, in 49 bytes, or 53 where the modulus is no power of two."""

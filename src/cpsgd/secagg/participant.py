@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Self
 
@@ -26,19 +26,18 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import keys, packets, shamir
+from cpsgd.secagg.boxes import BOX_BYTES, SHARES_BYTES, ChannelKey, Route
 from cpsgd.secagg.cohort import ADVERT_BYTES, Advert, Cohort, Statement
 from cpsgd.secagg.packets import Invitation, Kind, Session, Stage
 from cpsgd.secagg.parameters import SecureParameters
 
 _MAGIC = b"cpsk"
-_VERSION = 2
+_VERSION = 3
 _HEAD = struct.Struct("<4sBB")
 _LENGTH = struct.Struct("<I")
 _DIGEST_BYTES = 32
 _STAGES = tuple(stage for stage in Stage if stage is not Stage.UPLOAD)
 _SECTIONS = 10
-PAIR_BYTES = 2 * shamir.SHARE_BYTES
-SEALED_BYTES = PAIR_BYTES + keys.TAG_BYTES
 
 
 class SecureClient:
@@ -109,10 +108,20 @@ class SecureClient:
         invitation = None if self._state is None else self._state.invitation
         return self._index if invitation is None else invitation.client
 
+    @property
+    def counters(self) -> dict[int, tuple[bytes, int]]:
+        """Identity and counter of each neighbour, by number, while the client waits for their shares."""
+        adverts = {} if self._state is None else self._state.adverts
+        return {client: (each.identity, each.counter) for client, each in adverts.items() if client != self.index}
+
     # ------------------------------------------------------------------ stages
 
-    def advertise(self, invitation: bytes) -> bytes:
+    def advertise(self, invitation: bytes, counter: Callable[[], int] = lambda: 0) -> bytes:
         """Stage 0: accepts an invitation and announces fresh public keys.
+
+        Args:
+            invitation: The server's message.
+            counter: Called when all is accepted and before anything is signed; returns the advert's counter.
 
         Raises:
             InvitationError: It is for other parameters, another client, or the server and this client do not agree
@@ -133,13 +142,13 @@ class SecureClient:
                 f"The round is for {found.session.parameters.clients} clients and {len(self._roster)} are on the "
                 "roster: a server could give one number to two of them. They must be as many, or index fixed."
             )
-        channel, mask = (X25519PrivateKey.from_private_bytes(os.urandom(keys.KEY_BYTES)) for _ in range(2))
-        public = channel.public_key().public_bytes_raw() + mask.public_key().public_bytes_raw()
+        seed, mask = os.urandom(keys.KEY_BYTES), X25519PrivateKey.from_private_bytes(os.urandom(keys.KEY_BYTES))
+        public = ChannelKey(seed).public + mask.public_key().public_bytes_raw()
         signer = self._identity or Ed25519PrivateKey.from_private_bytes(os.urandom(keys.KEY_BYTES))
-        advert = Advert.make(found.session, found.client, public, signer, self._roster)
+        advert = Advert.make(found.session, found.client, public, signer, self._roster, counter())
         state.invitation = found
         state.signing_private = b"" if self._identity else signer.private_bytes_raw()
-        state.channel_private, state.mask_private = channel.private_bytes_raw(), mask.private_bytes_raw()
+        state.channel_private, state.mask_private = seed, mask.private_bytes_raw()
         state.adverts = {found.client: advert}
         state.stage = Stage.SHARE
         return found.session.write(Kind.ADVERTISEMENT, found.client, advert.to_bytes())
@@ -163,23 +172,17 @@ class SecureClient:
         holders = [*adverts, me]
         seed_shares = shamir.split(seed, parameters.threshold, holders)
         key_shares = shamir.split(state.mask_private, parameters.threshold, holders)
-        channel = X25519PrivateKey.from_private_bytes(state.channel_private)
-        own = state.adverts[me]
-        sealed = [
-            keys.seal(
-                keys.agree(channel, advert.channel_key),
-                session.context,
-                me,
-                client,
-                own.keys + advert.keys,
-                seed_shares[client] + key_shares[client],
+        channel, own = ChannelKey(state.channel_private), state.adverts[me]
+        boxes = [
+            channel.seal(
+                Route(session.context, me, client, own.keys, advert.keys), seed_shares[client] + key_shares[client]
             )
             for client, advert in adverts.items()
         ]
         state.seed, state.own_share = seed, seed_shares[me]
         state.adverts, state.cohort = {**adverts, me: own}, cohort.to_bytes()
         state.stage = Stage.MASK
-        return session.write(Kind.SHARES, me, keys.commitment(seed, session.context, me) + b"".join(sealed))
+        return session.write(Kind.SHARES, me, keys.commitment(seed, session.context, me) + b"".join(boxes))
 
     def mask(self, delivery: bytes, values: NDArray[np.uint32]) -> bytes:
         """Stage 2: takes the neighbours' shares; uploads the integers under all masks.
@@ -189,7 +192,8 @@ class SecureClient:
             values: `dim` integers of type uint32 below the modulus.
 
         Raises:
-            SecureAggregationError: The shares cannot be opened, or are too few.
+            ShareError: A neighbour's shares cannot be opened. Its text is a complaint, with a proof for the server.
+            SecureAggregationError: The shares are too few.
             ParameterError: The values are not what they should be.
         """
         state = self._in(Stage.MASK)
@@ -297,6 +301,7 @@ class SecureClient:
     # ------------------------------------------------------------------ checks
 
     def _in(self, stage: Stage) -> ClientState:
+        """Returns the state; raises `StageError` if the client is not in this stage."""
         if self._state is None:
             raise StageError("The state was moved out of this client; restore it and go on with that one.")
         if self._state.stage is not stage:
@@ -308,23 +313,15 @@ class SecureClient:
         state = self._in(Stage.MASK)
         session, me = _joined(state)
         body = session.read(delivery, Kind.DELIVERY, me)
-        entries = packets.read_entries(body, SEALED_BYTES, session.parameters.neighbours)
+        entries = packets.read_entries(body, BOX_BYTES, session.parameters.neighbours)
         _check_left(session.parameters, len(entries))
-        channel = X25519PrivateKey.from_private_bytes(state.channel_private)
-        own = state.adverts[me]
+        channel, own = ChannelKey(state.channel_private), state.adverts[me]
         received: dict[int, bytes] = {}
-        for client, sealed in entries.items():
+        for client, box in entries.items():
             advert = state.adverts.get(client)
             if advert is None or client == me:
                 raise SenderError(f"Client {client} is no neighbour that advertised its keys.")
-            shared = keys.agree(channel, advert.channel_key)
-            pair = keys.open_sealed(shared, session.context, client, me, advert.keys + own.keys, sealed)
-            try:
-                shamir.check(pair[: shamir.SHARE_BYTES])
-                shamir.check(pair[shamir.SHARE_BYTES :])
-            except ShareError:
-                raise ShareError(f"What client {client} sealed for client {me} are no shares.") from None
-            received[client] = pair
+            received[client] = channel.open(Route(session.context, client, me, advert.keys, own.keys), box)
         return received
 
     def _check_adverts(self, cohort: Cohort, adverts: dict[int, Advert]) -> None:
@@ -417,13 +414,13 @@ class ClientState:
     Attributes:
         stage: The client's next stage.
         invitation: The invitation it agreed to; None before.
-        channel_private: X25519 private key of the channels, until the shares are delivered.
+        channel_private: Seed of the channel key, until the shares are delivered.
         mask_private: X25519 private key of the masks, until the upload.
         signing_private: Ed25519 private key that was made for the round, until the survivors are signed; with a roster
             there is none.
         seed: Of its own mask, until the upload.
         own_share: Its share of its own seed.
-        adverts: Of itself and the neighbours it was told of, until the upload.
+        adverts: Of itself and of the neighbours announced to it, until the upload.
         cohort: All who take part, as bytes.
         received: Of each neighbour: a share of its seed, then a share of its mask key.
         survivors: The set of survivors it signed, as bytes.
@@ -442,7 +439,7 @@ class ClientState:
     survivors: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Returns the state, readable by whoever holds the bytes."""
+        """Returns the state, not encrypted."""
         sections = [
             self.invitation.write() if self.invitation else b"",
             *(self.channel_private, self.mask_private, self.signing_private, self.seed, self.own_share),
@@ -474,7 +471,7 @@ class ClientState:
         most = invitation.session.parameters.neighbours + 1 if invitation else 0
         entries = packets.read_entries(listed, ADVERT_BYTES, most)
         adverts = {client: Advert.from_bytes(entry) for client, entry in entries.items()}
-        shares = packets.read_entries(received, PAIR_BYTES, most)
+        shares = packets.read_entries(received, SHARES_BYTES, most)
         return cls(stage, invitation, channel, mask, signing, seed, own_share, adverts, cohort, shares, survivors)
 
 

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, combinations
 
 import numpy as np
 
@@ -37,6 +37,7 @@ _ROWS_AT_ONCE = 256
 # Many liars among many clients must not keep the server busy: a client in this many disputes needs no more of them.
 _ENOUGH_PAIRS = 256
 _RUNS = 32
+_MOST_TRIED = 1 << 14  # shares that are looked at for one secret
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
@@ -148,7 +149,7 @@ def _secret(value: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
-    """Lagrange's weights at 0: product over the others of x_m / (x_m - x_j).
+    """Returns Lagrange's weights at 0: product over the others of x_m / (x_m - x_j).
 
     The denominators are products of small numbers, x_j in place of the difference to itself. NumPy multiplies as many
     of them as 62 bits hold, Python the rest; all are inverted at once.
@@ -200,7 +201,7 @@ def _interpolated(values: Mapping[int, int]) -> tuple[list[int], list[int]]:
 
 
 def _divided(dividend: list[int], divisor: list[int]) -> tuple[list[int], list[int]]:
-    """Quotient and rest. The divisor's highest coefficient is not 0."""
+    """Returns the quotient and the remainder. The divisor's highest coefficient must not be 0."""
     rest, inverse = list(dividend), pow(divisor[-1], -1, PRIME)
     quotient = [0] * max(1, len(dividend) - len(divisor) + 1)
     for shift in range(len(dividend) - len(divisor), -1, -1):
@@ -211,15 +212,16 @@ def _divided(dividend: list[int], divisor: list[int]) -> tuple[list[int], list[i
 
 
 def _minus_product(first: list[int], one: list[int], other: list[int]) -> list[int]:
-    found = first + [0] * max(0, len(one) + len(other) - 1 - len(first))
+    """Returns the polynomial `first` - `one` · `other`."""
+    difference = first + [0] * max(0, len(one) + len(other) - 1 - len(first))
     for i, factor in enumerate(one):
         for j, coefficient in enumerate(other):
-            found[i + j] = (found[i + j] - factor * coefficient) % PRIME
-    return _trimmed(found)
+            difference[i + j] = (difference[i + j] - factor * coefficient) % PRIME
+    return _trimmed(difference)
 
 
 def _trimmed(coefficients: list[int]) -> list[int]:
-    """Without the highest coefficients that are 0; the polynomial 0 keeps one."""
+    """Returns the polynomial without leading zero coefficients; the zero polynomial keeps one."""
     end = len(coefficients)
     while end > 1 and not coefficients[end - 1]:
         end -= 1
@@ -266,8 +268,8 @@ class Recovery:
                 self._note(owner, shares, right, found)
                 return found
         spare, lies = len(shares) - self._threshold, self._colluding
-        # So many lies are always found: half as many as are to spare, and also one where all but each are tried.
-        dealt_wrongly = spare >= 2 * lies or (spare == lies == 1 and len(shares) < _RUNS)
+        # These lies are always found: half as many as are to spare, or all, where every choice of liars is tried.
+        dealt_wrongly = spare >= 2 * lies or self._tries_all(len(shares))
         raise ShareError(
             f"The shares of a secret of client {owner} do not give it: too many of them are wrong.",
             dealer=owner if dealt_wrongly else None,
@@ -276,9 +278,9 @@ class Recovery:
     def _note(self, owner: int, shares: Mapping[int, bytes], right: Mapping[int, bytes], secret: bytes) -> None:
         """Notes which of the other shares are wrong: those that do not give the secret together with right ones.
 
-        Liars among the latter can make their errors cancel, so that the secret comes out and the others look wrong. Not
-        if all are of one polynomial, which has t values in common with the true one: the secret, and those of so many
-        shares that t - 1 of them are right whoever lies.
+        Liars among the latter can make their errors cancel, so that the secret comes out and the others look wrong.
+        They cannot if all lie on one polynomial: it then agrees with the true one in t values, namely the secret and
+        t - 1 shares that are right for any set of liars.
         """
         if shares.keys() == right.keys() or len(right) < self._threshold + self._colluding - 1:
             return
@@ -291,7 +293,7 @@ class Recovery:
                 self._pairs[holder] += 1
 
     def _guesses(self, shares: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
-        """Shares that may all be right."""
+        """Yields sets of shares that may all be right, the likeliest first."""
         trusted = {holder: share for holder, share in shares.items() if holder not in self._pairs}
         if len(trusted) >= self._threshold:
             yield trusted
@@ -302,6 +304,14 @@ class Recovery:
         holders = sorted(shares)
         for start in range(0, len(holders) if len(holders) > self._threshold else 0, 1 + len(holders) // _RUNS):
             yield {holder: shares[holder] for holder in (holders[start:] + holders[:start])[: self._threshold]}
+        if self._tries_all(len(holders)):
+            for wrong_ones in combinations(holders, self._colluding):
+                yield {holder: shares[holder] for holder in holders if holder not in wrong_ones}
+
+    def _tries_all(self, count: int) -> bool:
+        """Returns whether every choice of colluding holders can be left out of so many shares."""
+        enough = count - self._colluding >= self._threshold
+        return enough and count * math.comb(count, self._colluding) <= _MOST_TRIED
 
 
 def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:

@@ -22,6 +22,7 @@ import math
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 from typing import Protocol as TypingProtocol
 
@@ -64,10 +65,18 @@ class FreshNoise:
 
     def __init__(self, mechanism: Mechanism) -> None:
         """Draws the noise of this mechanism."""
-        self._noise = mechanism.noise
-        apart = self._noise.separate and mechanism.grid is not None
-        self.client = mechanism.without_noise() if apart else mechanism
-        self.variance = self._noise.variance
+        self._mechanism, self._noise = mechanism, mechanism.noise
+
+    @cached_property
+    def client(self) -> Mechanism:
+        """Replaces each client's mechanism: its noise is left out if it is added apart from rounding."""
+        apart = self._noise.separate and self._mechanism.grid is not None
+        return self._mechanism.without_noise() if apart else self._mechanism
+
+    @property
+    def variance(self) -> float:
+        """The noise's variance per client."""
+        return self._noise.variance
 
     def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
         """Describes the noise of `count` clients to a device; None where the host must draw it."""

@@ -132,7 +132,10 @@ def table_bytes(rounding: Rounding) -> int:
 
 
 def coin_bits(coins: int) -> int:
-    """Returns the bits of a random word that are coins: the first four that are forced, and others up to `coins`."""
+    """Returns the mask of the bits of a random word that serve as coins.
+
+    Bits 14, 15, 30 and 31 are always in it; of the others, the lowest are added until there are `coins`.
+    """
     others = [bit for bit in range(32) if 0x3F003F00 >> bit & 1]
     return 0xC000C000 | sum(1 << bit for bit in others[: max(0, coins - 4)])
 

@@ -98,7 +98,11 @@ def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
 
 
 def _spread(rows: torch.Tensor, signs: torch.Tensor, bound: float, unit: float) -> torch.Tensor:
-    """Does all passes but the last, and returns the factors of the resulting rows."""
+    """Does all passes of the rotation but the last, in place, and returns the factor of each row.
+
+    The factor clips the row to norm `bound` and multiplies it by `unit`; the last pass applies it. A dimension that is
+    no power of two takes two transforms: of the first coordinates, and of the last ones.
+    """
     (count, dim), device = rows.shape, rows.device
     log = _log(dim)
     parts = 2 << (log - _TILE_BITS)

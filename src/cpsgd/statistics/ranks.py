@@ -75,6 +75,7 @@ def _root_geometry(bins: int) -> tuple[float, float]:
 
 
 def _geometry(columns: int, bins: int, groups: int = 1) -> Geometry:
+    """Returns dimension, norm and replace-one distance of a user's vector: a column of R per column of the table."""
     norm, apart = _root_geometry(bins)
     apart = max(norm, apart, math.sqrt(2.0) * norm if groups > 1 else 0.0)
     return Geometry(groups * columns * bins, math.sqrt(columns) * norm, math.sqrt(columns) * apart, _REASON)

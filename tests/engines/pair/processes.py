@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cpsgd import Protocol
 from cpsgd.engines.pair.running import environment, free_port, write_task
 from cpsgd.engines.pair.task import Admission, create_task
 
@@ -27,10 +28,11 @@ class Servers:
         scheme: str = "http",
         stores: dict[str, str] | None = None,
         options: tuple[str, ...] = (),
+        planned: Protocol | None = None,
     ) -> None:
         urls = {role: f"{scheme}://127.0.0.1:{free_port()}" for role in ("leader", "helper")}
         self.task, self.secrets = create_task(
-            protocol(), leader=urls["leader"], helper=urls["helper"], rounds=rounds, admission=admission
+            planned or protocol(), leader=urls["leader"], helper=urls["helper"], rounds=rounds, admission=admission
         )
         self.folder, self._options = folder, options
         self._stores = stores or {role: str(folder / f"{role}.db") for role in urls}

@@ -9,6 +9,7 @@ revealed by each server for itself, once.
 from __future__ import annotations
 
 import hashlib
+import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from cpsgd.errors import (
     ParameterError,
     SignatureError,
     StageError,
+    StoreError,
     ThresholdError,
 )
 from cpsgd.ledger import Ledger, RoundEvent
@@ -34,6 +36,8 @@ from cpsgd.secagg.pair.proof import Basis, LeaderShare, evaluation_message, open
 from cpsgd.secagg.pair.sealing import Role, unseal
 from cpsgd.secagg.pair.shape import RoundShape
 from cpsgd.secagg.pair.upload import TOKEN_BYTES, Upload, check_signature, upload_bytes
+
+logger = logging.getLogger("cpsgd.pair")
 
 MOST_IN_REQUEST = 1024
 """Reports in one request to the helper."""
@@ -77,7 +81,7 @@ class RefusedReportError(CpsgdError):
 
 
 class Books:
-    """What both servers have in common: the task, the store, the open round's sums, and who may send."""
+    """State that both servers keep: the task, the store, the open round's sums, and who may send."""
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class Books:
         return self.task.admission == "tokens"
 
     def basis(self, shape: RoundShape, report: bytes) -> Basis:
-        """The one point at which a report is ever evaluated."""
+        """Returns the one point at which a report is ever evaluated."""
         return Basis.of(shape, report, self.secrets.verification)
 
     def admit(self, sender: bytes, part: bytes) -> tuple[bytes | None, bytes]:
@@ -207,6 +211,12 @@ class Leader:
                 found.append(refusal.verdict)
             except MessageError as error:
                 found.append(error)
+            except StoreError:
+                raise
+            except Exception:
+                # One upload must not hold up those that came with it.
+                logger.exception("An upload cannot be read.")
+                found.append(MessageError("The upload cannot be read."))
         prepared = [each for each in found if isinstance(each, Prepared)]
         senders = {each.sender for each in prepared if each.sender is not None}
         if not senders:
@@ -346,6 +356,11 @@ class Helper:
         except SignatureError:
             return None, None, Verdict.NOT_ADMITTED
         except MessageError:
+            return None, None, Verdict.UNREADABLE
+        except StoreError:
+            raise
+        except Exception:
+            logger.exception("A report cannot be read.")
             return None, None, Verdict.UNREADABLE
         return sender, share.values, Verdict.ACCEPTED if good else Verdict.OUT_OF_RANGE
 

@@ -122,7 +122,7 @@ class Figures:
 
 
 class Service:
-    """What both servers answer."""
+    """The requests that both servers answer."""
 
     def __init__(self, books: Books, settled: Callable[[int], Awaitable[bool]] | None = None) -> None:
         """Prepares the answers; `settled` is asked before a round is closed, and closes it to new reports."""
@@ -152,11 +152,11 @@ class Service:
         return guard
 
     async def task(self, request: Request) -> Response:
-        """The task's file."""
+        """Returns the task's file."""
         return JSONResponse(self.books.task.to_dict())
 
     async def round(self, request: Request) -> Response:
-        """The open round and its counts; null after the last."""
+        """Returns the open round and its counts; null after the last."""
         books = self.books
         if books.current >= books.task.rounds:
             return JSONResponse({"round": None, "rounds": books.task.rounds})
@@ -262,10 +262,6 @@ def helper_app(helper: Helper) -> Starlette:
 # ------------------------------------------------------------------ the leader
 
 
-class Busy(Exception):  # noqa: N818  # no error of anybody's
-    """A report could not be put on record; whoever sent it may send it again."""
-
-
 @dataclass(frozen=True)
 class Waiting:
     """An upload whose sender waits for an answer."""
@@ -310,7 +306,7 @@ class Intake:
             return verdict_response(Verdict.REUSED_ID)
         try:
             return verdict_response(await asyncio.wait_for(asyncio.shield(waiting.answer), _PATIENCE))
-        except (TimeoutError, Busy):
+        except TimeoutError:
             return busy()
 
     async def work(self) -> None:
@@ -340,12 +336,12 @@ class Intake:
             start = time.perf_counter()
             try:
                 answers = await self._settle([each.data for each in batch])
+            except StoreError as error:
+                logger.error("A batch failed: %s", error)
+                answers = [error] * len(batch)
             except Exception as error:
-                if not isinstance(error, StoreError):
-                    logger.exception("A batch failed.")
-                else:
-                    logger.error("A batch failed: %s", error)
-                answers = [Busy()] * len(batch)
+                logger.exception("A batch failed.")
+                answers = [error] * len(batch)
             self.figures.seconds += time.perf_counter() - start
             for waiting, answer in zip(batch, answers, strict=True):
                 self._waiting.pop(waiting.data[16:32], None)

@@ -42,7 +42,7 @@ _PATIENCE = 10.0
 
 
 class Verdict(IntEnum):
-    """What became of a report."""
+    """The outcome of a report."""
 
     ACCEPTED = 1
     OUT_OF_RANGE = 2
@@ -136,7 +136,7 @@ class ReportStore:
     # ------------------------------------------------------------------ the connection
 
     def _connect(self) -> Any:
-        """Returns a connection that nobody else's can work beside."""
+        """Returns a connection that locks the store against other processes."""
         if not self._postgres:
             file = sqlite3.connect(self._url, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
             for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
@@ -171,13 +171,13 @@ class ReportStore:
 
     @contextmanager
     def _reading(self) -> Iterator[Run]:
-        """For statements that change nothing."""
+        """Yields a connection for statements that change nothing."""
         with self._lock, self._failing():
             yield self._statements()[1]
 
     @contextmanager
     def _transaction(self) -> Iterator[Run]:
-        """Everything in it happens, or nothing."""
+        """Yields a transaction: everything in the block happens, or nothing."""
         with self._lock, self._failing():
             cursor, run = self._statements()
             cursor.execute("BEGIN" if self._postgres else "BEGIN IMMEDIATE")

@@ -152,13 +152,13 @@ class PairTask:
 
 @dataclass(frozen=True, repr=False)
 class Secrets:
-    """What one party keeps to itself.
+    """The secrets of one party.
 
     Attributes:
         private: The server's private key for sealed parts; none for the collector.
         verification: The key that evaluation points follow from; both servers have it, clients must never.
-        peer: What the leader shows to the helper.
-        collector: What the collector shows to both.
+        peer: The leader's token for requests to the helper.
+        collector: The collector's token for requests to both servers.
     """
 
     collector: bytes

@@ -80,7 +80,7 @@ class GaussianCertificate:
 
 
 def gaussian_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, tail: float) -> GaussianCertificate:
-    """The Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
+    """Returns the Gaussian certificate of a round whose sum carries noise of this law in every coordinate.
 
     All its numbers are upper bounds, also in floating point.
 
@@ -107,7 +107,7 @@ def gaussian_certificate(law: Law, *, dim: int, sensitivity: float, levels: int,
 def certified_epsilon(
     law: Law, *, dim: int, sensitivity: float, levels: int, delta: float
 ) -> tuple[float, GaussianCertificate]:
-    """The smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
+    """Returns the smallest ε the Gaussian certificate proves for this δ, and the certificate that proves it.
 
     δ includes the tails; the other parameters are those of `gaussian_certificate`. A smaller tail leaves more of δ to
     the Gaussian, a larger one makes the range narrower and μ₁ smaller. Twenty shares are tried; each is valid.
@@ -149,7 +149,7 @@ class _Profile:
         self.quotients = _quotients(self.window)
 
     def certificate(self, tail: float) -> GaussianCertificate:
-        """The certificate that leaves at most `tail` outside."""
+        """Returns the certificate that leaves at most `tail` outside."""
         low, high, mass = central_range(self.window, tail / self.dim)
         if not inside(self.law, low - self.steps, high + self.steps):
             raise ConditionError(
@@ -191,7 +191,7 @@ def check_delta(delta: float, dim: int, share: float) -> None:
 
 
 def central_range(law: Window, mass: float) -> tuple[int, int, float]:
-    """The narrowest [a, b] with P(Z < a) and P(Z > b) at most mass/2 each, and a bound on P(Z not in [a, b])."""
+    """Returns the narrowest [a, b] with tails of at most mass/2 on each side, and a bound on P(Z not in [a, b])."""
     left = law.below * (1.0 + law.error) + law.outside_below
     right = law.above * (1.0 + law.error) + law.outside_above
     below = int(np.searchsorted(left, 0.5 * mass, side="right"))
@@ -203,7 +203,7 @@ def central_range(law: Window, mass: float) -> tuple[int, int, float]:
 
 
 def _quotients(law: Window) -> Array:
-    """Upper bounds on f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))) for all z of the window but its first."""
+    """Returns upper bounds on f(z) / min(φ(q(F(z - 1))), φ(q(F(z)))) for all z of the window but its first."""
     # Lower bound on min(F, 1 - F). Each is summed from its own end, so the smaller of the two is accurate.
     side = np.minimum(law.below, law.above)[:-1] * (1.0 - 2.0 * law.error)
     # Upper bound on |q|, hence a lower bound on φ(q), which falls with |q|.
@@ -215,7 +215,7 @@ def _quotients(law: Window) -> Array:
 
 
 def _unit_mu(law: Window, quotients: Array, low: int, high: int) -> float:
-    """Upper bound on the largest quotient in [low, high]."""
+    """Returns an upper bound on the largest quotient in [low, high]."""
     if low <= law.first or high >= law.last:
         raise ConditionError(
             f"No Gaussian certificate: the range [{low}, {high}] reaches probabilities under {SMALLEST_MASS:g}. "

@@ -64,7 +64,7 @@ class RenyiCertificate:
 
 
 def renyi_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, delta: float) -> RenyiCertificate:
-    """The smallest ε over all orders α of the Rényi certificate, for the parameters of `certified_epsilon`.
+    """Returns the smallest ε over all orders α of the Rényi certificate, for the parameters of `certified_epsilon`.
 
     Raises:
         ConditionError: The box reaches the end of the law's support, or the computation would take more than a few
@@ -162,12 +162,12 @@ class _Orders:
         return RenyiCertificate(epsilon, self._delta, order, kappa, self._tail)
 
     def guess(self) -> float:
-        """The order that a Gaussian with this divergence would choose."""
+        """Returns the order that a Gaussian with this divergence would choose."""
         slope = 0.5 * self._square * math.fsum(count * moments.kappa(2.0) for moments, count in self._rounds)
         return 1.0 + math.sqrt(math.log(1.0 / (self._delta - self._tail)) / slope)
 
     def best(self, start: RenyiCertificate, step: float = 0.5) -> RenyiCertificate:
-        """The smallest ε around an order, of which ε is nearly a parabola in x = log(α - 1).
+        """Returns the smallest ε around an order, of which ε is nearly a parabola in x = log(α - 1).
 
         Every order is valid, so the search may stop anywhere.
         """

@@ -42,7 +42,7 @@ _LARGER_BUDGETS = 4
 def smoothed_certificate(
     law: Law | Steps, *, dim: int, sensitivity: float, reach: float, tail: float, rounds: int = 1
 ) -> GaussianCertificate:
-    """The smoothed certificate of `rounds` rounds together: all of them are μ-GDP up to `tail_mass`.
+    """Returns the smoothed certificate of `rounds` rounds together: all of them are μ-GDP up to `tail_mass`.
 
     All its numbers are upper bounds, also in floating point.
 
@@ -84,7 +84,7 @@ def smoothed_certificate(
 
 
 def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1) -> float:
-    """The largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
+    """Returns the largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
 
     Raises:
         ConditionError: There is no certificate.
@@ -104,7 +104,7 @@ def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: f
 def smoothed_epsilon(
     law: Law | Steps, *, dim: int, sensitivity: float, reach: float, delta: float, rounds: int = 1
 ) -> tuple[float, GaussianCertificate]:
-    """The smallest ε that the smoothed certificate proves for this δ, tails included, and the certificate.
+    """Returns the smallest ε that the smoothed certificate proves for this δ, tails included, and the certificate.
 
     Raises:
         ConditionError: There is no certificate at any share of δ for the tails.
@@ -130,7 +130,7 @@ def _families(law: Law | Steps, reach: float, tail: float) -> list[Family]:
 
 
 def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
-    """The growth up to this budget, or to a few times as much where that is too little to smooth over."""
+    """Returns the growth up to this budget, or to a few times as much where that is too little to smooth over."""
     _families(law, reach, tail)  # if there are none, no budget helps
     for _ in range(_LARGER_BUDGETS):
         try:

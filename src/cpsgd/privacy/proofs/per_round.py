@@ -41,7 +41,7 @@ CITATION = "Kairouz, Oh, Viswanath (2017), The Composition Theorem for Different
 
 
 def randomized_response_delta(*, epsilon: float, rounds: int, target_epsilon: float) -> float:
-    """The smallest δ' with which `rounds` pure `epsilon`-DP mechanisms are (target_epsilon, δ')-DP, rounded up.
+    """Returns the smallest δ' with which `rounds` pure `epsilon`-DP mechanisms are (target_epsilon, δ')-DP, rounded up.
 
     Theorem 3.3 with δ = 0, written for every ε' >= 0 and not only for the ε' = (R-2i)ε at the corners:
     δ' = Σ_l C(R, l) max(0, e^((R-l)ε) - e^(ε' + lε)) / (1 + e^ε)^R, the hockey-stick divergence of R-fold
@@ -71,7 +71,7 @@ def randomized_response_delta(*, epsilon: float, rounds: int, target_epsilon: fl
 
 
 def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_delta: float) -> float:
-    """The smallest ε' for which `rounds` mechanisms, each (epsilon, delta)-DP, are (ε', target_delta)-DP, rounded up.
+    """Returns the smallest ε', rounded up, so that `rounds` (epsilon, delta)-DP mechanisms are (ε', target_delta)-DP.
 
     Raises:
         ConditionError: The rounds' own δ already add up to `target_delta`.

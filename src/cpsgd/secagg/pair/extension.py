@@ -185,7 +185,7 @@ def irreducible(prime: int, degree: int) -> tuple[int, ...]:
 
 
 def _is_irreducible(lower: tuple[int, ...], prime: int) -> bool:
-    """Rabin's test of X^K + lower."""
+    """Returns whether f = X^K + lower is irreducible over the integers modulo `prime`, by Rabin's test."""
     degree = len(lower)
     divisors = [q for q in range(2, degree + 1) if degree % q == 0 and is_prime(q)]
     checked = {degree // q for q in divisors}
@@ -222,7 +222,7 @@ def _to_the(base: list[int], exponent: int, lower: tuple[int, ...], prime: int) 
 
 
 def _gcd(a: list[int], b: list[int], prime: int) -> list[int]:
-    """The greatest common divisor of two polynomials, lowest coefficient first."""
+    """Returns the greatest common divisor of two polynomials, lowest coefficient first."""
 
     def trimmed(p: list[int]) -> list[int]:
         while p and p[-1] == 0:

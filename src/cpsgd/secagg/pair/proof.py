@@ -44,7 +44,7 @@ class ReportParts:
 
 @dataclass(frozen=True, repr=False)
 class LeaderShare:
-    """What the leader reads out of its part: the hash for the joint randomness, and its shares."""
+    """The leader's part of a report, read: the hash for the joint randomness, and its shares."""
 
     part: bytes
     values: Elements
@@ -54,7 +54,7 @@ class LeaderShare:
 
 @dataclass(frozen=True, repr=False)
 class HelperShare:
-    """What the helper derives from its seed."""
+    """The helper's part of a report, derived from its seed."""
 
     part: bytes
     values: Elements
@@ -220,7 +220,7 @@ class Basis:
 
     @classmethod
     def of(cls, shape: RoundShape, report: bytes, verification_key: bytes) -> Basis:
-        """The one point at which this report is ever evaluated."""
+        """Returns the one point at which this report is ever evaluated."""
         return cls.at(shape, evaluation_point(shape, report, verification_key))
 
 
@@ -238,6 +238,6 @@ def prepared(shape: RoundShape) -> RoundShape:
 
 
 def _leader_stream(shape: RoundShape, report: bytes, seed: bytes) -> tuple[bytes, Elements]:
-    """The blind and the leader's shares of the masks."""
+    """Returns the blind and the leader's shares of the masks."""
     stream = Stream(shape, "leader seed", report, seed)
     return stream.bytes(32), stream.elements(shape.columns)

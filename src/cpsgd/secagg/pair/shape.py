@@ -36,7 +36,7 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class RoundShape:
-    """What all reports of a round have in common.
+    """The sizes and the field that all reports of a round share.
 
     Attributes:
         field: E, and in it F_p.

@@ -49,7 +49,7 @@ class Stream:
         done = 0
         while done < count:
             missing = count - done
-            # Exactly as many words as are missing: whoever reads the stream again must stop at the same word.
+            # Exactly as many words as are missing: every reader of the stream must stop at the same word.
             words = np.frombuffer(self._encryptor.update(bytes(4 * missing)), dtype="<u4")
             done += kernels.uniform_elements(words, prime, out[done:])
         return out

@@ -1,0 +1,189 @@
+"""Both servers as web applications in this process: refusals, full disks, and errors of our own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from cpsgd.engines.pair import service
+from cpsgd.engines.pair.running import free_port
+from cpsgd.engines.pair.servers import Books
+from cpsgd.engines.pair.service import helper_app, leader_app
+from cpsgd.engines.pair.task import check_address
+from cpsgd.errors import ParameterError
+
+from .local import Pair
+
+SECRET = "a text of ours"
+
+
+class Web:
+    """Both servers on threads of this process, and a client of each."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        helper = helper_app(pair.helper)
+        carried = httpx.ASGITransport(app=helper)
+        self.apps = {"leader": leader_app(pair.leader, transport=carried), "helper": helper}
+        self.leader, self.helper = (httpx.Client(trust_env=False, timeout=30.0) for _ in range(2))
+        self.collector = {"Authorization": f"Bearer {pair.secrets['collector'].collector.hex()}"}
+
+    def post(self, client: int) -> httpx.Response:
+        return self.leader.post("/reports", content=self.pair.upload(client).to_bytes())
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    monkeypatch.setattr(service, "_PATIENCE", 1.0)
+    monkeypatch.setattr(service, "_PAUSE", 0.01)
+    found = Web(Pair(tmp_path))
+    with ExitStack() as stack:
+        for client, app in ((found.leader, found.apps["leader"]), (found.helper, found.apps["helper"])):
+            client.base_url = httpx.URL(stack.enter_context(served(app)))
+            stack.enter_context(client)
+        yield found
+
+
+@contextmanager
+def served(app: Starlette) -> Iterator[str]:
+    """The application on a port of this machine."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+
+
+def is_problem(response: httpx.Response, status: int, kind: str) -> bool:
+    """Whether it is a problem document of this kind, without any text of ours."""
+    assert response.headers["content-type"] == "application/problem+json"
+    assert SECRET not in response.text
+    assert "Traceback" not in response.text
+    found = response.json()
+    return (response.status_code, found["status"], found["type"]) == (status, status, f"about:cpsgd:{kind}")
+
+
+def test_reports_are_accepted_counted_and_repeated(web: Web) -> None:
+    uploads = [web.pair.upload(i).to_bytes() for i in range(8)]
+    for upload in uploads * 2:
+        assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
+    assert web.leader.get("/round").json() == {"round": 0, "rounds": 2, "accepted": 8, "refused": 0, "needed": 8}
+    assert "cpsgd_pair_accepted 8" in web.leader.get("/metrics").text
+    assert "8 of at least 8" in web.helper.get("/").text
+    assert web.helper.get("/task").json() == web.pair.task.to_dict()
+    for server in (web.leader, web.helper):
+        assert server.post("/rounds/0/close", headers=web.collector).json()["accepted"] == 8
+        first = server.post("/rounds/0/reveal", headers=web.collector)
+        assert (first.status_code, first.content) == (
+            200,
+            server.post("/rounds/0/reveal", headers=web.collector).content,
+        )
+    assert is_problem(web.post(9), 409, "round-closed")
+    assert web.leader.get("/round").json()["round"] == 1
+
+
+def test_what_is_refused_is_a_problem_document_and_stores_nothing(web: Web) -> None:
+    upload = web.pair.upload(0).to_bytes()
+    for wrong in (b"", b"x" * 100, upload[:-1], upload + b"\0", bytes(len(upload))):
+        assert is_problem(web.leader.post("/reports", content=wrong), 400, "malformed")
+    assert is_problem(web.leader.post("/reports", content=b"x" * 10**6), 400, "malformed")
+    assert is_problem(web.leader.get("/nowhere"), 404, "no-such-address")
+    assert is_problem(web.leader.get("/reports"), 405, "no-such-address")
+    assert is_problem(web.helper.post("/rounds/x/close"), 404, "no-such-address")
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer \xe9".encode("latin-1")}):
+        for path in ("/rounds/0/close", "/rounds/0/reveal"):
+            assert is_problem(web.leader.post(path, headers=headers), 401, "not-authorized")
+        assert is_problem(web.helper.post("/verify", headers=headers), 401, "not-authorized")
+    assert is_problem(web.leader.post("/rounds/0/reveal", headers=web.collector), 409, "not-now")
+    assert is_problem(web.leader.post("/rounds/5/close", headers=web.collector), 409, "not-now")
+    peer = {"Authorization": f"Bearer {web.pair.secrets['leader'].peer.hex()}"}
+    assert is_problem(web.helper.post("/verify", content=b"x", headers=peer), 400, "malformed")
+    for pair in (web.pair.leader, web.pair.helper):
+        assert (pair.books.store.round(0).accepted, pair.books.store.round(0).refused) == (0, 0)
+
+
+@pytest.mark.parametrize("role", ["leader", "helper"])
+def test_a_full_disk_says_busy_and_the_same_bytes_count_once_later(web: Web, role: str) -> None:
+    for index in range(7):
+        assert web.post(index).status_code == 200
+    store = getattr(web.pair, role).books.store
+    upload = web.pair.upload(7).to_bytes()
+    # The database may not grow any more, and the table has no room left: SQLite then fails as on a full disk.
+    run = store._connection.execute
+    run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0] + 2}")
+    rows = ((os.urandom(16), os.urandom(32)) for _ in range(10_000))
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        deque((run("INSERT INTO reports VALUES (?, 9, NULL, ?, 1)", row) for row in rows), maxlen=0)
+    assert is_problem(web.leader.post("/reports", content=upload), 503, "busy")
+    run("PRAGMA max_page_count = 1000000")
+    assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
+    for each in (web.pair.leader, web.pair.helper):
+        assert each.books.store.round(0).accepted == 8
+
+
+def test_errors_of_our_own_show_nothing(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError(SECRET)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(web.pair.leader.books.store, "round", fail)
+        assert is_problem(web.leader.get("/round"), 500, "failed")
+        assert is_problem(web.leader.get("/"), 500, "failed")
+        assert is_problem(web.leader.get("/metrics"), 500, "failed")
+    with monkeypatch.context() as patch:
+        patch.setattr(web.pair.leader, "evaluate", fail)
+        assert is_problem(web.post(0), 500, "failed")
+    with monkeypatch.context() as patch:
+        patch.setattr("cpsgd.engines.pair.servers.open_leader", fail)
+        assert is_problem(web.post(0), 400, "malformed")
+    with monkeypatch.context() as patch:
+        patch.setattr("cpsgd.engines.pair.servers.verify", fail)
+        assert is_problem(web.post(0), 422, "unreadable")
+    # And the service goes on.
+    assert web.post(0).json() == {"verdict": "accepted"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Books, "close", fail)
+        assert is_problem(web.leader.post("/rounds/0/close", headers=web.collector), 500, "failed")
+    assert web.leader.post("/rounds/0/close", headers=web.collector).json()["accepted"] == 1
+
+
+def test_a_helper_that_answers_nonsense_is_asked_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = web.pair.upload(0).to_bytes()
+    verify, asked = web.pair.helper.verify, []
+
+    def nonsense(request: bytes) -> bytes:
+        asked.append(request)
+        return verify(request) if len(asked) > 2 else b"\1\1\1"
+
+    monkeypatch.setattr(web.pair.helper, "verify", nonsense)
+    assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
+    assert len(asked) == 3
+    assert len(set(asked)) == 1
+    assert web.pair.helper.books.store.round(0).accepted == 1
+
+
+@pytest.mark.parametrize("url", ["http://phones.example", "http://10.0.0.1:80", "127.0.0.1:1", "file:///x", ""])
+def test_addresses_that_show_secrets_are_refused(url: str) -> None:
+    with pytest.raises(ParameterError):
+        check_address(url)
+    for good in ("https://phones.example", "http://127.0.0.1:1", "http://[::1]:5", "http://localhost"):
+        assert check_address(good) == good
+    assert check_address("http://phones.example", insecure=True)
