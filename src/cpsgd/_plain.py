@@ -137,6 +137,7 @@ def _readers(kind: Any) -> dict[str, Reader]:
 
 @cache
 def _reader(hint: Any) -> Reader:
+    """Returns the function that reads a plain value as this type, or raises."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         inner = _reader(next(each for each in arguments if each is not NoneType))

@@ -156,6 +156,7 @@ class Conditions:
 
 
 def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], ...]:
+    """Returns (messages, rounds with that many), sorted, from any form of `surviving`."""
     if isinstance(surviving, Mapping):
         sizes = _rising(surviving.items())
     elif isinstance(surviving, Sequence | np.ndarray):

@@ -106,6 +106,7 @@ def field_texts(kind: type[Any]) -> dict[str, str]:
 
 
 def _make() -> type[Any]:
+    """Makes the dataclass with a field for every parameter of any mechanism."""
     options: dict[str, tuple[Any, str, list[str]]] = {}
     for name, kind in MECHANISMS.items():
         texts = field_texts(kind)

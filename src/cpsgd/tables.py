@@ -200,6 +200,7 @@ def _check_types(name: str, column: Column, title: str) -> None:
 
 
 def _of_columns(title: str, columns: Mapping[str, Column]) -> DataTable:
+    """Returns the table of columns in memory."""
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         raise TableError(f"{title} has columns of different lengths.")
@@ -220,6 +221,7 @@ def _unmasked(what: str, values: Any) -> Any:
 
 
 def _array(name: str, column: Any) -> Column:
+    """Returns a column as an array, without silent conversions that could merge values."""
     column = _unmasked(f"Column {name!r}", column)
     if hasattr(column, "to_numpy"):
         column = column.to_numpy()
@@ -239,6 +241,7 @@ def _array(name: str, column: Any) -> Column:
 
 
 def _of_array(title: str, source: ArrayLike) -> DataTable:
+    """Returns the table of an array."""
     try:
         array = np.asarray(source)
     except ValueError:
@@ -253,6 +256,7 @@ def _of_array(title: str, source: ArrayLike) -> DataTable:
 
 
 def _of_frame(source: Any) -> DataTable:
+    """Returns the table of a frame of pandas or polars."""
     import narwhals
     from narwhals.exceptions import DuplicateError
 

@@ -300,6 +300,7 @@ def _excess(claims: Sequence[Claim]) -> float:
 
 
 def _law_checks(batches: Sequence[Played], generator: np.random.Generator, share: float) -> list[Check]:
+    """Returns the checks that the sums follow their exact law."""
     uniforms = [batch.law.uniform(batch.sums, generator) for batch in batches]
     ordered = checks.in_order(batches, uniforms)
     return [
@@ -321,6 +322,7 @@ def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float,
 
 
 def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
+    """Refuses a protocol that sends floats, and sizes that are too large to audit."""
     mechanism = protocol.mechanism
     grid = mechanism.grid
     if grid is None:

@@ -41,6 +41,7 @@ def started(
     running: list[subprocess.Popen[str]] = []
 
     def checked(level: str) -> list[dict[str, Any]]:
+        """Runs the checks in a process at this level, and returns its answer for each case."""
         environment = {**os.environ, "CPSGD_SIMD": level}
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with subprocess.Popen([sys.executable, "-m", "cpsgd.audit"], env=environment, text=True, **pipes) as process:

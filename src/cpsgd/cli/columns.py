@@ -262,7 +262,7 @@ def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -
     about |= {**vars(chosen.cost), "mechanism": chosen.mechanism, **chosen.columns.whose}
     table = open_table(file)
     ask: Callable[..., Statistic] = getattr(statistics, statistic)
-    with output.warnings_told(), output.progress(table.rows, "rows") as advance:
+    with output.warnings_shown(), output.progress(table.rows, "rows") as advance:
         found = ask(table, **about, confidence=result.confidence, **chosen.budget.arguments, advance=advance)
     failure: OSError | None = None
     try:
@@ -288,6 +288,7 @@ def _save(found: Statistic, result: ResultOptions) -> None:
 
 
 def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
+    """Returns the rows of a result's table."""
     rows = found.rows()
     values = [
         (name if group is None else f"{group} {name}", f"{value:.6g}  [{low:.6g}, {high:.6g}]")
@@ -310,6 +311,7 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
 
 
 def _written(found: Statistic, path: Path) -> bytes:
+    """Returns the values as a file of JSON or CSV."""
     if path.suffix.lower() == ".json":
         return (json_module.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n").encode()
     text = io.StringIO()

@@ -114,6 +114,7 @@ def _seed(text: str) -> int | str:
 
 
 def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
+    """Trains the private run and its baselines in a folder, and writes their reports there."""
     try:
         from cpsgd.dashboard import run_view
         from cpsgd.learning import checkpoints, export
@@ -229,6 +230,7 @@ def _begin(folder: Path, settings: Settings) -> None:
 
 
 def _latest() -> Path:
+    """Returns the folder of the run that changed last."""
     configs = sorted(_RUNS.glob(f"*/{_CONFIG}"), key=lambda path: path.stat().st_mtime)
     if not configs:
         raise CheckpointError(f"There is no run under {_RUNS}/ to resume.")
@@ -286,6 +288,7 @@ def _budget(settings: Settings) -> dict[str, Any] | None:
 
 
 def _table(results: list[Result]) -> object:
+    """Returns the table of results, the private run marked and first."""
     from cpsgd.reports import run_report
 
     rows = [

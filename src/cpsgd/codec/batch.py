@@ -65,6 +65,7 @@ def processors() -> int:
 def _messages(
     protocol: pipeline.Parameters, vectors: Iterator[ArrayLike], round: int, threads: int
 ) -> Generator[bytes, None, None]:
+    """Yields the messages in order, encoded by `threads` threads, a few vectors ahead."""
     at_a_time = max(1, _COORDINATES // protocol.dim)
     failed: list[Exception] = []  # raised by the iterator of vectors
 

@@ -130,6 +130,7 @@ class Lineages:
         return found
 
     def _checked(self, seeds: Sequence[bytes | None], round: int) -> Sequence[bytes | None]:
+        """Returns the seeds if a client may hold them in this round; else raises `ParameterError`."""
         bands = self.correlation.bands
         if not 1 <= len(seeds) <= bands or seeds[0] is None:
             raise ParameterError(

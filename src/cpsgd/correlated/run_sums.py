@@ -181,6 +181,7 @@ class SummedLineages(RunSums):
         return ((2 * total - lost) >> (bits + 1)).astype(np.uint64)
 
     def _lineages(self, round: int) -> Points:
+        """Returns the weighted sum of the noise of all lineages for this round."""
         keys = self._slots.draw(round)
         deviation = math.ldexp(self._mechanism.noise_deviation, self._mechanism.noise_bits) * math.sqrt(self.clients)
         self._drawn = {

@@ -139,6 +139,7 @@ def read_all(root: folder.Folder) -> tuple[list[Audit], list[tuple[str, str]]]:
 
 
 def _audit(data: Mapping[str, Any], name: str) -> Audit:
+    """Returns the audit of a report, or raises for one that lacks a part."""
     claims = tuple(
         Claim(*(_number(each[key]) for key in ("delta", "claimed", "found"))) for each in data["claims"][:_MOST_ROWS]
     )

@@ -253,6 +253,7 @@ class Chart:
     def _columns(
         self, across: Callable[[float], float], up: Callable[[float], float], frame: tuple[float, ...], *, most: int
     ) -> list[Column]:
+        """Returns the columns that show all numbers at a place when pointed at."""
         left, right, top, _ = frame
         places = _every(sorted({x for series in self.series for x, _ in series.points}), most)
         shown = [across(x) for x in places]
@@ -296,6 +297,7 @@ def _at(series: Series, x: float) -> float | None:
 
 
 def _path(places: Sequence[Point], *, steps: bool) -> str:
+    """Returns the path of an SVG line through these places."""
     (first_x, first_y), *rest = places
     parts = [f"M{first_x},{first_y}"]
     parts += [f"H{x} V{y}" if steps else f"L{x},{y}" for x, y in rest]

@@ -71,6 +71,7 @@ def _share(run: RecordedRun) -> tuple[float, float] | None:
 
 
 def _cards(run: RecordedRun) -> list[tuple[str, str]]:
+    """Returns a run's key figures as (value, label)."""
     private = run.private
     shown = [private, *(curve for curve in run.curves if curve.name == "no privacy")]
     cards = [(score_text(curve), f"test {_score_name(curve)}, {curve.name}") for curve in shown]

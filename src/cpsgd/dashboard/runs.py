@@ -195,6 +195,7 @@ def _ordered(curves: list[RunCurve], summary: Mapping[str, Any] | None) -> tuple
 
 
 def _curve(name: str, path: Path, most: int) -> RunCurve:
+    """Reads the rounds of one run from its metrics; damaged lines are counted and left out."""
     signature = folder.signature(path)
     if signature is None:
         return RunCurve(name, (), regression=False, damaged=0, lines=0, written=0.0)

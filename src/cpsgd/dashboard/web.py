@@ -96,14 +96,15 @@ class Dashboard:
         try:
             question = PlanQuestion.parse(request.query_params)
         except CpsgdError as error:
-            return _stream(_told([*_plan_events(Frontier(refused=str(error))), ("done", "")]))
+            return _stream(_replayed([*_plan_events(Frontier(refused=str(error))), ("done", "")]))
         known = self._answers.get(question)
         if known is not None:
             self._answers.move_to_end(question)
-            return _stream(_told(known))
+            return _stream(_replayed(known))
         return _stream(self._found(question))
 
     async def _found(self, question: PlanQuestion) -> AsyncGenerator[Event, None]:
+        """Yields the events of a plan while it is computed, and remembers the last ones."""
         texts: dict[str, str] = {"python": question.python, "command": question.command, "json": ""}
         yield "texts", texts
         frontier = Frontier()
@@ -174,6 +175,7 @@ class Dashboard:
         return await asyncio.to_thread(runs.read, path, name)
 
     async def _watched(self, run: runs.RecordedRun, shown: str) -> AsyncGenerator[Event, None]:
+        """Yields an event whenever the run's files change, until it is finished."""
         path, state = self._folder.root / run.name, run.state
         while not self._ending:
             if run.version != shown or run.state != state:
@@ -259,6 +261,6 @@ def _stream(events: AsyncGenerator[Event, None]) -> Response:
     return StreamingResponse(lines(), media_type="text/event-stream")
 
 
-async def _told(events: list[Event]) -> AsyncGenerator[Event, None]:
+async def _replayed(events: list[Event]) -> AsyncGenerator[Event, None]:
     for event in events:
         yield event

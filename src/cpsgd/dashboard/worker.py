@@ -157,6 +157,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _computed(pipe: Connection, job: Job, arguments: tuple[object, ...]) -> tuple[str, CpsgdError | None]:
+    """Runs a job, sends each of its values, and returns how it ended."""
     try:
         for value in job(*arguments):
             if pipe.poll():

@@ -260,6 +260,7 @@ class PrivateMean:
             self._entry = self._ledger.release(self._entry, self.workers)
 
     def _event(self, number: int) -> RoundEvent:
+        """Returns a round as the ledger records it."""
         scheme = Participation.parse(self._participation)
         participation, partition = self.protocol.mechanism.memory.charging(scheme, self._run)
         return RoundEvent(
@@ -298,6 +299,7 @@ class PrivateMean:
         return None
 
     def _settings_digest(self) -> bytes:
+        """Returns a digest of all settings on which the workers must agree."""
         settings = {
             "version": 1,
             "protocol": self.protocol.fingerprint.hex(),
@@ -315,6 +317,7 @@ class PrivateMean:
         return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
 
     def _check_group(self) -> None:
+        """Refuses a protocol or a group of processes that does not fit the workers."""
         self.protocol.check_integers()
         if self.protocol.clients != self.workers:
             raise ParameterError(
@@ -328,6 +331,7 @@ class PrivateMean:
             )
 
     def _proved(self, rounds: int) -> Guarantee:
+        """Returns the guarantee of this many rounds together."""
         run = Run.of(
             self.protocol,
             rounds=rounds,

@@ -211,6 +211,7 @@ def _stay(
 
 
 def _write(parameters: list[torch.nn.Parameter], mean: NDArray[np.float32]) -> None:
+    """Writes the mean into the parameters' gradients."""
     start = 0
     for p in parameters:
         part = torch.from_numpy(mean[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)

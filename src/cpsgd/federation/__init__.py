@@ -1,9 +1,17 @@
 """A round between a server and its clients, whatever engine moves the bytes.
 
-* `server.ServerSession` says what to send to whom, takes the answers, knows who dropped out, and releases a mean.
-* `client.ClientSession` turns a request into an answer, if it keeps the client's own `limits.Limits`.
-* `messages.Request` is what travels from one to the other; answers have the frames of `cpsgd.secagg` or `cpsgd.codec`.
-* `settings.Memory` and `settings.Signing` are files of the client's operator: what was answered, who everybody is.
+| module | content |
+|---|---|
+| `choreography` | the exchanges that each kind of round is made of |
+| `sessions` | `RoundSession`: runs a round's exchanges, and records who answered or dropped out |
+| `course` | `Course`: a server's rounds one after the other |
+| `terms` | `Terms`: plan, sums and ledger of a run; `Settlement`: a round's charge and release |
+| `carrying` | `carry`: moves a session's messages over any transport |
+| `answering` | `ClientSession`: answers a request if it keeps the client's own `limits.Limits` |
+| `messages` | `Request`; answers have the frames of `cpsgd.secagg` or `cpsgd.codec` |
+| `client_files` | files of the client's operator: `Memory` of rounds answered, and `Signing` |
+| `checkpoint` | the server's file to resume a run |
+| `extras`, `plausibility` | private metrics that ride on an update; a bound on the norm of an honest mean |
 
 An engine moves bytes, waits, and calls the train function. See `cpsgd.engines.flower` and
 `cpsgd.engines.nvflare`.

@@ -255,6 +255,7 @@ class MaskedExchange(Generic[Node]):
 
 
 def _request(terms: Terms, round: int, stage: Stage, payload: bytes = b"") -> bytes:
+    """Returns a stage's request to a client, as bytes."""
     plan = terms.plan
     return Request(
         stage=stage,

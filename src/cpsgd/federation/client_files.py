@@ -190,6 +190,7 @@ class _Content:
 
 
 def _read(log: OpenLog) -> _Content:
+    """Reads the memory's records."""
     found, peers = _Content(log), ""
     for line in log.records():
         first, second, last = line.split(" ")

@@ -1,9 +1,9 @@
 """`Limits`: a client's conditions for a round; and the cost of all rounds that it has answered.
 
 A client's history is how often it answered each *kind* of round (`RoundKind`). Rounds of one kind cost what
-`cpsgd.guarantee` proves; kinds add up by the ledger's composition. No round is refused for being different from those
-before: a client that raises its ε, or took part in a rehearsal with another plan, goes on with what is left. As in a
-ledger, that is proved for kinds that are not chosen by looking at earlier results.
+`cpsgd.guarantee` proves. No round is refused for being different from those before: a client that raises its ε, or took
+part in a rehearsal with another plan, goes on with what is left. From the second kind on a privacy filter decides, so
+that a server may have chosen each plan by all it has seen (docs/accounting.md, section 16, "A client's own limit").
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from cpsgd.secagg.parameters import MAX_CLIENTS
 
 # Largest probability that the graph protects less than it should.
 _INSECURITY = 1e-6
+# Share of δ for the tails of each round by the filter, the same for all: a history does not know in which order rounds
+# came. There is enough for 200,000 rounds.
+_OCTAVE = 10
+_SENSE = " (of a filter, for plans may have been chosen by results)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,8 @@ class Limits:
         epsilon: ε that all rounds together may cost at most, or None for no limit; needs `delta`. The run that a server
             announces must keep it by itself, and so must each round together with all that were answered before. With a
             `Memory` that holds over all runs and restarts, without for one run.
-        delta: δ of that guarantee.
+        delta: δ of that guarantee, for rounds of one plan. Against a server that changes plans by what it has seen, ε
+            holds at twice this δ.
         rounds: Rounds that a server may announce and the client answers at most, counted in the same way; or None.
         colluding: Other clients whose noise does not count: they may tell it to the server, and each of them knows
             its own and sees the next model. So at least one.
@@ -86,7 +91,7 @@ class Limits:
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency).value)
 
     def check(self, protocol: Protocol, *, rounds: int, surviving: int) -> None:
-        """Returns if a run of `rounds` rounds, each with at least `surviving` clients, is acceptable.
+        """Checks that a run of `rounds` rounds, each with at least `surviving` clients, is acceptable.
 
         Raises:
             RoundRefusedError: It is not; the message says why.
@@ -131,6 +136,7 @@ class Limits:
             )
 
     def _check_protocol(self, protocol: Protocol) -> None:
+        """Refuses a protocol that is not the expected one, sends floats, adds no noise or has too many clients."""
         if self.fingerprint is not None and protocol.fingerprint != self.fingerprint:
             raise FingerprintError("The server's protocol is not the one this client was set up for.")
         if protocol.mechanism.grid is None:
@@ -250,7 +256,7 @@ History = Mapping[RoundKind, int]
 
 
 def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: int) -> None:
-    """Returns if one more round of this kind keeps the client's ε, after those before.
+    """Checks that one more round of this kind, after those before, keeps the client's ε.
 
     `Limits.check` has found that `rounds` rounds of this kind are acceptable by themselves.
 
@@ -262,24 +268,34 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
     if before.keys() <= {kind} and before.get(kind, 0) < rounds:
         return  # The first of `rounds` rounds cost no more than all of them.
     # Imported here: rounds of one plan, as most are, need no accountant, and a client is a process per message.
-    from cpsgd.ledger.charging import total
+    from cpsgd.ledger.charging import spent
     from cpsgd.ledger.entries import Budget, RoundEvent
+    from cpsgd.ledger.kinds import Account
 
-    events = []
+    # Rounds of several plans may have been chosen by results. Pure ε add up, however they were chosen.
+    changed = not before.keys() <= {kind} and limits.delta > 0.0
+    account = Account()
     try:
         for each, count in {**before, kind: before.get(kind, 0) + 1}.items():
             protocol = Protocol.from_json(each.protocol)
             # A client that protects itself as a whole counts what rounds for single examples cost a whole client.
             examples = each.examples if limits.examples is not None and each.examples else None
             event = RoundEvent(protocol, survivors=each.surviving, colluding=limits.colluding, examples=examples)
-            events += [event] * count
-        adjacency = Adjacency(limits.adjacency)
-        budget = Budget(population="self", epsilon=limits.epsilon, delta=limits.delta, adjacency=adjacency)
-        found = total(budget, (), events).epsilon
+            for _ in range(count):
+                account.reserve(event, octave=_OCTAVE if changed else None)
+        budget = Budget(
+            population="self",
+            epsilon=limits.epsilon,
+            delta=limits.delta,
+            adjacency=Adjacency(limits.adjacency),
+            accounting="adaptive" if changed else "planned",
+        )
+        found = spent(budget, [account]).epsilon
     except CpsgdError as error:
         raise RoundRefusedError(f"Nothing is proved about this round after those before: {error}") from None
     if found > limits.epsilon:
         raise RoundRefusedError(
             f"This client has answered {sum(before.values())} rounds, and one more would bring their cost to "
-            f"ε = {rounded_up(found)} at δ = {limits.delta:g}; its limit is {rounded_up(limits.epsilon)}."
+            f"ε = {rounded_up(found)} at δ = {limits.delta:g}{_SENSE if changed else ''}; its limit is "
+            f"{rounded_up(limits.epsilon)}."
         )

@@ -155,6 +155,7 @@ class RoundSession(Generic[Node]):
         self._open()
 
     def _open(self) -> None:
+        """Opens the next exchange that has requests, and records a reveal before a stage that reveals."""
         self._requests = self._exchanges[0].requests() if self._exchanges else {}
         while self._exchanges and not self._exchanges[0].binding and not self._requests:
             self._exchanges.pop(0)

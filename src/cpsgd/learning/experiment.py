@@ -247,6 +247,7 @@ class Experiment:
         return own or self.settings
 
     def _model(self, settings: Settings) -> torch.nn.Module:
+        """Returns a new model with the first weights."""
         data = self.dataset
         if self._task.model is not None:
             return copy.deepcopy(self._task.model)
@@ -355,6 +356,7 @@ def load_task(reference: str, *, seed: int) -> Task:
 
 
 def _function(reference: str) -> Any:
+    """Returns the function that module:function names."""
     name, _, attribute = reference.partition(":")
     if not name or not attribute.isidentifier():
         raise ParameterError(f"Expected data to be module:function, as mypackage.module:function, got {reference!r}.")

@@ -109,7 +109,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Makes the model the average within the context."""
+        """Sets the model's parameters to the average within the context, and back afterwards."""
         last = [p.detach().clone() for p in self._own]
         self.settle()
         try:
@@ -282,6 +282,7 @@ def check_start(
 
 
 def _check_outputs(outputs: object, labels: torch.Tensor, classes: int | None, loss: Loss) -> None:
+    """Checks that the shapes of outputs and labels fit the loss."""
     if not isinstance(outputs, torch.Tensor):
         raise ParameterError(f"Expected the model to return a tensor, got {type(outputs).__name__}.")
     shape, expected = list(outputs.shape[1:]), list(labels.shape[1:])

@@ -249,6 +249,7 @@ class RunCharges:
         return entry
 
     def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
+        """Returns a round as the ledger records it."""
         # The cohorts of one run are disjoint, or its rounds one event; those of two runs are not.
         participation, partition = self._protocol.mechanism.memory.charging(cohorts.participation, self.run)
         return RoundEvent(

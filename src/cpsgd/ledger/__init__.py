@@ -1,4 +1,4 @@
-"""A durable ledger of privacy budgets: what was spent of whose, on disk before a result is released.
+"""A durable ledger of privacy budgets: every expense is on disk before its result is released.
 
     ledger = Ledger("budgets.ledger")
     ledger.create(Budget(population="patients-2026", epsilon=4.0, delta=1e-6))
@@ -6,10 +6,18 @@
     ...                                                                                     # the round
     ledger.release(entry, survivors=970)                                                    # then hand out the result
 
-`events` says what a budget and a round are, `kinds` sorts rounds, `totals` knows what they cost together, `chain` how
-records are linked, `storage` how they get on the disk and `snapshots` how a long ledger is opened. `replica` keeps up
-with a file that others write to, `verification` reads all of it again, and `book` puts these together. `witness` and
-`reports` are for other people's eyes. docs/ledger.md has the whole story.
+| module | content |
+|---|---|
+| `book` | `Ledger`, which puts the others together |
+| `entries`, `kinds` | budgets, rounds and entries; rounds counted by kind |
+| `charging` | the cost of rounds together |
+| `chain`, `state` | records linked by hashes; everything that follows from them |
+| `sqlite_store`, `snapshots` | records on disk; opening a long ledger quickly |
+| `replica` | a process's view of a file that others write to |
+| `verification` | reads a whole ledger again |
+| `witness`, `signed_reports` | evidence for other people |
+
+See docs/ledger.md.
 """
 
 from __future__ import annotations

@@ -211,6 +211,7 @@ def most_covered(before: int) -> int:
 
 
 def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[EntryKind] = ()) -> Total:
+    """Returns a proof as the total of a budget."""
     kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
         population=budget.population,
@@ -314,6 +315,7 @@ def _filter_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
 
 
 def _single_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
+    """Returns the cost of one round by the better of its two certificates."""
     assert kind.octave is not None
     target = limits.tail(kind.octave)
     best = _joint_cost(kind, 1, target, adjacency) if kind.participation.rate == 1.0 else None
@@ -328,6 +330,7 @@ def _single_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
 
 @lru_cache(maxsize=256)
 def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
+    """Returns the ε of all rounds, after paying for cohorts that overflow out of δ."""
     if not groups:
         return _Proof(0.0, "nothing spent", "nothing was released", 0.0)
     overflow = math.fsum(count * max(kind.overflow for kind in kinds) for kinds, count in groups) * (1.0 + 1e-12)
@@ -341,6 +344,7 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
+    """Returns the smallest ε among the ways to compose the rounds."""
     if (len(groups) == 1 or _alike(groups)) and not _several_runs(groups):
         try:
             return _of_one_kind(groups, delta, adjacency)

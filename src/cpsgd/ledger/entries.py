@@ -72,6 +72,7 @@ class Budget:
             raise ParameterError(f"Expected expires to be a day as 2027-01-31, got {self.expires!r}.")
 
     def _parsed_accounting(self) -> str:
+        """Returns the kind of accounting, with the order filled in; raises `ParameterError` if it is unknown."""
         kind, colon, order = str(self.accounting).partition(":")
         if kind.startswith("adaptive") and self.delta == 0.0:
             raise ParameterError(

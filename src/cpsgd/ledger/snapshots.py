@@ -77,6 +77,7 @@ def fits(connection: Connection, state: State, entries: Remembered) -> bool:
 
 
 def _read_from_snapshot(connection: Connection) -> State:
+    """Returns the state from the last snapshot and the records after it."""
     head = sqlite_store.read_head(connection)
     if head is None or not isinstance(head[2], int) or head[2] < 1:
         raise _NotUsableError

@@ -139,6 +139,7 @@ class Store:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        """Turns errors of SQLite into the ledger's own."""
         try:
             yield
         except sqlite3.Error as error:
@@ -148,6 +149,7 @@ class Store:
             raise LedgerFormatError(f"{self.path} is damaged: its text is not text. Restore it from a copy.") from None
 
     def _explained(self, error: sqlite3.Error) -> LedgerError:
+        """Returns the ledger's error for one of SQLite."""
         # The low byte is the kind of error, the others say more.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         reason = f"{self.path}: {error}"
@@ -275,6 +277,7 @@ class Index:
         """Does nothing: the file has the entry since its record was written."""
 
     def _entries(self, where: str, values: tuple[object, ...], before: int | None = None) -> Iterator[Entry]:
+        """Yields the entries that an SQL condition selects, each checked against the records it was made from."""
         asked = f"""
             SELECT e.number, p.hash, r.body, r.hash, e.population, e.run, e.round, e.closed, q.hash, x.body, x.hash
             FROM entries e

@@ -128,11 +128,14 @@ class State:
                 return self._read_reserve(body, entries)
             case "release" | "abandon":
                 return self._read_closing(body, entries)
+            case "clock":
+                return self._read_clock(body)
             case "snapshot":
                 return self._read_snapshot(body)
         raise ParameterError("its kind is unknown")
 
     def _read_budget(self, body: dict[str, Any]) -> Callable[[], None]:
+        """Checks a new budget, and returns the function that applies it."""
         check_fields(body, "budget", "time")
         budget = Budget.from_dict(body["budget"])
         if budget.population in self.budgets:
@@ -147,6 +150,7 @@ class State:
         return commit
 
     def _read_reserve(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        """Checks a reservation, and returns the function that applies it."""
         entry = read_reservation(body)
         population, event = entry.population, entry.event
         if (budget := self.budgets.get(population)) is None:
@@ -172,6 +176,7 @@ class State:
         return commit
 
     def _read_closing(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
+        """Checks a release or a round given up, and returns the function that applies it."""
         number, survivors = read_release(body) if body["kind"] == "release" else (read_abandon(body), None)
         entry = entries.get(number, body["number"])
         if entry is None or entry.closed_as is not None:
@@ -189,7 +194,30 @@ class State:
 
         return commit
 
+    def _read_clock(self, body: dict[str, Any]) -> Callable[[], None]:
+        check_fields(body, "reason", "time")
+        name("reason", body["reason"], empty=False)
+        if not body["time"] < self.time:
+            raise ParameterError("it sets the time back to one that is not before the last record's")
+        return lambda: self.set_back(body["time"])
+
+    def set_back(self, time: str) -> None:
+        """Sets the time back. Rounds of periods that are to come count in the present one as well.
+
+        They were charged while a clock ran ahead, and are about today's data, or would be if the clock is wrong now.
+        So no rounds are gained, whichever clock was wrong.
+        """
+        for population, budget in self.budgets.items():
+            present = budget.period(self.created[population], time)
+            later = [
+                each for (owner, period), each in self.accounts.items() if owner == population and period > present
+            ]
+            for account in later:
+                self.accounts.setdefault((population, present), Account()).add_copies(account)
+        self.time = time
+
     def _read_snapshot(self, body: dict[str, Any]) -> Callable[[], None]:
+        """Checks a snapshot, and returns the function that applies it."""
         check_fields(body, "version", "digest", "time")
         name("digest", body["digest"], empty=False)
         # Snapshots of other releases cannot be checked here, and are not used.

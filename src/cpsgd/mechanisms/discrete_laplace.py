@@ -142,7 +142,7 @@ class PolyaNoise(IntegerNoise):
 
     @property
     def variance(self) -> float:
-        """2 α / (m (1 - α)²), before the reduction."""
+        """2 α / (m (1 - α)²), before integers are reduced modulo the window."""
         if not self.spread:
             return 0.0
         return 2.0 / (self.shares * (2.0 * math.sinh(0.5 / self.spread)) ** 2)

@@ -134,7 +134,10 @@ class Design:
 
 
 def gaussian_squared_error(setting: Setting, target: Target) -> float:
-    """Returns the error of Gaussian noise, or at δ = 0 of Laplace noise, of the honest survivors alone."""
+    """Returns the squared error of the mean with just enough Gaussian noise, or at δ = 0 Laplace noise.
+
+    Only the honest survivors' noise counts for privacy; all survivors' noise counts as error.
+    """
     # Variance of the honest noise in the sum; at δ = 0 that of the Laplace mechanism.
     needed = (target.distance / target.gaussian_mu) ** 2 if target.claim.delta else 2.0 * target.laplace_spread**2
     return target.dim * needed / (target.honest * setting.surviving)
@@ -171,6 +174,7 @@ def feasible(setting: Setting, target: Target, bits: float) -> bool:
 
 
 def _search(setting: Setting, target: Target, bits: float) -> Search:
+    """Returns the planner's question to mechanisms at this many bits."""
     values = values_of(bits)
 
     def fits(candidate: Mechanism) -> bool:
@@ -304,6 +308,7 @@ class _Contender:
 
     @staticmethod
     def _best_of(candidates: list[Mechanism], setting: Setting, target: Target, values: int) -> Design | None:
+        """Returns the certified design with the smallest error: certifies the most promising candidates in turn."""
         finalists = [_certified(setting, target, candidate, values) for candidate in candidates]
         # The slower certificates may allow less noise, by about the same factor for all; the winner may change with it.
         found: dict[_Finalist, Design] = {}
@@ -358,7 +363,7 @@ class _Finalist:
 
 
 def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist:
-    """Returns the smallest scale by the quick certificate.
+    """Returns the candidate with its smallest scale by the quick certificate.
 
     For secure aggregation the noise is reduced until the modulus fits.
     """

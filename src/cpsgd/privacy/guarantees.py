@@ -207,6 +207,7 @@ def guarantee_over_rounds(
 
 
 def _proved(run: Run, delta: float) -> Guarantee:
+    """Returns the guarantee by the proof with the smallest ε."""
     mechanism = run.protocol.mechanism
     if _validate.fraction("delta", delta) == 0.0 and not mechanism.pure:
         raise ParameterError(

@@ -72,6 +72,7 @@ class Growth:
         return min(self._reached_from(first, budget) for first in range(len(self.starts)))
 
     def _reached_from(self, first: int, budget: float) -> float:
+        """Returns the bound on w of a path that begins at one of the starts."""
         left = budget * (1.0 + 1e-12)
         for i in range(first, len(self.starts) - 1):
             gap = (self.starts[i + 1] - self.starts[i]) / self.rates[i] * (1.0 - 1e-12)
@@ -111,7 +112,7 @@ class Growth:
 
 
 def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
-    """κ(w) for w up to about `around`.
+    """Returns κ(w) for w up to about `around`.
 
     Args:
         families: The pairs that a coordinate can have.
@@ -156,7 +157,7 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
 
 
 def fisher(family: Family) -> float:
-    """κ of a small distance at a large w, roughly: 2 ∫ e(s) ds / t² of the first curve."""
+    """Returns κ of a small distance at a large w, roughly: 2 ∫ e(s) ds / t² of the first curve."""
     first = family.first
     s = np.exp(first.log_ratios)
     area = float(np.sum(0.5 * (first.excess[1:] + first.excess[:-1]) * np.diff(s)))
@@ -203,6 +204,7 @@ class _Curves:
         raise _TooRoughError
 
     def _rate(self, w: float, end: float, thresholds: int, least: float, precision: float) -> float:
+        """Returns the smallest κ(w) that passes the test, by the Illinois method; `least` if that passes."""
         # What is enough for another family is mostly enough for this one, by far: then few distances will show it.
         self._wait = max(0, self._wait - 1)
         if least > 0.0 and not self._wait:
@@ -242,6 +244,7 @@ class _Curves:
         return self.last_rate * _SAFE
 
     def _test(self, w: float, end: float, thresholds: int, coarser: float) -> _Test:
+        """Returns the test of κ at one w, with this many thresholds."""
         curves = self._nodes(w, end, coarser)
         return _Test(
             w=w,
@@ -358,7 +361,7 @@ class _Test:
         self._largest = self._chords(np.log(largest * (1.0 + 1e-11)))
 
     def _chords(self, logs: Array) -> Array:
-        """Chords of log R between thresholds: where they start if c were zero, and how they rise."""
+        """Returns the chords of log R between thresholds: their values at c = 0, and their slopes."""
         rise = np.diff(logs, axis=1) / (self._c1 - self._c0)
         return np.stack([logs[:, :-1] - rise * self._c0, rise])
 
@@ -383,7 +386,7 @@ class _Test:
         return float(np.max(found)) + 1e-8
 
     def _wide(self, first: int, rate: float, average: Array, bend: Array) -> list[float]:
-        """The same from a pair of distances on where J/Δ changes with Δ."""
+        """Returns bounds like `gap` for the pairs of distances from which on J/Δ changes with Δ."""
         w, t = self.w, self.distances[first:]
         widths = rate * t * t
         value = average[:-1] + 2.0 * np.log(t[:-1])[:, None]

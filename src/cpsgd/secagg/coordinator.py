@@ -107,7 +107,7 @@ class SecureServer:
         return frozenset() if self._stage in (Stage.INVITE, Stage.DONE) else self._members - self._answered
 
     def invite(self) -> dict[int, bytes]:
-        """Opens the round: an invitation for each client."""
+        """Opens the round; returns an invitation for each client."""
         if self._stage is not Stage.INVITE:
             raise StageError("The clients were invited before.")
         self._stage = Stage.ADVERTISE
@@ -179,6 +179,7 @@ class SecureServer:
     # ------------------------------------------------------------------ answers
 
     def _take_advert(self, client: int, body: memoryview) -> None:
+        """Takes a client's public keys."""
         advert = Advert.from_bytes(bytes(body))
         advert.check(self._session, client, self._roster)
         # A key that agrees on nothing would stop all neighbours; better to stop its owner.
@@ -219,6 +220,7 @@ class SecureServer:
     # ------------------------------------------------------------------ ends of stages
 
     def _close_adverts(self) -> dict[int, bytes]:
+        """Ends the advertisement of keys; returns each client's list of keys."""
         cohort = Cohort.of(self.parameters.clients, {client: self._adverts[client] for client in self._answered})
         neighbours = {client: cohort.neighbours(self._session, client) for client in cohort.members}
         members = self._viable(neighbours)
@@ -233,6 +235,7 @@ class SecureServer:
         return messages
 
     def _close_shares(self) -> dict[int, bytes]:
+        """Ends the sharing of secrets; returns each client's sealed shares."""
         members = self._viable(self._neighbours)
         self._delivered = {client: self._within(client, members) for client in members}
         self._stage = Stage.MASK
@@ -246,6 +249,7 @@ class SecureServer:
         }
 
     def _close_uploads(self) -> dict[int, bytes]:
+        """Ends the uploads; returns the list of survivors to be signed."""
         survivors = frozenset(self._answered)
         if len(survivors) < self.parameters.surviving:
             raise ThresholdError(
@@ -260,6 +264,7 @@ class SecureServer:
         return {client: self._session.write(Kind.SURVIVORS, client, self._announced()) for client in sorted(survivors)}
 
     def _close_confirmations(self) -> dict[int, bytes]:
+        """Ends the signing; returns the requests to reveal shares."""
         confirmed = frozenset(self._answered)
         self._check_quorum(confirmed)
         self._check_holders(confirmed)
@@ -269,6 +274,7 @@ class SecureServer:
         return {client: self._session.write(Kind.REQUEST, client, body) for client in sorted(confirmed)}
 
     def _close_revelations(self) -> dict[int, bytes]:
+        """Removes all masks with the shares that were revealed, and stores the sum."""
         self._check_holders(frozenset(self._answered))
         words, recovery = self._words.copy(), Recovery(self.parameters.threshold, self._colluding)
         self._masks.apply(words, self._masks_to_remove(recovery))

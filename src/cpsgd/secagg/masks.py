@@ -103,6 +103,7 @@ class Masks:
         (np.add if sign > 0 else np.subtract)(block, mask, out=block)
 
     def _apply_residues(self, block: NDArray[Any], stream: Keystream, sign: int, buffer: NDArray[np.uint8]) -> None:
+        """Adds or subtracts a mask modulo a number that is no power of two, by rejection sampling."""
         modulus, least = np.uint64(self.modulus), (1 << 32) % self.modulus
         done = 0
         # As many words are taken as integers are missing, so that none is left over for the next block.
@@ -157,6 +158,7 @@ class Masks:
             raise MessageError(f"The packed integers are damaged: {error}") from None
 
     def _unpacked(self, payload: bytes | memoryview, dim: int) -> NDArray[Any]:
+        """Returns the words of a payload: planes of whole bytes, then the remaining bits."""
         kind = self.word
         words: NDArray[Any] = np.zeros(dim, kind)
         start = done = 0

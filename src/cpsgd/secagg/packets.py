@@ -229,6 +229,7 @@ class _Fields:
 
 
 def _frame(message: bytes, versions: tuple[int, ...] = VERSIONS) -> _Fields:
+    """Checks the header and checksum of a message, and returns its fields."""
     if not isinstance(message, bytes):
         raise MessageError(f"Expected a message as bytes, got {type(message).__name__}.")
     if len(message) < HEADER_BYTES:

@@ -325,6 +325,7 @@ class SecureClient:
         return received
 
     def _check_adverts(self, cohort: Cohort, adverts: dict[int, Advert]) -> None:
+        """Checks that the server's list of keys is complete, and holds neighbours only."""
         state = self._in(Stage.SHARE)
         session, me = _joined(state)
         parameters = session.parameters
@@ -367,8 +368,8 @@ class SecureClient:
 def _check_left(parameters: SecureParameters, left: int) -> None:
     """Refuses to go on with so few neighbours that this client could never agree to unmask.
 
-    Others might, who were shown more of the clients. An upload without the masks of the neighbours that were withheld
-    could then be unmasked in a smaller sum than any client agreed to.
+    Other clients, to whom the server showed more neighbours, might agree. The upload, which lacks the masks of withheld
+    neighbours, could then be unmasked in a smaller sum than any client agreed to.
     """
     if left + 1 < parameters.threshold:
         raise ThresholdError(f"{left} neighbours are left, too few for threshold {parameters.threshold}.")
@@ -385,6 +386,7 @@ def _joined(state: ClientState) -> tuple[Session, int]:
 def _signing(
     signer: Ed25519PrivateKey | None, roster: Iterable[bytes] | None
 ) -> tuple[Ed25519PrivateKey | None, frozenset[bytes] | None]:
+    """Returns the identity and the roster, which must be given together."""
     if roster is None and signer is None:
         return None, None
     if roster is None or signer is None:
@@ -476,6 +478,7 @@ class ClientState:
 
 
 def _sections(data: bytes) -> tuple[list[bytes], Stage]:
+    """Returns the sections of a saved state, and its stage."""
     if not isinstance(data, bytes) or len(data) < _HEAD.size + _DIGEST_BYTES:
         raise MessageError("Not the saved state of a client: too short.")
     magic, version, stage = _HEAD.unpack_from(data)

@@ -204,6 +204,7 @@ class RoundSimulator:
         return noisy
 
     def _rounded_sum(self, vectors: NDArray[np.float32], starts: range) -> NDArray[np.uint64]:
+        """Returns the sum of rows, each rounded with the randomness of its client."""
         protocol = self.protocol
         sums = np.zeros(protocol.dim, dtype=np.uint64)
         # Adding to 32-bit sums is twice as fast; they are emptied before they could overflow.

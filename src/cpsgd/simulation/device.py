@@ -215,6 +215,7 @@ class DeviceRound:
         return device_cuda.takes(self.device, layout.dim, rounding, layout)
 
     def _noisy_mean(self) -> torch.Tensor:
+        """Returns the mean of the sums with noise, decoded."""
         protocol, mechanism = self.protocol, self.protocol.mechanism
         self._add_noise()
         # As `cpsgd.codec.pipeline.decode`: the mean of the noise is subtracted, in float64.

@@ -50,9 +50,13 @@ def takes(device: torch.device, dim: int, rounding: Rounding, layout: Layout | N
     return fused_memory(dim, rounding, layout) <= kernels.shared_memory(device) - _STATIC
 
 
-def is_fused_faster(dim: int, rounding: Rounding) -> bool:
-    """Returns whether the fused kernel adds rows that it takes faster than `device_steps.cu` does."""
-    return _log(dim) == _LARGEST or rounding.coins is not None
+def is_fused_faster(rounding: Rounding) -> bool:
+    """Returns whether the fused kernel adds rows that it takes faster than `device_steps.cu` does.
+
+    It does where heads are drawn by inversion (`benchmarks/gpu.py`). Products it always adds: their vectors are nowhere
+    in memory.
+    """
+    return kernels.is_drawn(rounding)
 
 
 def fused_memory(dim: int, rounding: Rounding, layout: Layout | None = None) -> int:
@@ -69,7 +73,7 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: 
     bound, unit, rounding = encoding.bound, encoding.unit, encoding.rounding
     if encoding.signs is None:
         plain.scale(rows, bound, unit)
-    elif takes(device, dim, rounding) and is_fused_faster(dim, rounding):
+    elif takes(device, dim, rounding) and is_fused_faster(rounding):
         scales = torch.empty(count, device=device)
         lengths = _lengths(device, dim, None)
         lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
@@ -148,6 +152,7 @@ def is_long(device: torch.device, dim: int) -> bool:
 def _encode(
     vectors: list[Any], scales: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: int, layout: Layout | None
 ) -> None:
+    """Adds rows to `sums` with the fused kernel."""
     device, count = sums.device, len(scales)
     kernel = _fused(device, len(sums), encoding.rounding, layout)
     blocks = min(torch.cuda.get_device_properties(device).multi_processor_count * kernel.blocks, count)
@@ -186,6 +191,7 @@ class Kernel:
 # Kernels are kept forever, as recorded rounds refer to them by address.
 @cache
 def _fused(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> Kernel:
+    """Compiles the fused kernel for one shape."""
     size, rest, _ = plain.split(dim)
     threads, memory = size // 32, fused_memory(dim, rounding, layout)
     launch = kernels.compiled(device, "encode", _FUSED, _fused_names(dim, rounding, layout), memory)
@@ -201,6 +207,7 @@ def _lengths(device: torch.device, dim: int, layout: Layout | None) -> Any:
 
 
 def _fused_names(dim: int, rounding: Rounding, layout: Layout | None) -> dict[str, Any]:
+    """Returns the definitions for `device_fused.cu`."""
     size, rest, _ = plain.split(dim)
     return kernels.definitions(_log(dim), _log(dim), rounding) | {
         "REST": rest,
@@ -230,6 +237,7 @@ def step_memory(log: int) -> int:
 
 @cache
 def _step(device: torch.device, kernel: str, log: int, staged: bool = False) -> Kernel:
+    """Compiles a kernel of `device_steps.cu` for transforms of 2^log numbers."""
     tile, memory = max(log, 10), step_memory(log)
     # Rows of one warp share a block.
     rows = 4 if kernel == "rotate" and log <= 10 else 1

@@ -140,6 +140,7 @@ def _launch(kernel: Any, rows: torch.Tensor, arguments: list[Any], memory: int =
 def _last_pass(
     last: _Last, rows: torch.Tensor, scales: torch.Tensor, sums: torch.Tensor, first: int, keys: torch.Tensor
 ) -> None:
+    """Launches the last pass: it ends the rotation, rounds, and adds to `sums`."""
     (count, dim), device, (kernel, memory, exact) = rows.shape, rows.device, last
     rest = dim - (1 << _log(dim))
     blocks = _LAST_BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count

@@ -65,7 +65,7 @@ class Mean(RowQuestion):
 
     @property
     def geometry(self) -> Geometry:
-        """See the class."""
+        """The vectors' dimension, largest norm and largest distance; the class says why."""
         d = len(self.columns)
         if self.groups is None:
             return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1")
@@ -138,7 +138,7 @@ class Sum(RowQuestion):
 
     @property
     def geometry(self) -> Geometry:
-        """See the class."""
+        """The vectors' dimension, largest norm and largest distance; the class says why."""
         d = len(self._unit)
         if self._is_centred:
             return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1")
@@ -252,7 +252,7 @@ class Histogram(RowQuestion):
 
     @property
     def geometry(self) -> Geometry:
-        """See the class."""
+        """The vectors' dimension, largest norm and largest distance; the class says why."""
         dim = self.blocks * len(self._names)
         distance = math.sqrt(2.0) if dim > 1 else 1.0
         return Geometry(dim, 1.0, distance, "each vector is made here of one-hot rows and zeros, a mean of them")

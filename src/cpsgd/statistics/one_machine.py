@@ -185,6 +185,7 @@ def quantiles(
 
 
 def _rows(rows_per_user: int | None, user: str | None) -> int:
+    """Returns the most rows of a user that count."""
     if user is None and rows_per_user not in (None, 1):
         raise ParameterError("rows_per_user is for tables with a user column; name it with user.")
     if user is not None and rows_per_user is None:

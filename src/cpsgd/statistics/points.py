@@ -113,6 +113,7 @@ class Ball:
         return in_unit_ball(rows, self.radius, self.origin).astype(np.float64)
 
     def _of_array(self, value: ArrayLike) -> Matrix:
+        """Returns points in the unit ball from an array."""
         try:
             rows = np.asarray(value)
         except ValueError:

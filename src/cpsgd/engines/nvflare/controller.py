@@ -116,7 +116,7 @@ class CpsgdController(ModelController):
         self.reports: list[RoundReport[str]] = []
 
     def run(self) -> None:
-        """All rounds; NVFlare calls it in the server's job process."""
+        """Runs all rounds; NVFlare calls it in the server's job process."""
         model = self.load_model()
         if model is None:
             return
@@ -160,7 +160,10 @@ class CpsgdController(ModelController):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Leaves it alone: NVFlare would take what is called "train", and the client's context for the server's."""
+        """Ignores the answer and warns.
+
+        NVFlare's own method would accept a task named "train", and use the client's context as the server's.
+        """
         self.warning(f"{client.name} answers a task that it was not given.")
 
     def _round(self, course: Course[str], plan: Plan, model: FLModel) -> None:

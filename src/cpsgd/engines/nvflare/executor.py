@@ -123,6 +123,7 @@ class CpsgdExecutor(Executor):
             return shareables.make_refusal(error)
 
     def _answer(self, data: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Answers one request of the server, within the site's own limits."""
         request, site = shareables.read_request(data), _site(fl_ctx)
         limits, allowed, secure = self._conditions(site)
         if not self._warned and is_log_streaming_allowed(fl_ctx):

@@ -155,6 +155,7 @@ def _inspected(dataset: Any, name: str) -> tuple[tuple[int, ...], NDArray[Any], 
 
 
 def _example(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Returns the features and label of one example, checked."""
     try:
         pair = dataset[number]
     except Exception as error:

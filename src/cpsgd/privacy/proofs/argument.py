@@ -274,6 +274,7 @@ def _gaussian_mu(claim: Claim, rounds: int, participation: Participation) -> flo
 
 @lru_cache(maxsize=256)
 def _sampled_mu(claim: Claim, rounds: int, participation: Participation) -> float:
+    """Returns about the largest μ per round for which sampled rounds keep the claim, with δ left for tails."""
     mu, left = _gaussian_mu(claim, rounds, participation), claim.delta * (1.0 - SAMPLED_TAIL_SHARE)
     while True:
         mu *= 1.0 - 2.0 * _TOLERANCE

@@ -182,7 +182,7 @@ class Smoothed(Proof):
         return self._joint_epsilon(run, delta, below)
 
     def _sampled_epsilon(self, run: Run, delta: float) -> Proved:
-        """Returns the better of each round sampled, and of all rounds at once, which knows of no sampling."""
+        """Returns the smaller ε of two: of single rounds, sampled; and of all rounds at once, without sampling."""
         shares = [base.SAMPLED_TAIL_SHARE] if run.sampling.rate < 1.0 else base.TAIL_SHARES
         citation = f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}"
         try:
@@ -199,6 +199,7 @@ class Smoothed(Proof):
         return min(found, together, key=lambda each: each.epsilon)
 
     def _joint_epsilon(self, run: Run, delta: float, below: float) -> Proved:
+        """Returns the ε of all rounds as one product of coordinates."""
         law, rounds, sensitivity = _law(run), base.counted(run), base.sensitivity(run)
         if isinstance(law, Law):
             floor = gdp_epsilon(sensitivity * math.sqrt(rounds) / math.sqrt(law.variance), delta) * _GAIN
@@ -283,6 +284,7 @@ def _variation(run: Run) -> float:
 
 
 def _certificate(run: Run, tail: float, rounds: int = 1) -> GaussianCertificate:
+    """Returns the smoothed certificate of a run."""
     protocol = run.protocol
     return smoothed_certificate(
         _law(run),

@@ -200,7 +200,7 @@ def _is_irreducible(lower: tuple[int, ...], prime: int) -> bool:
 
 
 def _shift(element: list[int], lower: tuple[int, ...], prime: int) -> list[int]:
-    """X times an element, modulo f."""
+    """Returns X times an element, modulo f."""
     top = element[-1]
     return [(low - top * c) % prime for low, c in zip([0, *element[:-1]], lower, strict=True)]
 
