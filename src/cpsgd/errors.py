@@ -212,12 +212,14 @@ class BudgetExceededError(LedgerError):
         total: ε that would be spent with the round.
     """
 
-    def __init__(self, population: str, *, limit: float, spent: float, total: float, delta: float) -> None:
+    def __init__(
+        self, population: str, *, limit: float, spent: float, total: float, delta: float, hint: str = ""
+    ) -> None:
         left = max(0.0, limit - spent)
         super().__init__(
             f"The budget of {population!r} is ε={rounded_up(limit)} at δ={delta:g}. ε={rounded_up(spent)} is spent, "
             f"{rounded_down(left)} is left; this would bring it to ε={rounded_up(total)}. Nothing was reserved: run "
-            "fewer rounds, or add noise."
+            f"fewer rounds, or add noise.{hint and ' '}{hint}"
         )
         self.population = population
         self.limit = limit

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, snapshots
+from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, replica, snapshots
 from cpsgd.protocol import Protocol
 
 EVENT = RoundEvent(Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0), survivors=1_000)
@@ -164,3 +165,21 @@ def test_repair(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpsgd.json("budget", "repair", "b.ledger")["head"] == str(Ledger("b.ledger").head)
     cpsgd.succeeds("budget", "verify", "b.ledger")
     assert len(Ledger("b.ledger").events("people")) == 3
+
+
+def test_forget_future(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = ["budget", "create", "b.ledger", "--epsilon", "1", "--delta", "1e-6", "--population"]
+    cpsgd(*create, "people", "--renews", "30")
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Ahead:
+            return cls(2099, 1, 1, tzinfo=UTC)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "datetime", Ahead)
+        cpsgd(*create, "others")
+    assert "--forget-future" in " ".join(cpsgd("budget", "verify", "b.ledger").stdout.split())
+    assert cpsgd.json("budget", "verify", "b.ledger")["ahead"].startswith("2099-01-01")
+    cpsgd("budget", "repair", "b.ledger", "--forget-future", "a flat battery")
+    assert "ahead" not in cpsgd.json("budget", "verify", "b.ledger")

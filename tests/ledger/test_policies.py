@@ -14,6 +14,7 @@ from cpsgd.errors import (
     BudgetExpiredError,
     ConditionError,
     EntryError,
+    LedgerError,
     LedgerFormatError,
     ParameterError,
 )
@@ -339,6 +340,86 @@ def test_a_budget_that_renews(tmp_path: Path, clock: Clock, monkeypatch: pytest.
     # A clock that is set back does not bring back a period, nor a new one with it.
     clock.now -= timedelta(days=300)
     assert exhaust() == 0
+
+
+def exhausted(ledger: Ledger) -> int:
+    """Number of rounds that were left."""
+    for number in range(100):
+        try:
+            ledger.reserve("people", event())
+        except BudgetExceededError:
+            return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize("accounting", ["planned", "adaptive"])
+def test_a_record_dated_2099_can_be_repaired(
+    tmp_path: Path, clock: Clock, accounting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 5)
+    budget = Budget(population="people", epsilon=1.0, delta=1e-6, renews=30, accounting=accounting)
+    for folder in ("reference", "ledger"):
+        (tmp_path / folder).mkdir()
+    reference = opened(tmp_path / "reference", budget)
+    most, start = exhausted(reference), clock.now
+    ledger = opened(tmp_path / "ledger", budget)
+    ledger.reserve("people", event())
+    clock.now = datetime(2099, 1, 1, tzinfo=UTC)
+    late = ledger.reserve("people", event())
+    clock.now = start + timedelta(days=60)
+    assert ledger.verify().ahead == "2099-01-01T00:00:00.000+00:00"
+    with pytest.raises(BudgetExceededError, match=r"dated 2099-01-01.*--forget-future"):
+        ledger.quote("people", [event()] * 100)
+    head = ledger.forget_future("the server's clock had a flat battery")
+    assert head == ledger.verify().head
+    assert ledger.verify().ahead == ""
+    # The round of 2099 may have been about today's data: it counts today.
+    assert ledger.total("people").rounds == 1
+    ledger.release(late, 1_000)
+    assert exhausted(ledger) == most - 1
+    clock.now += timedelta(days=30)
+    assert exhausted(ledger) == most
+    # Nor is it gone from the period in which it was.
+    clock.now = datetime(2099, 1, 2, tzinfo=UTC)
+    assert exhausted(Ledger(ledger.path)) == most - 1
+    assert ledger.verify().overspent == ()
+    fresh = Ledger(ledger.path)
+    with fresh._replica.store.reading() as connection:
+        whole, _ = snapshots.read(connection, whole=True)
+    assert whole.to_text() == fresh._replica.state.to_text()
+
+
+def test_nothing_is_gained_by_setting_a_right_clock_back(tmp_path: Path, clock: Clock) -> None:
+    ledger = opened(tmp_path, Budget(population="people", epsilon=0.5, delta=1e-6, renews=30))
+    exhausted(ledger)
+    start = clock.now
+    clock.now += timedelta(days=30)
+    exhausted(ledger)
+    for number in range(3):
+        clock.now = start
+        ledger.forget_future("not true")
+        assert exhausted(ledger) == 0
+        clock.now += timedelta(days=30)
+        assert exhausted(ledger) == 0
+        clock.now += timedelta(hours=1)
+        ledger.create(Budget(population=f"others {number}", epsilon=0.5, delta=1e-6))
+
+
+def test_a_budget_that_a_record_of_2099_has_ended(tmp_path: Path, clock: Clock) -> None:
+    ledger = opened(tmp_path, Budget(population="people", epsilon=1.0, delta=1e-6, expires="2027-01-01"))
+    with pytest.raises(LedgerError, match="no need"):
+        ledger.forget_future("no reason")
+    start, clock.now = clock.now, datetime(2099, 1, 1, tzinfo=UTC)
+    ledger.create(Budget(population="others", epsilon=1.0, delta=1e-6))
+    clock.now = start
+    for ask in (lambda: ledger.reserve("people", event()), lambda: ledger.quote("people", [event()])):
+        with pytest.raises(BudgetExpiredError, match=r"dated 2099-01-01.*--forget-future"):
+            ask()
+    with pytest.raises(ParameterError, match="reason"):
+        ledger.forget_future("")
+    ledger.forget_future("the server's clock had a flat battery")
+    ledger.reserve("people", event())
+    assert Ledger(ledger.path).verify().totals[0].rounds == 1
 
 
 # ------------------------------------------------------------------ rounds that are given up

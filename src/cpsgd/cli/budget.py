@@ -17,6 +17,7 @@ from cpsgd.cli.options import file_option
 from cpsgd.errors import LedgerAccessError, LedgerError, ParameterError, ReportError
 from cpsgd.ledger import Budget, Ledger, Witness
 from cpsgd.ledger import check_report as verify_report
+from cpsgd.ledger.book import FORGET_FUTURE
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Total
@@ -151,11 +152,14 @@ def verify(
         "head": str(found.head),
         "head_checked": known,
         "populations": [total.to_dict() for total in found.totals],
+        **({"ahead": found.ahead} if found.ahead else {}),
     }
     rows = [
         ("chain", f"{found.records:,} records, every hash holds"),
         ("known head", "contained" if known else "none was given: a cut end would not be noticed"),
     ]
+    if found.ahead:
+        rows.append(("clock", escape(f"the last record is dated {found.ahead}, in the future. {FORGET_FUTURE}")))
     for total in found.totals:
         over = "[bold red]more than the budget[/bold red] " if total.population in overspent else ""
         rows.append((escape(total.population), f"{over}{_spent(total)}"))
@@ -185,13 +189,31 @@ def export(
 
 
 @app.command
-def repair(ledger: LedgerFile, /, *, json: options.Json = False) -> None:
+def repair(
+    ledger: LedgerFile,
+    /,
+    *,
+    forget_future: Annotated[
+        str | None,
+        Parameter(
+            help="A record is dated in the future: set the ledger's time back, for this reason.", name="--forget-future"
+        ),
+    ] = None,
+    witness: Witnesses = None,
+    json: options.Json = False,
+) -> None:
     """Check every hash of the chain, and make the index and the snapshot beside the records anew.
 
-    Records are not changed; a new snapshot is added to them.
+    Records are not changed; a new snapshot is added to them. With --forget-future REASON one more record sets the
+    ledger's time back to this machine's clock. Rounds that were dated later count in the present period as well.
     """
-    head = str(Ledger(ledger).repair())
-    _answer(json, {"ledger": ledger, "head": head}, output.facts([("repaired", escape(str(ledger)))]))
+    book = Ledger(ledger, witness=witness)
+    head = str(book.repair())
+    rows = [("repaired", escape(str(ledger)))]
+    if forget_future is not None:
+        head = str(book.forget_future(forget_future))
+        rows.append(("clock", "set back; the reason is on record"))
+    _answer(json, {"ledger": ledger, "head": head}, output.facts(rows))
 
 
 @app.command
@@ -332,14 +354,14 @@ def _read_report(path: Path) -> object:
 
 
 def _keys(path: Path | None) -> frozenset[bytes] | None:
-    """The public keys in a file, if one is given."""
+    """Returns the public keys in a file, if one is given."""
     from cpsgd.secagg.identity_files import read_roster
 
     return None if path is None else read_roster(path)
 
 
 def _more(book: Ledger, total: Total) -> list[tuple[str, str]]:
-    """A budget's policy, what all its periods cost together, and how its rounds are chosen."""
+    """Returns rows: a budget's policy, the cost of all its periods, and how its rounds are chosen."""
     budget = book.budget(total.population)
     rows = _policy(budget)
     if budget.renews:
@@ -362,7 +384,7 @@ def _policy(budget: Budget) -> list[tuple[str, str]]:
 
 
 def _spent(total: Total) -> str:
-    """ε and δ of what was spent, in which sense, and the limit."""
+    """Returns the ε and δ spent, their sense, and the limit, as text."""
     spent, limit = f"[bold]ε = {rounded_up(total.epsilon)}[/bold]", rounded_up(total.limit)
     if total.claim.sense != "ex post":
         return f"{spent} of {limit} at δ = {total.delta:g}"

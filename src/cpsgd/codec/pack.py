@@ -159,7 +159,7 @@ class RoundingKernel(Protocol):
 
 
 class FloatKernel(Protocol):
-    """The same for floats."""
+    """Turns a block of coordinates and its keystream into the floats that one client sends."""
 
     def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32], /) -> None:
         """Writes the floats."""
@@ -319,7 +319,7 @@ class Sampled(Integers):
         return self.below / _WORDS
 
     def average_bytes(self, dim: int) -> int:
-        """Returns a last byte is half empty on average."""
+        """Returns the average bytes of a payload; its last byte is half empty on average."""
         return math.ceil(dim * self.below / _WORDS / 8 + 7 / 16)
 
     def chosen(self, message_id: bytes, dim: int) -> NDArray[np.uint32]:

@@ -95,7 +95,7 @@ class Place:
 
 
 def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:
-    """Returns the baton with these seeds for whoever has the private half of `public`.
+    """Returns the baton with these seeds for the holder of the private half of `public`.
 
     Raises:
         MessageError: The key is one that no honest client can have.

@@ -108,7 +108,7 @@ class CorrelatedNoise(RoundedNoise):
 
     @property
     def variation(self) -> float:
-        """Over all rounds of the run: the mass cut off, and the distances of samplers and grids from their laws."""
+        """Total variation over all rounds: the mass cut off, and the distance of samplers and grids from their laws."""
 
         def resolution(ratio: float) -> float:
             return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
@@ -225,7 +225,7 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @cached_property
     def fraction_bits(self) -> int:
-        """Of the vector's grid, which is that of the own noise."""
+        """Fraction bits of the vector's grid, which the client's own noise shares."""
         return OWN_BITS
 
     @cached_property

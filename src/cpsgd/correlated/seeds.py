@@ -127,7 +127,7 @@ class SeedFile:
         return private.public_key().public_bytes_raw()
 
     def give(self, place: Place, public: bytes) -> bytes:
-        """Returns the baton for whoever has the private half of `public`. From here on this client has no lineage.
+        """Returns the baton for the holder of the private half of `public`. This client then has no lineage.
 
         Raises:
             BatonError: There is nothing to hand on, or the round is not a later one than the seeds were used in.

@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd import _validate
-from cpsgd.errors import BudgetExceededError, BudgetExpiredError, EntryError, LedgerAccessError, PopulationError
+from cpsgd.errors import (
+    BudgetExceededError,
+    BudgetExpiredError,
+    EntryError,
+    LedgerAccessError,
+    LedgerError,
+    PopulationError,
+)
 from cpsgd.ledger import chain, charging, sqlite_store, verification
 from cpsgd.ledger.chain import Head
 from cpsgd.ledger.charging import Total
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, name
 from cpsgd.ledger.kinds import Account, Room, octave_of
-from cpsgd.ledger.replica import Draft, Replica, now
+from cpsgd.ledger.replica import Draft, Replica, ahead, clock, now
 from cpsgd.ledger.signed_reports import signed_report
 from cpsgd.ledger.state import State, check_event, check_group
 from cpsgd.ledger.verification import Verification
@@ -24,6 +31,11 @@ from cpsgd.protocol import MAX_CLIENTS
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+FORGET_FUTURE = (
+    "If that clock was wrong and this one is right, set the time back: `cpsgd budget repair --forget-future`."
+)
+"""The remedy for a record that is dated in the future."""
 
 
 class Ledger:
@@ -227,10 +239,10 @@ class Ledger:
             found = []
             time = now(state)
             for budget, accounts in state.purses(population, time):
-                _check(budget, events, time)
+                _check(budget, events, time, ahead(state))
                 found.append(charging.priced(budget, accounts, events, state.reserved(population, time)))
                 if found[-1].epsilon > budget.epsilon:
-                    raise _exceeded(budget, accounts, found[-1])
+                    raise _exceeded(budget, accounts, found[-1], ahead(state))
             return found[0]
 
     def total(self, population: str) -> Total:
@@ -345,6 +357,32 @@ class Ledger:
                 pass
             return self._replica.state.head
 
+    def forget_future(self, reason: str) -> Head:
+        """Sets the ledger's time back to this machine's clock, where a record is dated in the future.
+
+        The time of a ledger never goes back by itself, so one record by a clock that was ahead ends budgets that expire
+        and stops those that renew. All records stay, and one more says what was done. Rounds of periods that are to
+        come count in the present period as well: nobody gains a round by this, whichever clock is wrong.
+
+        Args:
+            reason: The reason why the later time is wrong, for people.
+
+        Returns:
+            The new record.
+
+        Raises:
+            LedgerError: The last record is not dated in the future.
+        """
+        name("reason", reason, empty=False)
+        with self._replica.appending() as draft:
+            state, time = self._replica.state, clock()
+            if not ahead(state):
+                raise LedgerError(f"The last record of {self.path} is not dated in the future: there is no need.")
+            # A record that cannot be applied must not be written.
+            State.from_text(state.to_text(), state.head).set_back(time)
+            draft.records.append({"kind": "clock", "reason": reason, "time": time})
+        return self._replica.state.head
+
     def export(self) -> dict[str, Any]:
         """Returns everything as plain JSON values: the records with their hashes, and what follows from them."""
         with self._replica.looking() as (connection, entries):
@@ -391,17 +429,23 @@ class Ledger:
         prices = []
         reserved = self._replica.state.reserved(population, time)
         for budget, accounts in self._replica.state.purses(population, time):
-            _check(budget, [event], time)
+            _check(budget, [event], time, ahead(self._replica.state))
             price = charging.affordable(budget, accounts, event, reserved)
             if price is None:
-                raise _exceeded(budget, accounts, charging.priced(budget, accounts, [event], reserved))
+                asked = charging.priced(budget, accounts, [event], reserved)
+                raise _exceeded(budget, accounts, asked, ahead(self._replica.state))
             prices.append(price)
         return prices[0] if len(prices) == 1 else replace(prices[0], rounds=0)
 
 
-def _check(budget: Budget, events: Sequence[RoundEvent], time: str) -> None:
+def _check(budget: Budget, events: Sequence[RoundEvent], time: str, future: str) -> None:
     """Refuses rounds that the budget is not for."""
     if budget.expired(time):
+        if future:
+            raise BudgetExpiredError(
+                f"The budget of {budget.population!r} expired on {budget.expires}, and the ledger's last record is "
+                f"dated {future}, which is in the future. {FORGET_FUTURE}"
+            )
         raise BudgetExpiredError(
             f"The budget of {budget.population!r} expired on {budget.expires}: nothing more is charged to it. Create "
             "another one, for data that is not in this one's rounds."
@@ -410,11 +454,13 @@ def _check(budget: Budget, events: Sequence[RoundEvent], time: str) -> None:
         check_event(budget, event)
 
 
-def _exceeded(budget: Budget, accounts: Sequence[Account], asked: Total) -> BudgetExceededError:
+def _exceeded(budget: Budget, accounts: Sequence[Account], asked: Total, future: str) -> BudgetExceededError:
+    hint = f"The budget renews, but the ledger's last record is dated {future}, in the future. {FORGET_FUTURE}"
     return BudgetExceededError(
         budget.population,
         limit=budget.epsilon,
         spent=charging.spent(budget, accounts).epsilon,
         total=asked.epsilon,
         delta=budget.delta,
+        hint=hint if future and budget.renews else "",
     )

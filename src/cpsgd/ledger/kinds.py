@@ -302,6 +302,22 @@ class Account:
         if not self._since[partition, kind]:
             del self._since[partition, kind]
 
+    def add_copies(self, other: Account) -> None:
+        """Adds another account's rounds as they are accounted now; they stay in the other one, too.
+
+        Rounds of an adaptive budget get the octaves that are due after those that are here.
+        """
+        for partition, kind, count in other.tally.items():
+            adaptive = kind.octave is not None
+            for octave, times in Counter(
+                octave_of(self.reserved + place) if adaptive else None for place in range(count)
+            ).items():
+                self.tally.add(_unique(replace(kind, octave=octave)), partition, times)
+            self.rounds += count
+            self.reserved += count
+        self.room = None
+        self._since.clear()
+
     def at_the_last_reservation(self) -> Tally:
         """Returns the rounds as they were accounted when the last of them was reserved."""
         if not self._since:

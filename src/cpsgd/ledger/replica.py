@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
@@ -71,7 +71,7 @@ class Draft:
         def append(record: Mapping[str, Any]) -> None:
             nonlocal head
             number = head.number + 1
-            text = canonical({**record, "number": number, "time": self.time})
+            text = canonical({"time": self.time, **record, "number": number})
             if len(text) > LONGEST_RECORD:
                 raise LedgerError("The record is too long for a ledger.")
             head = Head(number, link(head.hash, text))
@@ -248,10 +248,21 @@ class Replica:
         self._seen = max(heads, key=lambda head: head.number)
 
 
+def clock() -> str:
+    """Returns the time of this machine's clock (UTC), as records have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 def now(state: State) -> str:
     """Returns the time, but never one before the last record's: a period does not come back."""
-    found = datetime.now(UTC).isoformat(timespec="milliseconds")
+    found = clock()
     return max(found, state.time) if len(found) == len(state.time) else found
+
+
+def ahead(state: State) -> str:
+    """Returns the last record's time if it is later than this machine's clock by more than an hour; otherwise ""."""
+    latest = (datetime.now(UTC) + timedelta(hours=1)).isoformat(timespec="milliseconds")
+    return state.time if len(state.time) == len(latest) and state.time > latest else ""
 
 
 def went_back(path: Path) -> LedgerChainError:

@@ -128,6 +128,8 @@ class State:
                 return self._read_reserve(body, entries)
             case "release" | "abandon":
                 return self._read_closing(body, entries)
+            case "clock":
+                return self._read_clock(body)
             case "snapshot":
                 return self._read_snapshot(body)
         raise ParameterError("its kind is unknown")
@@ -191,6 +193,28 @@ class State:
             entries.put(closed(entry, body))
 
         return commit
+
+    def _read_clock(self, body: dict[str, Any]) -> Callable[[], None]:
+        check_fields(body, "reason", "time")
+        name("reason", body["reason"], empty=False)
+        if not body["time"] < self.time:
+            raise ParameterError("it sets the time back to one that is not before the last record's")
+        return lambda: self.set_back(body["time"])
+
+    def set_back(self, time: str) -> None:
+        """Sets the time back. Rounds of periods that are to come count in the present one as well.
+
+        They were charged while a clock ran ahead, and are about today's data, or would be if the clock is wrong now.
+        So no rounds are gained, whichever clock was wrong.
+        """
+        for population, budget in self.budgets.items():
+            present = budget.period(self.created[population], time)
+            later = [
+                each for (owner, period), each in self.accounts.items() if owner == population and period > present
+            ]
+            for account in later:
+                self.accounts.setdefault((population, present), Account()).add_copies(account)
+        self.time = time
 
     def _read_snapshot(self, body: dict[str, Any]) -> Callable[[], None]:
         """Checks a snapshot, and returns the function that applies it."""

@@ -9,7 +9,7 @@ from cpsgd.errors import LedgerChainError, LedgerFormatError
 from cpsgd.ledger import charging, snapshots, sqlite_store
 from cpsgd.ledger.chain import Head, Remembered
 from cpsgd.ledger.charging import Total
-from cpsgd.ledger.replica import Replica, not_contained, went_back
+from cpsgd.ledger.replica import Replica, ahead, not_contained, went_back
 from cpsgd.ledger.state import State
 from cpsgd.ledger.witness import Witness
 
@@ -22,11 +22,13 @@ class Verification:
         head: The last record. Keep it elsewhere, and a later `verify` can tell that nothing before it was changed.
         records: Number of records.
         totals: What is spent, by population, computed anew.
+        ahead: Time of the last record, if that is in the future; otherwise empty. `Ledger.forget_future` is the remedy.
     """
 
     head: Head
     records: int
     totals: tuple[Total, ...]
+    ahead: str = ""
 
     @property
     def overspent(self) -> tuple[str, ...]:
@@ -69,4 +71,4 @@ def verify(
     if witness is not None and unseen:
         raise not_contained(replica.path, min(unseen, key=lambda each: each.number), witness)
     totals = tuple(charging.spent(*purse) for purse in state.purses_over_time())
-    return Verification(state.head, state.head.number + 1, totals)
+    return Verification(state.head, state.head.number + 1, totals, ahead(state))

@@ -256,11 +256,11 @@ class Problem:
         return protocol, self.proved(protocol)
 
     def proved(self, protocol: Protocol) -> Guarantee:
-        """Returns the guarantee that counts: of all rounds, with those whose noise counts."""
+        """Returns the guarantee of a protocol on the problem's conditions."""
         return guarantee(Run(protocol, self.conditions), self.target.claim.delta)
 
     def overflow_probability(self, protocol: Protocol) -> float:
-        """Returns the proved bound for the protocol's modulus, 0 without one."""
+        """Returns the proved bound on the probability that a sum wraps around; 0 without a modulus."""
         if protocol.modulus is None:
             return 0.0
         return modulus.overflow_probability(

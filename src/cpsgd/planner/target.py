@@ -41,7 +41,7 @@ class Target:
     replace_one_distance: float | None = None
 
     def run(self, mechanism: Mechanism) -> Run:
-        """Returns the run with a mechanism; rotation is nothing to privacy."""
+        """Returns the run with a mechanism, unrotated: rotation does not change privacy."""
         reason = None if self.replace_one_distance is None else "planned"
         protocol = Protocol(
             clients=self.conditions.surviving,

@@ -102,7 +102,7 @@ class Workload:
         return float(np.mean([self._variance(np.convolve(seen, factors[::-1]), len(factors)) for seen in self._seen()]))
 
     def bias(self) -> float:
-        """The same for an error that is the same in every round: the mean of the squares of the weights' sums."""
+        """Returns the mean over rounds of the squared sum of weights: the factor of an error equal in all rounds."""
         return float(np.mean([seen.sum() ** 2 for seen in self._seen()]))
 
     @staticmethod

@@ -95,7 +95,7 @@ def sampled_profile(kinds: Sequence[SampledRounds], points: int) -> Callable[[fl
 
 
 def sampled_divergence(mu: float, rate: float, order: float) -> tuple[float, float]:
-    """Rényi divergence, rounded up, of the pair of one round, and the mass of losses that it leaves out.
+    """Returns the Rényi divergence of one round, rounded up, and the mass of losses that it leaves out.
 
     Example:
         >>> f"{sampled_divergence(1.0, 0.01, 8)[0]:.3g}"
@@ -141,11 +141,11 @@ class _Losses:
         return np.exp(self._log_mass + power * self.loss - scale), scale
 
     def mean(self, power: float) -> float:
-        """Returns the masses of the losses, tilted by e^(power loss)."""
+        """Returns the mean of the losses, their masses tilted by e^(power loss)."""
         return float(np.sum(self.tilted(power)[0] * self.loss))
 
     def variance(self, power: float) -> float:
-        """The same for the variance."""
+        """Returns the variance of the tilted losses."""
         return float(np.sum(self.tilted(power)[0] * (self.loss - self.mean(power)) ** 2))
 
 
@@ -179,7 +179,7 @@ def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
 
 
 def _loss(kind: SampledRounds, x: Array) -> Array:
-    """l(x) for x >= μ/2."""
+    """Returns the loss l(x) for x >= μ/2."""
     exponent = np.maximum(kind.mu * (x - 0.5 * kind.mu), 0.0)
     small = np.minimum(exponent, 30.0)
     beyond = math.log(kind.rate) + exponent + np.log1p((1.0 - kind.rate) / kind.rate * np.exp(-exponent))
@@ -383,5 +383,5 @@ def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128
 
 
 def _norm(values: Array) -> float:
-    """Euclidean, rounded up, on one thread: BLAS starts several, which costs more than it gains here."""
+    """Returns the Euclidean norm, rounded up, on one thread: the threads of BLAS cost more than they gain."""
     return math.sqrt(float(np.einsum("i,i->", values, values))) * (1.0 + 1e-10)

@@ -42,7 +42,7 @@ HEADROOM = 2.0**-10
 
 
 def example_norm(clip_norm: float, examples: int) -> float:
-    """D, what one example's gradient is clipped to so that `examples` of them stay within `clip_norm`, with room."""
+    """Returns D, the norm that one example's gradient is clipped to: `examples` of them stay within `clip_norm`."""
     return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
 
 

@@ -54,7 +54,7 @@ class Advert:
         return self.keys[keys.KEY_BYTES :]
 
     def to_bytes(self) -> bytes:
-        """168 bytes."""
+        """Returns the advert as 168 bytes."""
         return self.keys + self.identity + self.signature + _COUNTER.pack(self.counter)
 
     @classmethod

@@ -107,7 +107,7 @@ class SecureServer:
         return frozenset() if self._stage in (Stage.INVITE, Stage.DONE) else self._members - self._answered
 
     def invite(self) -> dict[int, bytes]:
-        """Opens the round: an invitation for each client."""
+        """Opens the round; returns an invitation for each client."""
         if self._stage is not Stage.INVITE:
             raise StageError("The clients were invited before.")
         self._stage = Stage.ADVERTISE

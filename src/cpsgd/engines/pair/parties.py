@@ -183,7 +183,7 @@ def connect(url: str, trust: Path | None, *, insecure: bool, headers: dict[str, 
 
 
 def trusted(certificates: Path | None) -> ssl.SSLContext:
-    """Returns how other servers are known: by a file of certificates, or by the system's."""
+    """Returns TLS settings that trust the certificates in a file, or those of the system."""
     return ssl.create_default_context(cafile=certificates)
 
 

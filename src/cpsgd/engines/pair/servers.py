@@ -68,7 +68,7 @@ class Prepared:
 
     @property
     def digest(self) -> bytes:
-        """Stands for the bytes that were sent."""
+        """Digest of the bytes that were sent."""
         return hashlib.sha256(self.data).digest()
 
 
@@ -414,7 +414,7 @@ def combine(task: PairTask, round: int, leader: bytes, helper: bytes) -> tuple[E
 
 
 def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -> Callable[[int, int], None]:
-    """Returns what charges a round to a ledger, once, before its sum is revealed."""
+    """Returns the function that charges a round to a ledger, once, before its sum is revealed."""
     conditions = task.conditions
     run = f"pair-{role}-{task.id.hex()}"
 

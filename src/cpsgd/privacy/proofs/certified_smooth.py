@@ -182,7 +182,7 @@ class Smoothed(Proof):
         return self._joint_epsilon(run, delta, below)
 
     def _sampled_epsilon(self, run: Run, delta: float) -> Proved:
-        """Returns the better of each round sampled, and of all rounds at once, which knows of no sampling."""
+        """Returns the smaller ε of two: of single rounds, sampled; and of all rounds at once, without sampling."""
         shares = [base.SAMPLED_TAIL_SHARE] if run.sampling.rate < 1.0 else base.TAIL_SHARES
         citation = f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}"
         try:
