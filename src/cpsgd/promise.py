@@ -28,8 +28,9 @@ Sense = Literal["fixed in advance", "filter", "ex post"]
 Surviving = int | Sequence[int] | Mapping[int, int]
 """Messages in the sums: one number for all rounds, one per round, or a mapping from numbers to numbers of rounds."""
 
-# Messages, rounds and examples beyond that are a slip, or a number that no float holds.
+# Rounds and examples beyond that are a slip, or a number that no float holds.
 _MOST = 2**32 - 1
+_MOST_MESSAGES = 2**53
 _EVERY = Participation.every()
 _FIELDS = ("epsilon", "delta", "adjacency", "surviving", "colluding", "rounds", "participation", "unit")
 
@@ -175,7 +176,7 @@ def _rising(sizes: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Returns checked pairs of messages and rounds, every number of messages once, in rising order."""
     counted: Counter[int] = Counter()
     for messages, rounds in sizes:
-        size = _validate.integer("surviving", messages, low=1, high=_MOST)
+        size = _validate.integer("surviving", messages, low=1, high=_MOST_MESSAGES)
         counted[size] += _validate.integer("rounds", rounds, low=1, high=_MOST)
     return tuple(sorted(counted.items()))
 
