@@ -255,7 +255,7 @@ class CorrelatedGaussian(RoundedGaussian):
         return fine_gaussian.DRAW_BYTES * (len(self.shifts) + 1)
 
     def kernel(self) -> Any:
-        """Adds noise and rounds."""
+        """Returns the kernel that adds noise and rounds."""
         limit = int(self.grid.limit)
         return LineageKernel(self.lineages, limit=limit, window=self.window, fraction_bits=self.finest_bits)
 

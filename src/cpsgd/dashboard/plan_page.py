@@ -113,7 +113,7 @@ def _literal(value: object) -> str:
 
 
 def _number(name: str, text: str) -> float:
-    """Reads a field: a whole number up to `_MOST` where that names it, and a finite one otherwise."""
+    """Reads a field: a whole number up to its limit for names in `_MOST`, and a finite number otherwise."""
     try:
         value = float(text)
     except ValueError:
