@@ -27,6 +27,7 @@ PROJECT = {
     "CODE_OF_CONDUCT.md": "project/conduct.md",
     "SECURITY.md": "project/security.md",
     "examples/flower-digits/README.md": "project/flower-digits.md",
+    "examples/phones/README.md": "project/phones.md",
     "examples/nvflare-digits/README.md": "project/nvflare-digits.md",
     "reproduction/README.md": "project/reproduction.md",
 }

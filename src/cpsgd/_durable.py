@@ -105,16 +105,21 @@ def _sweep(target: Path) -> None:
 
 
 def append(file: IO[bytes], data: bytes) -> None:
-    """Adds bytes at the end of an open file and waits for the disk. If that fails, the file is as long as before."""
-    size = file.seek(0, os.SEEK_END)
+    """Adds bytes at the end of an open file and waits for the disk. If that fails, the file is as long as before.
+
+    Past the file's buffer: what a full disk did not take would stay in it, and be written when the file is closed.
+    """
+    size, left = file.seek(0, os.SEEK_END), memoryview(data)
     try:
-        file.write(data)
-        file.flush()
+        while left:
+            left = left[os.write(file.fileno(), left) :]
         os.fsync(file.fileno())
     except BaseException:
         with suppress(OSError):
             os.ftruncate(file.fileno(), size)
         raise
+    finally:
+        file.seek(0, os.SEEK_END)
 
 
 def sync_folder(folder: Path) -> None:

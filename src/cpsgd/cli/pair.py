@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,7 +29,6 @@ Certificates = Annotated[
 ]
 Insecure = Annotated[bool, Parameter(help="Speak plain http to other machines, where another program encrypts.")]
 Rounds = Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=1), help="Number of rounds.")]
-_PATIENCE = 60.0
 _AT_ONCE = 8
 
 
@@ -201,7 +199,7 @@ def demo(
     A fifth of the clients never sends.
     """
     from cpsgd import plan
-    from cpsgd.engines.pair.running import free_port, write_task
+    from cpsgd.engines.pair.running import free_port, start_server, stop_server, write_task
     from cpsgd.engines.pair.task import create_task
 
     def say(text: str) -> None:
@@ -218,40 +216,18 @@ def demo(
         servers: list[subprocess.Popen[str]] = []
         try:
             for role, address in addresses.items():
-                servers.append(_start(role, folder))
+                servers.append(start_server(role, folder))
                 say(f"{role.capitalize()}: {address}")
             figures = _play(task, secrets["collector"], say)
         finally:
             for server in servers:
-                server.terminate()
-            for server in servers:
-                server.wait(timeout=30)
-                assert server.stdout is not None
-                server.stdout.close()
+                stop_server(server)
     rows = [
         ("reports", f"{figures['reports']:,} of {clients:,} clients, {figures['upload_bytes']:,} bytes each"),
         ("time", f"{figures['seconds']:.1f} s, {figures['reports'] / figures['seconds']:.0f} reports per second"),
         ("squared error", f"{figures['squared_error']:.4g}, expected {best.error.total:.4g}"),
     ]
     output.answer(json, {**figures, "expected_squared_error": best.error.total}, output.facts(rows))
-
-
-def _start(role: str, folder: Path) -> subprocess.Popen[str]:
-    """Starts a server and waits until it listens."""
-    from cpsgd.engines.pair.running import environment
-
-    files = ["--task", folder / "task.json", "--secrets", folder / f"{role}.json", "--store", folder / f"{role}.db"]
-    program = subprocess.Popen(
-        [sys.executable, "-m", "cpsgd", "pair", role, *map(str, files)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    assert program.stdout is not None
-    if not program.stdout.readline().startswith(role.capitalize()):
-        program.wait(timeout=_PATIENCE)
-        raise CpsgdError(f"The {role} did not start.")
-    return program
 
 
 def _play(task: PairTask, secrets: Secrets, say: Callable[[str], None]) -> dict[str, Any]:
