@@ -84,6 +84,8 @@ class PolyaLaw:
         p(K)²/(1 - α²), and leaving terms out of f(steps) only lowers it. Every p is a product of at most K ratios.
         """
         masses = self._masses(120.0)
+        if steps >= len(masses):
+            return math.inf
         alpha = math.exp(-1.0 / self.spread)
         left = float(masses[-1]) ** 2 / (1.0 - alpha * alpha)
         zero = float(np.sum(masses**2)) + left

@@ -1,7 +1,7 @@
 """The cost of many rounds.
 
-The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs: whatever the
-clients hold, the round's two output laws are the image, under one randomized map, of N(0, 1) and N(μ, 1) (Blackwell;
+The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs. Whatever the
+clients hold, the round's two output laws are the image of N(0, 1) and N(μ, 1) under one randomized map (Blackwell;
 Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplier 1/μ stands in for it:
 
 * Rounds compose adaptively, and Gaussians as √Σμ² (Corollary 3.3 there): a closed form.
@@ -156,11 +156,14 @@ def pure_epsilon(parts: Sequence[Part]) -> float:
     A round that is drawn with probability q has the law (1 - q) B + q A, and A <= e^ε B (Balle, Barthe and Gaboardi
     2018, Theorem 2, advanced joint convexity, which covers sampling without replacement as well).
     """
-    each = [
-        r.count * (r.pure if who.rate == 1.0 else math.log1p(who.rate * math.expm1(min(r.pure, LARGEST_EPSILON))))
-        for r, who in parts
-    ]
-    return math.inf if any(math.isinf(r.pure) for r, _ in parts) else math.fsum(each) * (1.0 + 1e-13)
+    return math.fsum(r.count * _sampled_pure(r.pure, who.rate) for r, who in parts) * (1.0 + 1e-13)
+
+
+def _sampled_pure(epsilon: float, rate: float) -> float:
+    """Returns log(1 + q (e^ε - 1)), or ε where e^ε would be too large: sampling never costs privacy."""
+    if rate == 1.0 or epsilon > LARGEST_EPSILON:
+        return epsilon
+    return math.log1p(rate * math.expm1(epsilon))
 
 
 def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
