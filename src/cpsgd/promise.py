@@ -160,7 +160,7 @@ def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], .
     """Returns (messages, rounds with that many), sorted, from any form of `surviving`."""
     if isinstance(surviving, Mapping):
         sizes = _rising(surviving.items())
-    elif isinstance(surviving, Sequence | np.ndarray):
+    elif isinstance(surviving, Sequence | np.ndarray) and not isinstance(surviving, str | bytes | bytearray):
         sizes = _rising((size, 1) for size in surviving)
     else:
         return _rising([(surviving, 1 if rounds is None else rounds)])
