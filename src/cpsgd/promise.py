@@ -1,7 +1,7 @@
 """Statements about the rounds of a protocol: a `Claim`, the `Conditions` it holds on, and both as a `Promise`.
 
-A promise travels in the protocol's file, so that whoever releases a result can be held to it. It is a statement to
-compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
+A promise travels in the protocol's file, so that the server that releases a result can be held to it. It is a statement
+to compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
 messages (`cpsgd.privacy.release`), so that editing a promise proves nothing. It is part of the protocol's fingerprint:
 messages made under one promise are refused by a server that holds another, or none.
 """

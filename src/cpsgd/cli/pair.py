@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -81,16 +82,21 @@ def create(
 def _run(role: Literal["leader", "helper"], chosen: Any) -> None:
     from cpsgd.engines.pair.running import PairServerOptions, serve
 
+    _check_extra()
     served: PairServerOptions = PairServerOptions(**vars(chosen))
     console = output.console()
 
     def tell(address: str) -> None:
         console.print(f"{role.capitalize()}: {address}", markup=False, soft_wrap=True)
 
-    try:
-        serve(role, served, tell)
-    except ImportError as error:
-        raise CpsgdError(f"The {role} needs {error.name}: pip install 'cpsgd[pair]'.") from None
+    serve(role, served, tell)
+
+
+def _check_extra() -> None:
+    """Refuses where the packages of the extra are missing."""
+    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise CpsgdError(f"Two servers need {', '.join(missing)}: pip install 'cpsgd[pair]'.")
 
 
 def _server_options() -> Any:
@@ -141,6 +147,7 @@ def submit(
     Where nothing is heard, send again with the same --upload: the same bytes count once. Another message of the same
     vector would double what can be learned about it.
     """
+    _check_extra()
     from cpsgd._durable import create_file
     from cpsgd.engines.pair.parties import Sender
     from cpsgd.engines.pair.running import read_tokens
@@ -176,6 +183,7 @@ def collect(
 
     Each server reveals its sum if enough reports were accepted and its budget pays. It may be asked for again.
     """
+    _check_extra()
     from cpsgd.engines.pair.parties import Collector
     from cpsgd.engines.pair.task import PairTask, Secrets
 
@@ -198,6 +206,7 @@ def demo(
 
     A fifth of the clients never sends.
     """
+    _check_extra()
     from cpsgd import plan
     from cpsgd.engines.pair.running import free_port, start_server, stop_server, write_task
     from cpsgd.engines.pair.task import create_task

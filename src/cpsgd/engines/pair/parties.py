@@ -197,8 +197,10 @@ def _call(client: httpx.Client, method: str, path: str, *, content: bytes | None
             if not remaining:
                 raise TransportError(f"{client.base_url} does not answer: {type(error).__name__}.") from None
         else:
-            if response.status_code != 503 or not remaining:
+            if response.status_code != 503:
                 return response
+            if not remaining:
+                raise TransportError(f"{client.base_url} is busy; ask again later, with the same bytes.")
         time.sleep(pause)
         pause *= 2
     raise AssertionError("unreachable")
