@@ -160,6 +160,8 @@ def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], .
     """Returns (messages, rounds with that many), sorted, from any form of `surviving`."""
     if isinstance(surviving, Mapping):
         sizes = _rising(surviving.items())
+    elif isinstance(surviving, bytes | bytearray):
+        raise ParameterError("Expected surviving to be a number of messages, or one per round, got bytes.")
     elif isinstance(surviving, Sequence | np.ndarray):
         sizes = _rising((size, 1) for size in surviving)
     else:
