@@ -7,6 +7,7 @@ import ipaddress
 import json
 import signal
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +160,15 @@ def test_a_round_by_commands_over_tls_with_roster_and_budget(cpsgd: Any, tmp_pat
             "--ca",
             "server.pem",
         )
-        found = cpsgd.json(*asked, "--round", 0, "--out", "mean.npy")
+        found = cpsgd.json(*asked, "--round", 0, "--out", "mean.npy", "--at", 9)
         assert found["reports"] == 9
         first = np.load("mean.npy")
         assert first.shape == (DIM,)
         cpsgd.succeeds(*asked, "--round", 0, "--out", "again.npy")
         assert np.array_equal(np.load("again.npy"), first)
-        cpsgd.refuses("are needed", *asked, "--round", 1, "--out", "none.npy")
+        start = time.monotonic()
+        cpsgd.refuses("are needed", *asked, "--round", 1, "--out", "none.npy", "--within", 1.5)
+        assert time.monotonic() - start > 1.5
         assert [running.stop(role, signal.SIGINT) for role in ("leader", "helper")] == [0, 0]
     # Each server has charged for itself.
     entries = cpsgd.json("budget", "show", "b.ledger")["populations"][0]["entries"]

@@ -175,13 +175,16 @@ def collect(
     secrets: Annotated[Path, options.file_option("The collector's secrets, collector.json.")],
     round: options.Round,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")],
+    at: Annotated[int | None, WHOLE, Parameter(help="Wait until this many reports are accepted.")] = None,
+    within: Annotated[float | None, Parameter(help="Wait for reports, but no longer than this many seconds.")] = None,
     ca: Certificates = None,
     insecure: Insecure = False,
     json: options.Json = False,
 ) -> None:
     """End a round and write the mean of its vectors.
 
-    Each server reveals its sum if enough reports were accepted and its budget pays. It may be asked for again.
+    Each server reveals its sum if enough reports were accepted and its budget pays. It may be asked for again. With
+    --at, --within or both a round is ended by count, by time, or by whichever comes first; without, at once.
     """
     _check_extra()
     from cpsgd.engines.pair.parties import Collector
@@ -189,6 +192,8 @@ def collect(
 
     _files.check_vector_output(out, task, secrets)
     with Collector(PairTask.read(task), Secrets.read(secrets), trust=ca, insecure=insecure) as collector:
+        if at is not None or within is not None:
+            collector.wait(round, count=at, seconds=within)
         mean, count = collector.collect(round)
     _files.write_vector(out, mean)
     rows = [("round", str(round)), ("reports", f"{count:,}"), ("written to", escape(str(out)))]
