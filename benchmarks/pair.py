@@ -120,9 +120,9 @@ def send_all(url: str, uploads: list[bytes], at_once: int) -> list[float]:
     return latencies
 
 
-def load(dim: int, reports: int, at_once: int = AT_ONCE) -> dict[str, Any]:
+def load(dim: int, reports: int, at_once: int = AT_ONCE, clients: int = 10_000, bits: int = 13) -> dict[str, Any]:
     """Measures reports per second through both servers, after a tenth as many to begin with."""
-    found = plan(clients=10_000, dim=dim, epsilon=2.0, delta=1e-6, bits=13, mechanism="coins", pair=True)
+    found = plan(clients=clients, dim=dim, epsilon=2.0, delta=1e-6, bits=bits, mechanism="coins", pair=True)
     task, secrets = create_task(
         found.protocol,
         leader=f"http://127.0.0.1:{free_port()}",

@@ -32,6 +32,7 @@ def test_sizes_are_counted_and_sorted_however_they_are_given() -> None:
         ({"rounds": 0}, "rounds"),
         ({"rounds": 2**32}, "rounds"),
         ({"surviving": 0}, "surviving"),
+        ({"surviving": b"12"}, "surviving"),
         ({"surviving": []}, "one entry of surviving per round"),
         ({"surviving": [1000, 1000], "rounds": 3}, "one entry of surviving per round"),
         ({"surviving": {1000: 0}}, "rounds"),

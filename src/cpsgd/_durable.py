@@ -2,7 +2,7 @@
 
 Everything that writes a file which a crash may interrupt does it here:
 
-* `write_file` replaces a file at once: whoever opens it sees all of the old content or all of the new.
+* `write_file` replaces a file at once: a reader sees all of the old content or all of the new.
 * `create_file` makes a new file, and refuses one that exists.
 * `append` adds to an open file, and takes back what a full disk left unfinished.
 * `seal` and `unseal` put a digest before a file's content, so that damage is noticed.

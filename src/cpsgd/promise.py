@@ -1,7 +1,7 @@
 """Statements about the rounds of a protocol: a `Claim`, the `Conditions` it holds on, and both as a `Promise`.
 
-A promise travels in the protocol's file, so that whoever releases a result can be held to it. It is a statement to
-compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
+A promise travels in the protocol's file, so that the server that releases a result can be held to it. It is a statement
+to compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
 messages (`cpsgd.privacy.release`), so that editing a promise proves nothing. It is part of the protocol's fingerprint:
 messages made under one promise are refused by a server that holds another, or none.
 """
@@ -160,6 +160,8 @@ def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], .
     """Returns (messages, rounds with that many), sorted, from any form of `surviving`."""
     if isinstance(surviving, Mapping):
         sizes = _rising(surviving.items())
+    elif isinstance(surviving, bytes | bytearray):
+        raise ParameterError("Expected surviving to be a number of messages, or one per round, got bytes.")
     elif isinstance(surviving, Sequence | np.ndarray):
         sizes = _rising((size, 1) for size in surviving)
     else:
@@ -202,6 +204,11 @@ class Promise:
 
     def __post_init__(self) -> None:
         _validate.positive("epsilon", self.claim.epsilon)
+        if self.claim.sense != "fixed in advance":
+            # Files have no other sense: the claim would be read as a stronger one.
+            raise ParameterError(
+                f"A promise is made before the rounds: expected a claim fixed in advance, got {self.claim}."
+            )
         conditions = self.conditions
         if conditions.honest < 1:
             raise ParameterError(

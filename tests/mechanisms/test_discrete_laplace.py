@@ -229,7 +229,7 @@ def test_sums_that_are_not_reduced_would_show_more_than_epsilon() -> None:
         laws = []
         for each in (level, 1, 1):
             law = np.zeros(64)
-            np.add.at(law, (np.arange(-1000, 1001) + each + given.mechanism.noise.middle) % 64, noise)
+            np.add.at(law, (np.arange(-1000, 1001) + each + int(given.mechanism.noise.mean)) % 64, noise)
             laws.append(law)
         return np.convolve(np.convolve(laws[0], laws[1]), laws[2])
 

@@ -1,6 +1,6 @@
 """The folder that is shown: files are found by name and read within bounds.
 
-Whoever wrote the folder may be hostile. No symbolic link in it is followed, so nothing outside of it is ever read; only
+The author of the folder may be hostile. No symbolic link in it is followed, so nothing outside of it is ever read; only
 regular files of a bounded size are read at all; and a name that comes with a request must be one that was found here.
 """
 

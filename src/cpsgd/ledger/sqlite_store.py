@@ -11,10 +11,10 @@ a budget until after they have spent it. A connection lives for one transaction;
 carried across a fork. Triggers refuse UPDATE and DELETE, so that an accident with a database tool does not cost the
 history.
 
-**Beside the records** three tables follow from them, in the same transactions: `entries`, an index by number and run;
-`snapshot`, the text whose hash is in the last record of that kind; and `head`, the last record's hash on another page,
-so that a missing end is noticed. They are a cache: what is read from them is checked against the records, and they can
-be made anew at any time. Files of the first schema get them with the first record that is added.
+**Beside the records** three tables follow from them, in the same transactions. `entries` is an index by number and run.
+`snapshot` has the text whose hash is in the last record of that kind. `head` has the last record's hash on another
+page, so that a missing end is noticed. They are a cache: what is read from them is checked against the records, and
+they can be made anew at any time. Files of the first schema get them with the first record that is added.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class RoundedGaussian(Mechanism):
         return fine_gaussian.DRAW_BYTES
 
     def kernel(self) -> GaussianRounder:
-        """Adds the noise and rounds."""
+        """Returns the kernel that adds the noise and rounds."""
         table = fine_gaussian.table(self._ratio, self.cells)
         return GaussianRounder(int(self.grid.limit), self.window, self.fraction_bits, table.high, table.low)
 

@@ -1,7 +1,7 @@
 """The cost of many rounds.
 
-The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs: whatever the
-clients hold, the round's two output laws are the image, under one randomized map, of N(0, 1) and N(μ, 1) (Blackwell;
+The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs. Whatever the
+clients hold, the round's two output laws are the image of N(0, 1) and N(μ, 1) under one randomized map (Blackwell;
 Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplier 1/μ stands in for it:
 
 * Rounds compose adaptively, and Gaussians as √Σμ² (Corollary 3.3 there): a closed form.

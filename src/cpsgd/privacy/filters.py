@@ -142,7 +142,8 @@ class Filter:
         """Returns the cost of one of these rounds in the filter.
 
         Raises:
-            ParameterError: "once" is a statement about several rounds: put in the costliest as one for everybody.
+            ParameterError: The participation is "once", which is about several rounds. Charge the costliest of them
+                as one round with everybody.
         """
         size, more = _size(rounds.mu, participation, self.order)
         return Cost(size, (rounds.tail_mass + more + overflow) * _SAFE, rounds.variation, rounds.slack)

@@ -1,8 +1,8 @@
 """Rounds whose cohort is a random subset of fixed size, with replace-one neighbours, composed.
 
-A round is dominated by one pair of laws: with A = (1-q) N(0,1) + q N(μ,1), B = N(0,1) and the loss
-l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2, the first law has A's mass at the losses l(x) > 0, B's mass
-at their negatives and the rest at loss 0; the second law is the first mirrored. Losses of independent pairs add up.
+A round is dominated by one pair of laws. Let A = (1-q) N(0,1) + q N(μ,1) and B = N(0,1). The loss is l(x) = log(1 +
+q(e^(μx - μ²/2) - 1)), positive for x > μ/2. The first law has A's mass at the losses l(x) > 0, B's mass at their
+negatives, and the rest at loss 0. The second law is the first mirrored. Losses of independent pairs add up.
 
 Every number is rounded up. Masses go to the two points of a grid around their loss ("connecting the dots", Doroshenko
 et al. 2022). Sums are computed by FFT of masses tilted by e^(λ l) towards the ε asked for, so that rounding errors are

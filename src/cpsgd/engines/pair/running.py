@@ -172,7 +172,7 @@ def read_tokens(path: Path) -> tuple[bytes, bytes]:
     Raises:
         ParameterError: It holds none.
     """
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, IndexError):
         leader, helper = (bytes.fromhex(word) for word in path.read_text().splitlines()[0].split())
         if len(leader) == len(helper) == TOKEN_BYTES:
             return leader, helper

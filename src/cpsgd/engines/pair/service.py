@@ -205,7 +205,7 @@ class Service:
 
 
 def refusing(handler: Handler) -> Handler:
-    """Turns what is refused into problem documents; an error of ours becomes one without any text of ours."""
+    """Turns errors into problem documents; an unexpected one shows nothing of its own text."""
 
     async def answer(request: Request) -> Response:
         try:

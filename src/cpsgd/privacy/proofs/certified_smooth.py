@@ -1,6 +1,6 @@
 """The smoothed certificate of a round, or of many: a product of all their coordinates.
 
-Rounds of the same protocol are more coordinates, whatever the later ones are asked after the earlier were seen: in the
+Rounds of the same protocol are more coordinates, even if later rounds are chosen after earlier ones were seen. In the
 proof coordinates are swapped for Gaussians from the last to the first, and each may depend on those before it.
 
 A client that adds several independent steps per coordinate (the m coins of a client) is accounted for as if their sums
