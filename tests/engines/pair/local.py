@@ -21,11 +21,20 @@ DIM = 40
 CLIENTS = 12
 
 
-@lru_cache(maxsize=1)
-def protocol() -> Protocol:
-    """One coin per coordinate for twelve clients, of whom eight are enough."""
+@lru_cache(maxsize=2)
+def protocol(participation: str = "every") -> Protocol:
+    """One coin per coordinate for two rounds of twelve clients, of whom eight are enough."""
     found = plan(
-        clients=CLIENTS, dim=DIM, epsilon=8.0, delta=1e-5, bits=6, secure=True, mechanism="coins", dropout=0.33
+        clients=CLIENTS,
+        dim=DIM,
+        epsilon=16.0,
+        delta=1e-5,
+        bits=6,
+        secure=True,
+        mechanism="coins",
+        dropout=0.33,
+        rounds=2,
+        participation=participation,
     ).protocol
     assert found.modulus is not None
     return replace(found, modulus=least_prime(found.modulus))
@@ -34,11 +43,15 @@ def protocol() -> Protocol:
 class Pair:
     """A task with both its servers."""
 
-    def __init__(self, folder: Path, admission: Admission = "open", rounds: int = 2) -> None:
+    def __init__(self, folder: Path, admission: Admission = "open", *, participation: str = "every") -> None:
         self.task: PairTask
         self.secrets: dict[str, Secrets]
         self.task, self.secrets = create_task(
-            protocol(), leader="http://127.0.0.1:1", helper="http://127.0.0.1:2", rounds=rounds, admission=admission
+            protocol(participation),
+            leader="http://127.0.0.1:1",
+            helper="http://127.0.0.1:2",
+            rounds=2,
+            admission=admission,
         )
         self.identities = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(1, CLIENTS + 1)]
         self.tokens = [(bytes([i]) * 32, bytes([i + 100]) * 32) for i in range(CLIENTS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +15,19 @@ import pytest
 
 from cpsgd import Protocol
 from cpsgd.engines.pair import servers
+from cpsgd.engines.pair.parties import Sender
 from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, combine, ledger_charge
 from cpsgd.engines.pair.store import ReportStore, Verdict
 from cpsgd.engines.pair.task import PairTask, create_task
-from cpsgd.errors import EmptyError, MessageError, ParameterError, StageError, StoreError, ThresholdError
+from cpsgd.errors import (
+    EmptyError,
+    MessageError,
+    ParameterError,
+    RoundRefusedError,
+    StageError,
+    StoreError,
+    ThresholdError,
+)
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg.pair.upload import Upload
 
@@ -100,6 +110,45 @@ def test_a_client_is_counted_once_per_round(tmp_path: Path) -> None:
         prepared = pair.leader.open(replace(again := pair.upload(1)), again.to_bytes())
         pair.send(pair.upload(1))
         assert list(pair.helper.verify(pair.leader.evaluate([prepared]))) == [int(Verdict.SENT_BEFORE)]
+
+
+@pytest.mark.parametrize("admission", ["roster", "tokens"])
+def test_a_client_is_in_one_round_where_the_promise_says_once(tmp_path: Path, admission: Any) -> None:
+    """A ledger charges such rounds as disjoint: a leader that asks a client twice is stopped by the helper."""
+    pair = Pair(tmp_path, admission, participation="once")
+    assert pair.send(*(pair.upload(i) for i in range(8))) == [GOOD] * 8
+    result(pair)
+    assert pair.send(pair.upload(8, round=1)) == [GOOD]
+    again = pair.upload(0, round=1)
+    assert pair.read(again) is Verdict.SENT_BEFORE
+    prepared = pair.leader.open(again, again.to_bytes())
+    assert list(pair.helper.verify(pair.leader.evaluate([prepared]))) == [int(Verdict.SENT_BEFORE)]
+
+
+def test_a_client_that_may_send_once_does_not_send_for_another_round(tmp_path: Path) -> None:
+    """Whatever a leader says is the open round."""
+    pair = Pair(tmp_path, participation="once")
+    with Sender(pair.task) as sender:
+        sender.deliver = lambda upload: "accepted"  # type: ignore[method-assign]
+        for _ in range(2):
+            assert sender.send(np.zeros(DIM), 0) == "accepted"
+        with pytest.raises(RoundRefusedError, match="takes part once"):
+            sender.send(np.zeros(DIM), 1)
+
+
+def test_a_task_has_no_more_rounds_than_its_promise() -> None:
+    with pytest.raises(ParameterError, match="promise is about 2 rounds, and the task has 3"):
+        create_task(protocol(), leader="http://a", helper="http://b", rounds=3)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_other_users_cannot_read_a_store(tmp_path: Path) -> None:
+    """Differences of the helper's sums are single shares: with the leader's, single messages."""
+    pair = Pair(tmp_path)
+    pair.send(pair.upload(0))
+    modes = {file.name: file.stat().st_mode & 0o077 for file in tmp_path.iterdir()}
+    assert {"leader.db", "helper.db"} <= set(modes)
+    assert set(modes.values()) == {0}
 
 
 @pytest.mark.parametrize("admission", ["roster", "tokens"])
@@ -250,7 +299,7 @@ def test_servers_that_do_not_agree_give_no_mean(tmp_path: Path) -> None:
 
 def test_the_budget_pays_before_anything_is_revealed_and_once(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "budgets.ledger")
-    ledger.create(Budget(population="phones", epsilon=9.0, delta=1e-4))
+    ledger.create(Budget(population="phones", epsilon=10.0, delta=1e-4))
     ledger.create(Budget(population="poor", epsilon=0.1, delta=1e-4))
     pair = Pair(tmp_path)
     pair.send(*(pair.upload(i) for i in range(8)))

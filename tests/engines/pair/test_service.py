@@ -38,7 +38,9 @@ class Web:
         carried = httpx.ASGITransport(app=helper)
         self.apps = {"leader": leader_app(pair.leader, transport=carried), "helper": helper}
         self.leader, self.helper = (httpx.Client(trust_env=False, timeout=30.0) for _ in range(2))
-        self.collector = {"Authorization": f"Bearer {pair.secrets['collector'].collector.hex()}"}
+        own = pair.secrets["collector"]
+        self.collector = {"Authorization": f"Bearer {own.collector_token('leader').hex()}"}
+        self.helper_collector = {"Authorization": f"Bearer {own.collector_token('helper').hex()}"}
 
     def post(self, client: int) -> httpx.Response:
         return self.leader.post("/reports", content=self.pair.upload(client).to_bytes())
@@ -89,13 +91,10 @@ def test_reports_are_accepted_counted_and_repeated(web: Web) -> None:
     assert "cpsgd_pair_accepted 8" in web.leader.get("/metrics").text
     assert "8 of at least 8" in web.helper.get("/").text
     assert web.helper.get("/task").json() == web.pair.task.to_dict()
-    for server in (web.leader, web.helper):
-        assert server.post("/rounds/0/close", headers=web.collector).json()["accepted"] == 8
-        first = server.post("/rounds/0/reveal", headers=web.collector)
-        assert (first.status_code, first.content) == (
-            200,
-            server.post("/rounds/0/reveal", headers=web.collector).content,
-        )
+    for server, headers in ((web.leader, web.collector), (web.helper, web.helper_collector)):
+        assert server.post("/rounds/0/close", headers=headers).json()["accepted"] == 8
+        first = server.post("/rounds/0/reveal", headers=headers)
+        assert (first.status_code, first.content) == (200, server.post("/rounds/0/reveal", headers=headers).content)
     assert is_problem(web.post(9), 409, "round-closed")
     assert web.leader.get("/round").json()["round"] == 1
 
@@ -114,6 +113,10 @@ def test_what_is_refused_is_a_problem_document_and_stores_nothing(web: Web) -> N
         assert is_problem(web.helper.post("/verify", headers=headers), 401, "not-authorized")
     assert is_problem(web.leader.post("/rounds/0/reveal", headers=web.collector), 409, "not-now")
     assert is_problem(web.leader.post("/rounds/5/close", headers=web.collector), 409, "not-now")
+    # What one server knows of the collector does not open the other's doors.
+    for server, other in ((web.helper, "leader"), (web.leader, "helper")):
+        known = {"Authorization": f"Bearer {web.pair.secrets[other].collector.hex()}"}
+        assert is_problem(server.post("/rounds/0/close", headers=known), 401, "not-authorized")
     peer = {"Authorization": f"Bearer {web.pair.secrets['leader'].peer.hex()}"}
     assert is_problem(web.helper.post("/verify", content=b"x", headers=peer), 400, "malformed")
     for pair in (web.pair.leader, web.pair.helper):
@@ -187,3 +190,17 @@ def test_addresses_that_show_secrets_are_refused(url: str) -> None:
     for good in ("https://phones.example", "http://127.0.0.1:1", "http://[::1]:5", "http://localhost"):
         assert check_address(good) == good
     assert check_address("http://phones.example", insecure=True)
+
+
+def test_uploads_that_never_end_take_bounded_memory_and_time(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends a head and then nothing is answered, and is not waited for for ever."""
+    monkeypatch.setattr(service, "_SLOWEST", 0.2)
+    upload = web.pair.upload(0).to_bytes()
+
+    def slowly() -> Iterator[bytes]:
+        yield upload[:100]
+        time.sleep(1.0)
+        yield upload[100:]
+
+    assert is_problem(web.leader.post("/reports", content=slowly()), 408, "slow")
+    assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}

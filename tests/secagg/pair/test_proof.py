@@ -13,7 +13,7 @@ from scipy import stats
 
 from cpsgd.codec import pack
 from cpsgd.errors import MessageError, ParameterError, VectorError
-from cpsgd.secagg.pair import proof
+from cpsgd.secagg.pair import proof, streams
 from cpsgd.secagg.pair.extension import Elements, Extension, modular_sum
 from cpsgd.secagg.pair.proof import Basis, ReportParts, make_report
 from cpsgd.secagg.pair.shape import RoundShape
@@ -152,6 +152,26 @@ def test_evaluations_that_a_leader_changed_are_refused() -> None:
     added[5] = (added[5] + 1) % shape.field.prime
     message = proof.evaluation_message(shape, replace(leader, values=added), basis)
     assert not proof.verify(shape, report.id, helper, basis, message)
+
+
+def test_no_hash_is_the_key_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever learned the helper's part of the joint randomness would otherwise know its share."""
+    shape, keys = RoundShape.choose(prime=337, dim=20, task=b"task"), list[bytes]()
+    derive = streams.digest
+
+    def noted(*parts: object) -> bytes:
+        keys.append(derive(*parts))  # type: ignore[arg-type]
+        return keys[-1]
+
+    monkeypatch.setattr(streams, "digest", noted)
+    report = make_report(shape, np.ones(20, dtype=np.uint32))
+    leader, helper = (
+        proof.open_leader(shape, report.id, report.leader),
+        proof.open_helper(shape, report.id, report.helper),
+    )
+    parts = {leader.part, helper.part}
+    assert len(keys) >= 3
+    assert not parts & set(keys)
 
 
 def test_every_share_has_one_encoding() -> None:

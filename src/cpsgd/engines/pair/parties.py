@@ -84,6 +84,8 @@ class Sender:
         """
         number = self.open_round() if round is None else round
         if number not in self._sent:
+            if self.task.once and self._sent:
+                raise RoundRefusedError("The promise is that a client takes part once, and this one has sent already.")
             # Another report of the same vector would double what can be learned about it.
             self._sent[number] = self.prepare(vector, number)
         return self.deliver(self._sent[number])
@@ -137,9 +139,12 @@ class Collector:
             insecure: Asks also at http addresses of other machines.
         """
         self.task = task
-        headers = {"Authorization": f"Bearer {secrets.collector.hex()}"}
         self._servers = [
-            connect(server.url, trust, insecure=insecure, headers=headers) for server in (task.leader, task.helper)
+            connect(url, trust, insecure=insecure, headers={"Authorization": f"Bearer {token.hex()}"})
+            for url, token in (
+                (task.leader.url, secrets.collector_token("leader")),
+                (task.helper.url, secrets.collector_token("helper")),
+            )
         ]
 
     def progress(self) -> dict[str, Any]:

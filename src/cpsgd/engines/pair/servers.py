@@ -12,7 +12,7 @@ import hashlib
 import logging
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -135,6 +135,10 @@ class Books:
             return sender, part
         return None, part
 
+    def sent_before(self, round: int, senders: Collection[bytes]) -> set[bytes]:
+        """Returns those who may send no more: accepted in this round, or in any where the promise lets them in once."""
+        return self.store.senders(None if self.task.once else round, senders)
+
     def check_open(self, round: int) -> RoundState:
         """Returns the state of a round that takes reports.
 
@@ -225,7 +229,7 @@ class Leader:
         if not senders:
             return found
         # All that were prepared are of the one round that is open.
-        again = store.senders(prepared[0].upload.round, senders)
+        again = self.books.sent_before(prepared[0].upload.round, senders)
         return [Verdict.SENT_BEFORE if isinstance(each, Prepared) and each.sender in again else each for each in found]
 
     def open(self, upload: Upload, data: bytes) -> Prepared:
@@ -351,7 +355,7 @@ class Helper:
             sender, seed = books.admit(upload.sender, part)
             if books.task.admission == "roster":
                 check_signature(shape, upload, evaluation[:32])
-            if sender is not None and (sender in senders or books.store.senders(upload.round, [sender])):
+            if sender is not None and (sender in senders or books.sent_before(upload.round, [sender])):
                 return sender, None, Verdict.SENT_BEFORE
             share = open_helper(shape, upload.id, seed)
             good = verify(shape, upload.id, share, books.basis(shape, upload.id), evaluation)

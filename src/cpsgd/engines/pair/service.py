@@ -50,6 +50,8 @@ _WORKERS = 2
 # Seconds: before a client is told to ask again, and between two tries to reach the helper.
 _PATIENCE, _PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 10.0
 _REQUEST_BYTES = 1 << 28
+# Seconds that a client may take to send its upload.
+_SLOWEST = 300.0
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -287,11 +289,21 @@ class Intake:
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._waiting: dict[bytes, Waiting] = {}
         self._closing: set[int] = set()
+        self._arriving = 0
         self._restored = False
 
     async def report(self, request: Request) -> Response:
         """Takes one upload, and answers when both servers have decided."""
-        data = await body_of(request, self.size)
+        if self._arriving >= self._most:
+            return busy()
+        self._arriving += 1
+        try:
+            async with asyncio.timeout(_SLOWEST):
+                data = await body_of(request, self.size)
+        except TimeoutError:
+            return problem(408, "slow", "The upload took too long.")
+        finally:
+            self._arriving -= 1
         upload = Upload.from_bytes(data)
         if upload.round in self._closing:
             return verdict_response(Verdict.ROUND_CLOSED)

@@ -12,6 +12,7 @@ connection leaves open whether its last transaction happened.
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import threading
 import time
@@ -33,6 +34,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS reports (id {blob} PRIMARY KEY, round INTEGER NOT NULL, sender {blob}, "
     "digest {blob} NOT NULL, verdict INTEGER NOT NULL)",
     "CREATE UNIQUE INDEX IF NOT EXISTS one_report_per_sender ON reports (round, sender)",
+    "CREATE INDEX IF NOT EXISTS senders ON reports (sender)",
     "CREATE TABLE IF NOT EXISTS pending (id {blob} PRIMARY KEY, round INTEGER NOT NULL, upload {blob} NOT NULL)",
 )
 
@@ -138,6 +140,8 @@ class ReportStore:
     def _connect(self) -> Any:
         """Returns a connection that locks the store against other processes."""
         if not self._postgres:
+            # Whoever watches a server's sums change sees its share of each report: no other user may.
+            os.close(os.open(self._url, os.O_CREAT | os.O_RDWR, 0o600))
             file = sqlite3.connect(self._url, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
             for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
                 file.execute(f"PRAGMA {setting}")
@@ -277,11 +281,12 @@ class ReportStore:
             rows = run(f"SELECT id, digest, verdict FROM reports WHERE id IN ({_marks(ids)})", tuple(ids)).fetchall()
         return {bytes(row[0]): (bytes(row[1]), Verdict(row[2])) for row in rows}
 
-    def senders(self, number: int, senders: Collection[bytes]) -> set[bytes]:
-        """Returns those senders who have a report in a round."""
+    def senders(self, number: int | None, senders: Collection[bytes]) -> set[bytes]:
+        """Returns those senders who have a report in a round, or in any round where none is given."""
+        where, which = ("", ()) if number is None else ("round = ? AND ", (number,))
         with self._reading() as run:
             rows = run(
-                f"SELECT sender FROM reports WHERE round = ? AND sender IN ({_marks(senders)})", (number, *senders)
+                f"SELECT sender FROM reports WHERE {where}sender IN ({_marks(senders)})", (*which, *senders)
             ).fetchall()
         return {bytes(row[0]) for row in rows}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -22,6 +23,7 @@ from cpsgd.promise import Conditions
 from cpsgd.protocol import Protocol
 from cpsgd.secagg.pair.extension import is_prime
 from cpsgd.secagg.pair.proof import prepared
+from cpsgd.secagg.pair.sealing import Role
 from cpsgd.secagg.pair.shape import RoundShape
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -91,6 +93,11 @@ class PairTask:
         if promise is None:
             raise ParameterError("Expected a protocol with a promise; plan(..., pair=True) makes one.")
         _validate.integer("rounds", self.rounds, low=1, high=MOST_ROUNDS)
+        if self.rounds > promise.conditions.rounds:
+            raise ParameterError(
+                f"The protocol's promise is about {promise.conditions.rounds} rounds, and the task has {self.rounds}: "
+                "plan for that many."
+            )
         _validate.choice("admission", self.admission, ("open", "roster", "tokens"))
         if len(self.verification) != 32 or any(len(server.key) != 32 for server in (self.leader, self.helper)):
             raise ParameterError("Expected keys and the hash of the verification key to have 32 bytes.")
@@ -108,17 +115,27 @@ class PairTask:
         assert self.protocol.promise is not None  # checked above
         return self.protocol.promise.conditions
 
+    @property
+    def once(self) -> bool:
+        """Whether a client may be in one round only, as the promise has it."""
+        return self.conditions.participation.scheme == "once"
+
     @cached_property
+    def fingerprint(self) -> bytes:
+        """32 bytes that stand for everything above; proofs are bound to all of them."""
+        return hashlib.sha256(b"cpsgd pair task" + canonical(self.to_dict()).encode()).digest()
+
+    @property
     def id(self) -> bytes:
-        """16 bytes that stand for everything above."""
-        return hashlib.sha256(b"cpsgd pair task" + canonical(self.to_dict()).encode()).digest()[:16]
+        """16 bytes that name the task in files and to people."""
+        return self.fingerprint[:16]
 
     def shape(self, round: int) -> RoundShape:
         """Returns the public numbers of a round."""
         _validate.integer("round", round, low=0, high=self.rounds - 1)
         modulus = self.protocol.modulus
         assert modulus is not None  # checked above
-        task = self.id + round.to_bytes(4, "little")
+        task = self.fingerprint + round.to_bytes(4, "little")
         levels = self.protocol.mechanism.values
         return prepared(RoundShape.choose(prime=modulus, dim=self.protocol.dim, task=task, levels=levels))
 
@@ -158,7 +175,8 @@ class Secrets:
         private: The server's private key for sealed parts; none for the collector.
         verification: The key that evaluation points follow from; both servers have it, clients must never.
         peer: The leader's token for requests to the helper.
-        collector: The collector's token for requests to both servers.
+        collector: The collector's secret. Each server has only the token that `collector_token` derives for it: no
+            server can end or reveal a round at the other.
     """
 
     collector: bytes
@@ -170,6 +188,10 @@ class Secrets:
     def key(self) -> X25519PrivateKey:
         """The private key."""
         return X25519PrivateKey.from_private_bytes(self.private)
+
+    def collector_token(self, role: Role) -> bytes:
+        """Returns the token that the collector shows to a server; from the collector's own secrets."""
+        return hmac.digest(self.collector, b"cpsgd pair collector " + role.encode(), "sha256")
 
     def write(self, path: Path) -> None:
         """Writes a new file that only its owner may read."""
@@ -200,7 +222,8 @@ def create_task(
         admission: Who may send.
     """
     verification, peer, collector = (secrets.token_bytes(32) for _ in range(3))
-    keys = {role: secrets.token_bytes(32) for role in ("leader", "helper")}
+    roles: tuple[Role, ...] = ("leader", "helper")
+    keys = {role: secrets.token_bytes(32) for role in roles}
     public = {
         role: X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for role, key in keys.items()
     }
@@ -212,5 +235,8 @@ def create_task(
         verification=hashlib.sha256(verification).digest(),
         admission=admission,
     )
-    servers = {role: Secrets(collector, key, verification, peer) for role, key in keys.items()}
-    return task, {**servers, "collector": Secrets(collector)}
+    own = Secrets(collector)
+    servers: dict[str, Secrets] = {
+        role: Secrets(own.collector_token(role), keys[role], verification, peer) for role in roles
+    }
+    return task, {**servers, "collector": own}

@@ -155,7 +155,8 @@ def open_helper(shape: RoundShape, report: bytes, seed: bytes) -> HelperShare:
     """
     if len(seed) != SEED_BYTES:
         raise MessageError(f"Expected a helper's part of {SEED_BYTES} bytes, got {len(seed)}.")
-    stream = Stream(shape, "helper", report, seed)
+    # Not the purpose of the hash below: the key of this stream must not be a value that is shown to anybody.
+    stream = Stream(shape, "helper seed", report, seed)
     values = stream.numbers(shape.dim)
     masks, quotient = stream.elements(shape.columns), stream.elements(shape.quotients)
     return HelperShare(digest("helper", shape, report, seed), values, masks, quotient)
