@@ -54,7 +54,7 @@ def test_a_dozen_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> N
     chance = random.Random(seed)
     print(f"seed {seed}")  # shown where it fails
     values = np.random.default_rng(seed).integers(0, 2, (KILLS * SLICE, DIM)).astype(np.uint32)
-    with servers(tmp_path, planned=many()) as running, ThreadPoolExecutor(8) as phones:
+    with servers(tmp_path, planned=many(), rounds=1) as running, ThreadPoolExecutor(8) as phones:
         sent, gone = uploads(running, values), uploads(running, np.ones((3 * KILLS, DIM), dtype=np.uint32))
         verdicts = []
         for kill in range(KILLS):
@@ -94,7 +94,7 @@ def test_a_dozen_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> N
 
 def test_a_leader_without_its_helper_says_busy_and_counts_later(tmp_path: Path) -> None:
     values = np.ones((100, DIM), dtype=np.uint32)
-    with servers(tmp_path, planned=many()) as running, ThreadPoolExecutor(8) as phones:
+    with servers(tmp_path, planned=many(), rounds=1) as running, ThreadPoolExecutor(8) as phones:
         sent = uploads(running, values)
         running.stop("helper")
         # What the leader has on disk counts, also of those who are gone when the helper comes back.
