@@ -79,10 +79,11 @@ class SeedFile:
         self._path, self._lock = path, lock
 
     def draw(self, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
-        """Returns a fresh seed for the round, and after it those of the rounds before, by age; all on the disk.
+        """Returns `place.bands` seeds, newest first: a fresh one for this round, then those of the rounds before.
 
-        Without a lineage that is the fresh one alone, and a lineage begins. Only if the protocol says that lineages are
-        `handed` on, they may be given to another client, and one that was taken over is gone on with.
+        None stands where there is none. The fresh one is on the disk before this returns.
+
+        `handed` says whether the protocol passes lineages between clients; seeds kept under the other rule are dropped.
 
         Raises:
             RoundError: Seeds were used in this round before, or taken over for a later one.

@@ -78,7 +78,7 @@ class RoundReport(Generic[Node]):
             them.
         measures: Of a released round, private means of metrics (`cpsgd.federation.extras`). The plan's guarantee covers
             them.
-        upload_bytes: Bytes of each node's replies, over all stages.
+        upload_bytes: Bytes of each node's replies in binding exchanges, over all stages.
         accused: Nodes that others accuse of having sent them something wrong, with the accusers. A single accusation
             without a proof proves nothing; accusations by more nodes than may collude do.
         relay_bytes: Bytes of replies in exchanges that are not binding. Nodes outside the round may be among them.
@@ -224,7 +224,10 @@ class RoundSession(Generic[Node]):
             self._metrics[node] = _finite(metrics or {})
 
     def count_bytes(self, node: Node, size: int) -> None:
-        """Adds the size of a node's reply, as the engine measured it, to the report."""
+        """Adds the size of a node's reply, as the engine measured it, to the report.
+
+        It counts as `relay_bytes` during an exchange that is not binding, otherwise as `upload_bytes`.
+        """
         binding = not self._exchanges or self._exchanges[0].binding
         counts = self.report.upload_bytes if binding else self.report.relay_bytes
         counts[node] = counts.get(node, 0) + size

@@ -103,13 +103,17 @@ class Store:
                 raise
 
     def _connect(self, mode: str) -> sqlite3.Connection:
+        """Opens the file in SQLite's mode "rw" or "rwc", with guards against a file that somebody else made.
+
+        The caller closes it.
+        """
         if mode == "rw" and not self.path.exists():
             raise LedgerAccessError(f"There is no ledger at {self.path}; `cpsgd budget create` makes one.")
         name = quote(os.fsencode(self.path.absolute()))
         connection = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=self.timeout, isolation_level=None)
         try:
-            # A file from elsewhere is data: nothing in its schema may do more than SQL, and no value is larger than a
-            # record.
+            # A file from elsewhere is data: nothing in its schema may do more than SQL, and no value or row is much
+            # longer than what we write: a record, or a snapshot's piece (`_PART`), as long as two records.
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * LONGEST_RECORD)
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA cell_size_check = ON")
