@@ -44,7 +44,7 @@ def test_the_file_is_one_file_in_the_promised_mode(spent: Ledger) -> None:
     with closing(sqlite3.connect(spent.path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     with spent._replica.store.writing() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
 
@@ -105,8 +105,8 @@ def test_a_cut_end_is_found_with_a_head(spent: Ledger) -> None:
         Ledger(spent.path)  # by somebody who did not know where the head is noted
     tamper(
         spent.path,
-        "DELETE FROM entries WHERE number = 6",
-        "UPDATE head SET number = 5, hash = (SELECT hash FROM records WHERE number = 5)",
+        *(f"DROP TABLE {table}" for table in ("entries", "buckets", "snapshot", "head")),
+        "PRAGMA user_version = 1",  # as 0.1.0 had it
     )
     fresh = Ledger(spent.path)
     assert fresh.verify().records == 6  # nothing in the file itself tells
@@ -160,7 +160,7 @@ def test_other_databases(spent: Ledger, tmp_path: Path) -> None:
 
 
 def test_a_newer_release_is_told(spent: Ledger) -> None:
-    execute(spent.path, "PRAGMA user_version = 3")
+    execute(spent.path, "PRAGMA user_version = 4")
     with pytest.raises(LedgerFormatError, match=r"newer release.*Upgrade"):
         Ledger(spent.path)
     with pytest.raises(LedgerFormatError, match="newer release"):

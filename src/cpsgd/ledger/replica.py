@@ -80,7 +80,7 @@ class Draft:
 
         if memory is not None:
             sqlite_store.clear_cache(connection)
-            index = sqlite_store.make_index(connection, memory.all())
+            index = sqlite_store.make_index(connection, map(sqlite_store.row_of, memory.all()))
         else:
             index = sqlite_store.read_index(connection)
         # With the index the snapshot went, if there was one.

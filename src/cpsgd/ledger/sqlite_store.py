@@ -27,7 +27,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -369,7 +369,8 @@ def _bucket(population: str, run: str, round: int) -> int:
     return index_hash(0, population, run, round, None) % _BUCKETS
 
 
-def _row_of(entry: Entry) -> tuple[int, str, str, int, int | None]:
+def row_of(entry: Entry) -> tuple[int, str, str, int, int | None]:
+    """Returns the row of the index for an entry."""
     return entry.number, entry.population, entry.event.run, entry.event.round, entry.closed_as
 
 
@@ -392,11 +393,10 @@ def read_sums(connection: sqlite3.Connection) -> dict[int, int]:
     return sums
 
 
-def make_index(connection: sqlite3.Connection, entries: list[Entry]) -> int:
+def make_index(connection: sqlite3.Connection, rows: Iterable[tuple[int, str, str, int, int | None]]) -> int:
     """Fills an empty index; returns the sum over its rows."""
     sums: Counter[int] = Counter()
-    for entry in entries:
-        row = _row_of(entry)
+    for row in rows:
         bucket = _bucket(*row[1:4])
         sums[bucket] += index_hash(*row)
         connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", (*row, bucket))
@@ -410,7 +410,7 @@ def index_entry(connection: sqlite3.Connection, entry: Entry) -> int:
 
     Sums are changed, and not computed anew: damage to a row must not become part of them.
     """
-    row = _row_of(entry)
+    row = row_of(entry)
     bucket, change = _bucket(*row[1:4]), index_hash(*row)
     if entry.closed_as is not None:
         change -= index_hash(*row[:4], None)
