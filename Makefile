@@ -127,6 +127,7 @@ bench: install
 	$(BIN)/python benchmarks/training.py
 	FLWR_TELEMETRY_ENABLED=0 $(BIN)/python benchmarks/secagg.py
 	$(BIN)/python benchmarks/secagg_scale.py
+	$(BIN)/python -m benchmarks.pair
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/timing.py --measurements 20000
 

@@ -26,6 +26,7 @@ MAY_NEED = {
     "griffe": ("docs",),
     "flwr": ("engines/flower", "docs"),
     "httpx": (
+        "benchmarks/test_pair_benchmark.py",
         "cli/test_dashboard_command.py",
         "cli/test_pair_commands.py",
         "dashboard",
@@ -53,6 +54,7 @@ MAY_NEED = {
     "selenium": ("dashboard",),
     "psycopg": ("engines/pair",),
     "starlette": (
+        "benchmarks/test_pair_benchmark.py",
         "cli/test_dashboard_command.py",
         "cli/test_pair_commands.py",
         "dashboard",
@@ -73,6 +75,7 @@ MAY_NEED = {
         ),
     ),
     "uvicorn": (
+        "benchmarks/test_pair_benchmark.py",
         "cli/test_dashboard_command.py",
         "cli/test_pair_commands.py",
         "dashboard",

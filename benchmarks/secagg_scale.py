@@ -60,8 +60,8 @@ class Cost:
 
 def play(n: int, dim: int) -> Cost:
     """Runs a whole round and times one client. Signatures are checked once for all the others."""
-    is_signed = cache(keys._is_signed.__wrapped__)
-    with mock.patch.object(keys, "_is_signed", is_signed):
+    is_signed = cache(keys.is_signed.__wrapped__)
+    with mock.patch.object(keys, "is_signed", is_signed):
         return play_remembering(n, dim, is_signed.cache_clear)
 
 

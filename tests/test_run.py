@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ def test_sizes_are_counted_and_sorted_however_they_are_given() -> None:
         ({"rounds": 0}, "rounds"),
         ({"rounds": 2**32}, "rounds"),
         ({"surviving": 0}, "surviving"),
+        ({"surviving": b"12"}, "surviving"),
         ({"surviving": []}, "one entry of surviving per round"),
         ({"surviving": [1000, 1000], "rounds": 3}, "one entry of surviving per round"),
         ({"surviving": {1000: 0}}, "rounds"),
@@ -45,6 +48,32 @@ def test_sizes_are_counted_and_sorted_however_they_are_given() -> None:
 def test_a_run_that_contradicts_itself_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         Run.of(PROTOCOL, **change)
+
+
+@pytest.mark.parametrize("participation", ["once", "every"])
+def test_sizes_in_another_order_prove_no_more(participation: str) -> None:
+    run = Run.of(PROTOCOL, surviving=[1000, 300], participation=participation)
+    other = replace(run, conditions=replace(run.conditions, sizes=((1000, 1), (300, 1))))
+    assert other == run
+    assert guarantee(other, 1e-6).noise_clients == 300
+    doubled = replace(run.conditions, sizes=((1000, 1), (300, 1), (1000, 2)), adjacency="zero-out")
+    assert doubled == Conditions.of({300: 1, 1000: 3}, participation=participation, adjacency="zero-out")
+    assert doubled.adjacency is Adjacency.ZERO_OUT
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(), ((0, 1),), ((900, 1), (1000, 0)), ((1000, -3), (900, 5)), ((True, 1),), ((math.nan, 1),), ((10**400, 1),)],
+)
+def test_sizes_that_are_none_are_refused_however_conditions_are_made(sizes: Any) -> None:
+    with pytest.raises(ParameterError, match=r"surviving|rounds"):
+        Conditions(sizes)
+
+
+def test_a_run_is_of_a_protocol_and_conditions() -> None:
+    for fields in ((PROTOCOL, None), (None, Conditions.of(1000)), (PROTOCOL, {"rounds": 1})):
+        with pytest.raises(ParameterError, match="a Protocol and its Conditions"):
+            Run(*fields)  # type: ignore[arg-type]
 
 
 def test_a_promise_is_no_part_of_a_run() -> None:

@@ -38,3 +38,13 @@ def test_a_choice_is_one_of_the_known_names() -> None:
         with pytest.raises(ParameterError, match=r"Unknown scheme .*Known are once, every\.$") as raised:
             _validate.choice("scheme", wrong, ("once", "every"))
         assert len(str(raised.value)) < 200
+
+
+def test_integers_that_no_float_holds_are_refused_without_a_limit_of_their_own() -> None:
+    assert _validate.integer("rounds", 2**63 - 1, low=1) == 2**63 - 1
+    assert _validate.integer("seed", 2**100, low=0, high=2**128 - 1) == 2**100
+    for value in (2**63, 10**400):
+        with pytest.raises(ParameterError, match=r"Expected rounds in \[1, "):
+            _validate.integer("rounds", value, low=1)
+    with pytest.raises(ParameterError, match="Expected rounds >= 1, got rounds=0"):
+        _validate.integer("rounds", 0, low=1)

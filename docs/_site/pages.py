@@ -27,6 +27,7 @@ PROJECT = {
     "CODE_OF_CONDUCT.md": "project/conduct.md",
     "SECURITY.md": "project/security.md",
     "examples/flower-digits/README.md": "project/flower-digits.md",
+    "examples/phones/README.md": "project/phones.md",
     "examples/nvflare-digits/README.md": "project/nvflare-digits.md",
     "reproduction/README.md": "project/reproduction.md",
 }
@@ -35,6 +36,7 @@ PROJECT = {
 PACKAGES = (
     *("cpsgd", "cpsgd.planner", "cpsgd.privacy", "cpsgd.mechanisms", "cpsgd.statistics", "cpsgd.learning"),
     *("cpsgd.learning.datasets", "cpsgd.engines.ddp", "cpsgd.engines.flower", "cpsgd.engines.nvflare", "cpsgd.ledger"),
+    *("cpsgd.engines.pair.parties", "cpsgd.engines.pair.task"),
     *("cpsgd.audit", "cpsgd.secagg", "cpsgd.federation.limits", "cpsgd.federation.terms", "cpsgd.federation.course"),
     *("cpsgd.federation.choreography", "cpsgd.federation.sessions", "cpsgd.federation.answering"),
     *("cpsgd.federation.client_files", "cpsgd.federation.extras"),

@@ -2,7 +2,7 @@
 
 Everything that writes a file which a crash may interrupt does it here:
 
-* `write_file` replaces a file at once: whoever opens it sees all of the old content or all of the new.
+* `write_file` replaces a file at once: a reader sees all of the old content or all of the new.
 * `create_file` makes a new file, and refuses one that exists.
 * `append` adds to an open file, and takes back what a full disk left unfinished.
 * `seal` and `unseal` put a digest before a file's content, so that damage is noticed.
@@ -105,16 +105,21 @@ def _sweep(target: Path) -> None:
 
 
 def append(file: IO[bytes], data: bytes) -> None:
-    """Adds bytes at the end of an open file and waits for the disk. If that fails, the file is as long as before."""
-    size = file.seek(0, os.SEEK_END)
+    """Adds bytes at the end of an open file and waits for the disk. If that fails, the file is as long as before.
+
+    Past the file's buffer: what a full disk did not take would stay in it, and be written when the file is closed.
+    """
+    size, left = file.seek(0, os.SEEK_END), memoryview(data)
     try:
-        file.write(data)
-        file.flush()
+        while left:
+            left = left[os.write(file.fileno(), left) :]
         os.fsync(file.fileno())
     except BaseException:
         with suppress(OSError):
             os.ftruncate(file.fileno(), size)
         raise
+    finally:
+        file.seek(0, os.SEEK_END)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ in hexadecimal after " #". A record that was changed, removed, inserted or moved
 refused. Only the end can be missing without a trace; against that keep `End` elsewhere, as a ledger's witness does.
 
 **Torn tails.** `append` returns when its records are on the disk. A crash, or a full disk, can leave part of a line
-after the last whole one. Nobody was told that such a record exists, so whoever reads next cuts it off. A last line that
+after the last whole one. No caller was told that such a record exists, so the next reader cuts it off. A last line that
 lacks only its newline, or has another character there, is whole and stays. Whole lines are never cut off.
 
 **Locks.** `opened` locks the file itself: processes that know it by another name (a hard link, a mount) wait as well.

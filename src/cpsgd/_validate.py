@@ -9,14 +9,16 @@ from numbers import Integral, Real
 
 from cpsgd.errors import ParameterError
 
+_LARGEST = 2**63 - 1
+
 
 def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
-    """Returns `value` as an int within [low, high], or raises."""
+    """Returns `value` as an int within [low, high], or raises; without `high`, below 2^63, so that floats hold it."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ParameterError(f"Expected {name} to be an integer, got {reprlib.repr(value)}.")
     result = int(value)
-    if result < low or (high is not None and result > high):
-        bound = f">= {low}" if high is None else f"in [{low}, {high}]"
+    if result < low or result > (_LARGEST if high is None else high):
+        bound = f">= {low}" if high is None and result < low else f"in [{low}, {_LARGEST if high is None else high}]"
         shown = str(result) if result.bit_length() < 200 else f"a number of {result.bit_length()} bits"
         raise ParameterError(f"Expected {name} {bound}, got {name}={shown}.")
     return result

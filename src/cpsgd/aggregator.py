@@ -90,9 +90,13 @@ class Aggregator:
 
     @property
     def sums(self) -> NDArray[Any]:
-        """A copy of the sums of the messages: integers, or floats where the protocol sends floats."""
+        """A copy of the sums of the messages: integers, or floats where the protocol sends floats.
+
+        Where messages wrap around, sums are reduced as well: only then are they what a guarantee is about.
+        """
         with self._lock:
-            return self._sums.copy()
+            found: NDArray[Any] = self._sums.copy()
+        return found % self.protocol.modulus if self.protocol.mechanism.wraps else found
 
     def __repr__(self) -> str:
         return (

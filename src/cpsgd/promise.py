@@ -1,7 +1,7 @@
 """Statements about the rounds of a protocol: a `Claim`, the `Conditions` it holds on, and both as a `Promise`.
 
-A promise travels in the protocol's file, so that whoever releases a result can be held to it. It is a statement to
-compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
+A promise travels in the protocol's file, so that the server that releases a result can be held to it. It is a statement
+to compare with, never a source of figures: the true ε of a release is computed from the protocol and the number of
 messages (`cpsgd.privacy.release`), so that editing a promise proves nothing. It is part of the protocol's fingerprint:
 messages made under one promise are refused by a server that holds another, or none.
 """
@@ -9,7 +9,7 @@ messages made under one promise are refused by a server that holds another, or n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -30,6 +30,7 @@ Surviving = int | Sequence[int] | Mapping[int, int]
 
 # Rounds and examples beyond that are a slip, or a number that no float holds.
 _MOST = 2**32 - 1
+_MOST_MESSAGES = 2**53
 _EVERY = Participation.every()
 _FIELDS = ("epsilon", "delta", "adjacency", "surviving", "colluding", "rounds", "participation", "unit")
 
@@ -121,6 +122,9 @@ class Conditions:
     def __post_init__(self) -> None:
         if not isinstance(self.participation, Participation):
             raise ParameterError("Expected participation to be a Participation.")
+        # Proofs take the first of the sizes for the fewest messages.
+        object.__setattr__(self, "sizes", _rising(self.sizes))
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         object.__setattr__(self, "colluding", _validate.integer("colluding", self.colluding, low=0))
         _validate.integer("rounds", self.rounds, low=1, high=_MOST)
         self.participation.check(self.adjacency)
@@ -155,21 +159,28 @@ class Conditions:
 def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], ...]:
     """Returns (messages, rounds with that many), sorted, from any form of `surviving`."""
     if isinstance(surviving, Mapping):
-        sizes = {
-            _validate.integer("surviving", n, low=1): _validate.integer("rounds", c, low=1)
-            for n, c in surviving.items()
-        }
+        sizes = _rising(surviving.items())
+    elif isinstance(surviving, bytes | bytearray):
+        raise ParameterError("Expected surviving to be a number of messages, or one per round, got bytes.")
     elif isinstance(surviving, Sequence | np.ndarray):
-        sizes = Counter(_validate.integer("surviving", size, low=1) for size in surviving)
+        sizes = _rising((size, 1) for size in surviving)
     else:
-        size = _validate.integer("surviving", surviving, low=1)
-        return ((size, _validate.integer("rounds", 1 if rounds is None else rounds, low=1, high=_MOST)),)
-    if not sizes or rounds not in (None, sum(sizes.values())):
+        return _rising([(surviving, 1 if rounds is None else rounds)])
+    entries = sum(count for _, count in sizes)
+    if not sizes or rounds not in (None, entries):
         raise ParameterError(
-            f"Expected one entry of surviving per round, got {sum(sizes.values())} entries for rounds={rounds}; "
-            "leave rounds out."
+            f"Expected one entry of surviving per round, got {entries} entries for rounds={rounds}; leave rounds out."
         )
-    return tuple(sorted(sizes.items()))
+    return sizes
+
+
+def _rising(sizes: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Returns checked pairs of messages and rounds, every number of messages once, in rising order."""
+    counted: Counter[int] = Counter()
+    for messages, rounds in sizes:
+        size = _validate.integer("surviving", messages, low=1, high=_MOST_MESSAGES)
+        counted[size] += _validate.integer("rounds", rounds, low=1, high=_MOST)
+    return tuple(sorted(counted.items()))
 
 
 @dataclass(frozen=True)
@@ -193,6 +204,11 @@ class Promise:
 
     def __post_init__(self) -> None:
         _validate.positive("epsilon", self.claim.epsilon)
+        if self.claim.sense != "fixed in advance":
+            # Files have no other sense: the claim would be read as a stronger one.
+            raise ParameterError(
+                f"A promise is made before the rounds: expected a claim fixed in advance, got {self.claim}."
+            )
         conditions = self.conditions
         if conditions.honest < 1:
             raise ParameterError(

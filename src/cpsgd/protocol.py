@@ -163,7 +163,7 @@ class Protocol:
         coordinate_range: float | None = None,
         modulus: int | None = None,
     ) -> Self:
-        """π_sk(Bin(m, p)) (section 5.2): stochastic k-level rounding plus Binomial noise.
+        """Returns π_sk(Bin(m, p)) (section 5.2): stochastic k-level rounding plus Binomial noise.
 
         `coordinate_range` defaults to the paper's choice, X^max = D.
         """
@@ -192,7 +192,7 @@ class Protocol:
         modulus: int | None = None,
         rotation_seed: int = 0,
     ) -> Self:
-        """Rot(π_sk(Bin(m, p))) (section 5.3): the same after a public random rotation.
+        """Returns Rot(π_sk(Bin(m, p))) (section 5.3): the same after a public random rotation.
 
         `coordinate_range` defaults to the paper's choice, X^max = 2 D √(log(2nd/δ)/d), which is the only use of
         `delta` here. The planner chooses far smaller ranges.
@@ -320,7 +320,8 @@ class Protocol:
         """Returns one client's integers, for transports that add them up themselves: secure aggregation, an all-reduce.
 
         What `encode` would pack into a message: one number below `mechanism.values` per coordinate, with fresh noise
-        in each call.
+        in each call. Where integers wrap around (discrete-laplace), guarantees are about sums modulo `modulus`: let
+        nobody see a sum that is not reduced.
 
         Raises:
             NonFiniteError: A coordinate is NaN or infinite.
@@ -515,7 +516,7 @@ def _arguments(data: object) -> dict[str, Any]:
 
 
 def _exact(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the same with floats as text that loses nothing."""
+    """Returns the values with floats as text that loses nothing."""
     return {
         name: v.hex() if isinstance(v, float) else _exact(v) if isinstance(v, dict) else v for name, v in data.items()
     }

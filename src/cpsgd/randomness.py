@@ -86,7 +86,7 @@ class Keystream:
 
 
 def public_bits(purpose: str, seed: int, round: int, size: int) -> NDArray[np.uint8]:
-    """`size` bytes of public randomness for one purpose and round, the same everywhere and for ever.
+    """Returns `size` bytes of public randomness for one purpose and round, the same everywhere and for ever.
 
     AES-256 in counter mode from block 0 under the key SHA-256(purpose ‖ seed ‖ round), the numbers as 8 bytes, least
     significant first.

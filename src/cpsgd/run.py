@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
+from cpsgd.errors import ParameterError
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.promise import Conditions, Surviving
 from cpsgd.protocol import Protocol
@@ -29,6 +30,8 @@ class Run:
     conditions: Conditions
 
     def __post_init__(self) -> None:
+        if not isinstance(self.protocol, Protocol) or not isinstance(self.conditions, Conditions):
+            raise ParameterError("Expected a Protocol and its Conditions; Run.of makes the conditions.")
         if self.protocol.promise is not None:
             object.__setattr__(self, "protocol", replace(self.protocol, promise=None))
 

@@ -2,7 +2,7 @@
 
 narwhals reads frames of pandas and polars. pyarrow reads Arrow tables, text files, Parquet and Feather, and folders of
 them; install it with `pip install cpsgd[tables]`. Files are never in memory whole. No error quotes a value. Errors are
-for whoever holds the table, and no guarantee covers them: a refusal says something about the table.
+for the holder of the table, and no guarantee covers them: a refusal says something about the table.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import signal
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cpsgd.engines.pair.running import PairServerOptions, open_books, read_tokens
+from cpsgd.engines.pair.servers import Helper, Leader, Prepared
+from cpsgd.engines.pair.store import Verdict
 from cpsgd.engines.pair.task import PairTask, Secrets
+from cpsgd.errors import ParameterError
+from cpsgd.secagg.pair.upload import make_upload
 from tests.engines.pair.local import DIM, protocol
 from tests.engines.pair.processes import servers
 
@@ -55,8 +61,40 @@ def test_tokens_are_made_for_clients_and_servers(cpsgd: Any, protocol_file: Path
     cpsgd.succeeds("pair", "create", *words, "--tokens", 5)
     lines = (tmp_path / "t" / "tokens.txt").read_text().splitlines()
     assert len(set(lines)) == 5
-    for role in ("leader", "helper"):
-        assert len((tmp_path / "t" / f"{role}-tokens.txt").read_text().splitlines()) == 5
+    books = {
+        role: open_books(
+            role,
+            PairServerOptions(
+                task=tmp_path / "t" / "task.json",
+                secrets=tmp_path / "t" / f"{role}.json",
+                store=str(tmp_path / f"{role}.db"),
+                tokens=tmp_path / "t" / f"{role}-tokens.txt",
+            ),
+        )
+        for role in ("leader", "helper")
+    }
+    leader, helper, task = Leader(books["leader"]), Helper(books["helper"]), books["leader"].task
+    keys = {"leader_key": task.leader.key, "helper_key": task.helper.key}
+    verdicts = []
+    for line in [*lines[:2], lines[0]]:
+        (tmp_path / "own.txt").write_text(line + "\n")
+        integers, tokens = np.ones(DIM, dtype=np.uint32), read_tokens(tmp_path / "own.txt")
+        [found] = leader.read([make_upload(task.shape(0), 0, integers, tokens=tokens, **keys).to_bytes()])
+        if isinstance(found, Prepared):
+            [found] = leader.settle([found], helper.verify(leader.evaluate([found])))
+        verdicts.append(found)
+    assert verdicts == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.SENT_BEFORE]
+    for each in books.values():
+        each.store.close()
+    for wrong in ("", "ab", lines[0].split()[0], "x" * 64 + " " + "y" * 64):
+        (tmp_path / "own.txt").write_text(wrong)
+        with pytest.raises(ParameterError, match="tokens"):
+            read_tokens(tmp_path / "own.txt")
+
+
+def test_a_missing_extra_is_named(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpsgd.cli.pair.find_spec", lambda name: None if name == "uvicorn" else object())
+    cpsgd.refuses("need uvicorn: pip install 'cpsgd[pair]'", "pair", "demo")
 
 
 @pytest.mark.parametrize(
@@ -122,13 +160,15 @@ def test_a_round_by_commands_over_tls_with_roster_and_budget(cpsgd: Any, tmp_pat
             "--ca",
             "server.pem",
         )
-        found = cpsgd.json(*asked, "--round", 0, "--out", "mean.npy")
+        found = cpsgd.json(*asked, "--round", 0, "--out", "mean.npy", "--at", 9)
         assert found["reports"] == 9
         first = np.load("mean.npy")
         assert first.shape == (DIM,)
         cpsgd.succeeds(*asked, "--round", 0, "--out", "again.npy")
         assert np.array_equal(np.load("again.npy"), first)
-        cpsgd.refuses("are needed", *asked, "--round", 1, "--out", "none.npy")
+        start = time.monotonic()
+        cpsgd.refuses("are needed", *asked, "--round", 1, "--out", "none.npy", "--within", 1.5)
+        assert time.monotonic() - start > 1.5
         assert [running.stop(role, signal.SIGINT) for role in ("leader", "helper")] == [0, 0]
     # Each server has charged for itself.
     entries = cpsgd.json("budget", "show", "b.ledger")["populations"][0]["entries"]

@@ -106,3 +106,25 @@ def test_a_stated_distance(cpsgd: Any, plan: Run) -> None:
     assert "because rows are one-hot" in cpsgd("plan", *WISHES.split(), "--bits", 4, *stated).stdout
     assert "replace_one_distance" not in usual["protocol"]
     cpsgd.refuses("leave it out", "plan", *WISHES.split(), "--bits", 4, *stated, "--adjacency", "zero-out")
+
+
+@pytest.mark.parametrize("digits", [11, 23, 400])
+@pytest.mark.parametrize(
+    ("option", "command"),
+    [
+        ("clients", "plan --dim 10 --epsilon 1 --delta 1e-6 --bits 8 --dropout 0.1"),
+        ("dim", "plan --clients 100 --epsilon 1 --delta 1e-6 --bits 8"),
+        ("rounds", "plan --clients 100 --dim 10 --epsilon 1 --delta 1e-6 --bits 8"),
+        ("colluding", "plan --clients 100 --dim 10 --epsilon 1 --delta 1e-6 --bits 8 --dropout 0.1"),
+        ("rounds", "audit --clients 100 --dim 10 --mechanism binomial --levels 4 --trials 64 --range 1 --delta 1e-6"),
+        (
+            "surviving",
+            "audit --clients 100 --dim 10 --mechanism binomial --levels 4 --trials 64 --range 1 --delta 1e-6",
+        ),
+    ],
+)
+def test_numbers_that_are_too_large_are_refused_by_name(cpsgd: Any, option: str, command: str, digits: int) -> None:
+    """0.2.0 ended in a traceback where a number was too large for a float."""
+    result = cpsgd(*command.split(), f"--{option}", "9" * digits)
+    assert result.exit_code == 2
+    assert option in result.stderr or "collude" in result.stderr

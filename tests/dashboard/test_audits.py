@@ -96,3 +96,14 @@ def test_a_protocol_that_is_none_is_not_needed(tmp_path: Path) -> None:
     found = audits.read(written(tmp_path, report(protocol={"mechanism": "<b>"})), "audit.json")
     assert found is not None
     assert found.mechanism == "not said"
+
+
+@pytest.mark.parametrize("text", [b'"\\ud800"', b'"\\uDFFF x"', b'"\xed\xa0\x80"'])
+def test_half_a_pair_of_surrogates_does_not_hide_the_others(folder: Path, client: Client, text: bytes) -> None:
+    """No page can hold one, and the whole tab was an error."""
+    written(folder, report())
+    plain = json.dumps(report(checks=[{"name": "@", "question": "@", "passed": True}])).encode()
+    (folder / "hostile.json").write_bytes(plain.replace(b'"@"', text))
+    answer = client.get("/audit")
+    assert answer.status_code == 200
+    assert "audit.json" in answer.text

@@ -13,6 +13,7 @@ import pytest
 from cpsgd.dashboard import runs
 from cpsgd.dashboard.folder import Folder
 from cpsgd.errors import DataError
+from tests.dashboard.clients import Client
 from tests.dashboard.samples import metrics, write_rounds, write_run
 
 
@@ -100,6 +101,30 @@ def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(runs, "_LARGEST", 10)
     with pytest.raises(DataError, match="files of up to 10 are read"):
         runs.read(path, "r")
+
+
+def test_a_file_that_takes_too_long_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path / "r")
+    with pytest.raises(DataError, match="take too long"):
+        runs.read(path, "r", seconds=-1.0)
+    monkeypatch.setattr(runs, "_LONGEST_LIST", 0.0)
+    assert [name for name, _ in runs.read_all(Folder.at(tmp_path))[1]] == ["r"]
+
+
+def test_other_ends_of_lines_do_not_count_as_lines_without_a_limit(tmp_path: Path) -> None:
+    """A file of carriage returns took minutes: the limit counted newlines alone."""
+    path = write_run(tmp_path / "r", done=2)
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\r" * 100_000 + b"\n")
+    curve = runs.read(path, "r").private
+    assert (len(curve.rounds), curve.damaged, curve.lines) == (2, 1, 3)
+
+
+def test_half_a_pair_of_surrogates_in_the_settings_can_be_shown(folder: Path, client: Client) -> None:
+    write_run(folder / "hostile")
+    (folder / "hostile" / "config.json").write_text('{"rounds": 3, "dataset": "\\ud800"}')
+    for place in ("/runs", "/run?name=hostile", "/run/report.html?name=hostile"):
+        assert client.get(place).status_code == 200
 
 
 def test_regression_has_another_score(tmp_path: Path) -> None:

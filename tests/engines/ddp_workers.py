@@ -33,6 +33,7 @@ from cpsgd.engines.ddp import ExampleGradients, PrivateOptimizer, WorkerGradient
 from cpsgd.learning import mlp
 from cpsgd.learning.datasets import infinite_digits
 from cpsgd.ledger import Budget, Entry, Ledger, RoundEvent
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.protocol import Protocol
 
 SECONDS = 60
@@ -303,6 +304,16 @@ def budget(rank: int) -> dict[str, Any]:
         "too small": attempt(lambda: small(epsilon=exchange.epsilon * 0.9)),
         "alone": attempt(lambda: small(colluding=dist.get_world_size())),
         "wrong size": attempt(lambda: PrivateMean(replace(protocol(20), clients=7), **BUDGET, rounds=1)),
+    }
+
+
+def wrapped(rank: int) -> dict[str, Any]:
+    noise = DiscreteLaplace(levels=3, coordinate_range=1.0, spread=100, shares=1, window=2**16)
+    given = Protocol(clients=4, dim=20, clip_norm=1.0, mechanism=noise)
+    budget = {"epsilon": 10.0, "delta": 0.0, "rounds": 1}
+    return {
+        "refused": attempt(lambda: PrivateMean(given, **budget, colluding=1)),
+        "allowed": PrivateMean(given, **budget, colluding=3).rounds,
     }
 
 

@@ -30,7 +30,7 @@ SCENARIOS = {
         *("other_types", "other_protocol", "other_budget", "other_round", "budget", "wrong_model", "slow_release"),
         *("charged", "unpaid", "taken_up", "wrong_ledger"),
     ],
-    4: ["mean", "modular", "workers", "not_finite", "other_protocol", "other_round", "charged"],
+    4: ["mean", "modular", "workers", "not_finite", "other_protocol", "other_round", "charged", "wrapped"],
 }
 
 Results = list[dict[str, Any]]
@@ -251,6 +251,11 @@ def test_what_cannot_be_promised_is_refused_at_the_start(run: Run) -> None:
         assert worker["too small"][0] == "InfeasibleError"
         assert worker["alone"][0] == "ConditionError"
         assert worker["wrong size"][0] == "ParameterError"
+    for worker in run("wrapped", 4):
+        # An all-reduce adds up without reducing, and then less is proved than for sums modulo M.
+        assert worker["refused"][0] == "ParameterError"
+        assert "colluding=3" in worker["refused"][1]
+        assert worker["allowed"] == 1
     for worker in run("wrong_model", 2):
         assert {name: error[0] for name, error in worker.items()} == dict.fromkeys(worker, "ParameterError")
         words = {"statistics": "statistics", "buffers": "broadcast", "unused": "find_unused", "static": "static_graph"}

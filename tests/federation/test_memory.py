@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
+import resource
+import signal
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -111,6 +114,33 @@ def test_a_new_memory_is_there_after_a_loss_of_power(tmp_path: Path, monkeypatch
     assert synced == ["folder", "file"]
     memory.once("1", 1, Stage.SHARE)
     assert synced == ["folder", "file", "file"]
+
+
+def _answers_on_a_full_disk(path: Path, left: int) -> None:
+    """In a process of its own: the disk takes so many bytes more, and then part of a write."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    size = path.stat().st_size + left
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    with pytest.raises(RoundRefusedError, match="cannot read or write its memory"):
+        Memory(path).once("1", 2, Stage.CONFIRM)
+
+
+@pytest.mark.parametrize("left", [0, 1, 20, 70])
+def test_a_short_write_at_a_full_disk_refuses_one_round_and_not_all(tmp_path: Path, left: int) -> None:
+    """The line that was cut off made the memory unreadable for ever."""
+    path = tmp_path / "memory"
+    Memory(path).once("1", 1, Stage.CONFIRM)
+    before = path.read_bytes()
+    process = multiprocessing.get_context("fork").Process(target=_answers_on_a_full_disk, args=(path, left))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    # Nothing of it is left, or what is left is mended: the stage was not answered, and may be now, once.
+    Memory(path).once("1", 2, Stage.CONFIRM)
+    assert path.read_bytes().startswith(before)
+    for round in (1, 2):
+        with pytest.raises(StageError):
+            Memory(path).once("1", round, Stage.CONFIRM)
 
 
 # ---------------------------------------------------------------------- settings that would protect less in silence

@@ -49,6 +49,61 @@ def test_the_file_is_one_file_in_the_promised_mode(spent: Ledger) -> None:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
 
 
+def test_a_second_name_is_refused(spent: Ledger, tmp_path: Path) -> None:
+    """SQLite's journal lies beside one name; by the other, what a killed writer left would be taken for the whole."""
+    before, link = spent.verify(), tmp_path / "other" / "name.ledger"
+    link.parent.mkdir()
+    os.link(spent.path, link)
+    for ask in (
+        lambda: Ledger(link),
+        lambda: Ledger(spent.path),
+        lambda: spent.total("people"),
+        lambda: spent.reserve("people", EVENT),
+        lambda: spent.create(Budget(population="others", epsilon=1.0, delta=1e-6)),
+        spent.verify,
+        spent.repair,
+    ):
+        with pytest.raises(LedgerAccessError, match=r"2 names.*Remove the other links"):
+            ask()
+    link.unlink()
+    assert spent.verify() == before
+    # A symbolic link is no second name: SQLite follows it.
+    link.symlink_to(spent.path)
+    Ledger(link).reserve("people", EVENT)
+    assert spent.verify().records == before.records + 1
+
+
+def test_a_mount_of_the_file_itself_is_refused(spent: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's volume of one file is. On the same disk only the list of mounts tells."""
+    real = Path.read_bytes
+    spaced = tmp_path / "a name.ledger"
+    os.rename(spent.path, spaced)
+
+    def mounts(path: Path) -> bytes:
+        if str(path) != "/proc/self/mountinfo":
+            return real(path)
+        point = os.fsencode(spaced.resolve()).replace(b" ", b"\\040")
+        return b"22 1 8:1 / / rw - ext4 /dev/a rw\n31 22 8:1 /data/x " + point + b" rw - ext4 /dev/a rw\n"
+
+    assert len(Ledger(spaced).budgets()) == 1
+    monkeypatch.setattr(Path, "read_bytes", mounts)
+    with pytest.raises(LedgerAccessError, match="mount the folder"):
+        Ledger(spaced)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting needs root")
+def test_a_real_mount_of_the_file_is_refused(spent: Ledger, tmp_path: Path) -> None:
+    point = tmp_path / "mounted.ledger"
+    point.touch()
+    if subprocess.run(["mount", "--bind", str(spent.path), str(point)], capture_output=True).returncode:
+        pytest.skip("mounts are not allowed here")
+    try:
+        with pytest.raises(LedgerAccessError, match="mount of a single file"):
+            Ledger(point)
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+
+
 def test_names_that_a_uri_would_misread(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "a?mode=memory&#% é.ledger")
     ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))

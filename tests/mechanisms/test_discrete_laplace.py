@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -19,7 +21,9 @@ from cpsgd.privacy import Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon, mixed_epsilon
 from cpsgd.privacy.proofs import round_cost
 from cpsgd.randomness import Keystream
+from cpsgd.secagg import SecureParameters, Stage
 from cpsgd.statistics import mean
+from tests.secagg.rounds import new_round, play
 
 FALSE_ALARM = 1e-6
 DRAWS = 20_000
@@ -202,6 +206,74 @@ def test_messages_and_secure_sums_wrap_around() -> None:
     assert np.array_equal(given.decode_sum(total, 6, round=0), given.decode_sum(total % 128, 6, round=0))
 
 
+def test_secure_aggregation_reveals_the_sum_modulo_the_window() -> None:
+    found = plan(clients=8, dim=3, epsilon=4.0, delta=0.0, bits=14, dropout=0.25, secure=True).protocol
+    started = new_round(SecureParameters.for_protocol(found, round=7, dropout=0.25))
+    started.values = np.stack([found.encode_integers([0.5, 0.0, -0.5], round=7) for _ in range(8)])
+    total = play(started, {Stage.MASK: frozenset({2})})
+    assert len(total.survivors) == 7
+    expected = started.values[list(total.survivors)].astype(np.uint64).sum(axis=0) % found.modulus
+    assert total.sums.tolist() == expected.tolist()
+    release = found.release(7)
+    assert release is not None
+    assert release.epsilon <= 4.0
+
+
+def test_sums_that_are_not_reduced_would_show_more_than_epsilon() -> None:
+    given = protocol(levels=3, spread=8, shares=3, window=64)
+    proved = guarantee(given, 0.0, surviving=3).epsilon
+    noise = masses(8, 1 / 3, 1000)
+
+    def sums(level: int) -> np.ndarray:
+        """The law of a sum of three clients' integers, of whom the others are at level 1."""
+        laws = []
+        for each in (level, 1, 1):
+            law = np.zeros(64)
+            np.add.at(law, (np.arange(-1000, 1001) + each + int(given.mechanism.noise.mean)) % 64, noise)
+            laws.append(law)
+        return np.convolve(np.convolve(laws[0], laws[1]), laws[2])
+
+    def reduced(law: np.ndarray) -> np.ndarray:
+        return np.bincount(np.arange(len(law)) % 64, weights=law)
+
+    assert np.max(np.abs(np.log(reduced(sums(2)) / reduced(sums(0))))) <= proved
+    assert np.max(np.abs(np.log(sums(2) / sums(0)))) > 1.2 * proved
+    aggregator = Aggregator(given, round=0)
+    for _ in range(40):
+        aggregator.add(given.encode([0.3], round=0))
+    assert aggregator.sums.max() < 64
+    again = Aggregator.restore(given, aggregator.save())
+    assert np.array_equal(again.sums, aggregator.sums)
+
+
+def test_sampling_hides_no_epsilon_that_is_too_large_for_an_exponential() -> None:
+    loud = protocol(levels=4097, spread=1, window=1 << 16)
+    alone = guarantee(loud, 0.0).epsilon
+    assert alone > 4096
+    for delta in (0.0, 1e-6):
+        sampled = guarantee(Run.of(loud, participation="fixed-size:0.5"), delta).epsilon
+        assert alone - math.log(2.0) <= sampled <= alone * (1.0 + 1e-9)
+    assert round_cost(Run.of(loud), 0.0).mu == pytest.approx(2.0 * math.sqrt(2.0 * alone), rel=0.01)
+    # Masses that far apart are beyond what is summed up; the loss per step bounds theirs.
+    assert guarantee(loud, 0.0, surviving=3).epsilon > alone
+
+
+@pytest.mark.parametrize("spread", [1, 40, 4096])
+def test_the_equivalent_gaussian_is_never_too_quiet(spread: int) -> None:
+    for reach in (1.0, 1e3, 1e6, 1e9):
+        wide = Protocol(
+            clients=6,
+            dim=1,
+            clip_norm=1.0,
+            rotate=False,
+            mechanism=replace(mechanism(spread=spread), coordinate_range=reach),
+        )
+        cost = round_cost(Run.of(wide), 0.0)
+        with mpmath.workdps(40):
+            below = mpmath.ncdf(-mpmath.mpf(cost.mu) / 2)
+            assert mpmath.log(1 - below) - mpmath.log(below) >= cost.pure
+
+
 def test_a_release_of_too_few_is_refused_with_the_true_epsilon() -> None:
     found = plan(clients=20, dim=1, epsilon=1.0, delta=0.0, bits=12)
     release = found.protocol.release(20)
@@ -230,6 +302,27 @@ def test_a_ledger_adds_up_pure_epsilon(tmp_path: Path) -> None:
     coins = Protocol.binomial(clients=6, dim=1, clip_norm=1.0, levels=2, trials=40)
     with pytest.raises(ParameterError, match="pure differential privacy"):
         ledger.reserve("people", RoundEvent(protocol=coins, survivors=6))
+
+
+def test_sampled_and_other_pure_rounds_of_a_ledger_are_cited_as_such(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "budgets.ledger")
+    ledger.create(Budget(population="people", epsilon=10.0, delta=0.0))
+    given = protocol(spread=40)
+    one = guarantee(given, 0.0).epsilon
+    for number, participation in enumerate(("every", "fixed-size:0.1")):
+        event = RoundEvent(protocol=given, survivors=6, participation=participation, round=number)
+        ledger.reserve("people", event)
+    total = ledger.total("people")
+    assert total.epsilon == pytest.approx(one + math.log1p(0.1 * math.expm1(one)), rel=1e-9)
+    assert total.method == "basic composition"
+    assert "discrete Laplace" in total.citation
+    assert "Gaussian certificate" not in total.citation
+
+
+@pytest.mark.parametrize("accounting", ["adaptive", "adaptive-renyi", "adaptive-renyi:8"])
+def test_adaptive_budgets_need_a_delta(accounting: str) -> None:
+    with pytest.raises(ParameterError, match="delta above 0"):
+        Budget(population="people", epsilon=1.0, delta=0.0, accounting=accounting)
 
 
 def test_a_column_of_a_table_has_a_mean_with_pure_privacy() -> None:

@@ -317,8 +317,8 @@ FAULTS = (
         "durability",
         "a file is moved into place before it is on the disk",
         "_durable.py",
-        "        file.flush()\n        os.fsync(file.fileno())\n",
-        "        file.flush()\n",
+        "            file.flush()\n            os.fsync(file.fileno())\n",
+        "            file.flush()\n",
         ("tests/learning/test_metrics.py", "tests/test_durable.py"),
     ),
     Fault(

@@ -79,7 +79,7 @@ def test_colluding_clients_cost_the_slots_whose_seeds_they_hold() -> None:
     alone, colluding = paper(), paper(colluding=100)
     mechanism = colluding.protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
-    assert (mechanism.untrusted_holders, mechanism.told) == (100, 700)
+    assert (mechanism.untrusted_holders, mechanism.exposed) == (100, 700)
     assert alone.prefix is not None
     assert colluding.prefix is not None
     assert colluding.guarantee.epsilon <= 2.0

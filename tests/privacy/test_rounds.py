@@ -9,9 +9,10 @@ import pytest
 
 from cpsgd import Protocol
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import Coins
+from cpsgd.mechanisms import Coins, Mechanism, RoundedGaussian, Skellam
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
+from cpsgd.privacy.proofs import round_cost
 from cpsgd.privacy.proofs.published_accounting import published_epsilon
 from cpsgd.run import Run
 
@@ -211,3 +212,20 @@ def test_sampling_never_costs_privacy(scheme: str) -> None:
             protocol, 1e-9, rounds=10, adjacency=adjacency, participation=f"{scheme}:{rate}"
         )
         assert sampled.epsilon <= 1.01 * every
+
+
+@pytest.mark.parametrize("colluding", [0, 30])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        RoundedGaussian(noise_deviation=2.0, step=0.05, window=32, coordinate_range=0.5),
+        Skellam(variance=40.0, levels=8, coordinate_range=0.5),
+    ],
+    ids=lambda mechanism: mechanism.name,
+)
+def test_a_rounds_variation_is_that_of_all_honest_clients_draws(mechanism: Mechanism, colluding: int) -> None:
+    protocol = Protocol(clients=100, dim=64, clip_norm=1.0, mechanism=mechanism)
+    each = mechanism.noise.variation
+    assert each > 0.0
+    found = round_cost(Run.of(protocol, colluding=colluding), 1e-9).variation
+    assert found == pytest.approx((100 - colluding) * 64 * each, rel=1e-9)

@@ -90,7 +90,7 @@ def test_the_guarantee_says_what_it_rests_on(find: Any, options: dict[str, Any],
         (kmeans, {"bits": 8}, InfeasibleError, "would do"),
         (pca, {"components": 9}, ParameterError, "components"),
         (pca, {"epsilon": -1.0}, ParameterError, "epsilon"),
-        (pca, {"delta": 0.0}, ParameterError, "delta"),
+        (pca, {"delta": -1e-9}, ParameterError, "delta"),
         (pca, {"bits": 0.0}, ParameterError, "bits"),
         (pca, {"mean": np.zeros(3)}, VectorError, "origin"),
         (

@@ -170,7 +170,7 @@ def audit(
     # The claim is computed here, for the messages that are played, and not read off a promise.
     protocol = replace(protocol, promise=None)
     count = protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
-    _check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))
+    check_size(protocol, count, _validate.integer("rounds", rounds, low=SMALLEST_ROUNDS))
     _validate.integer("few", few, low=1, high=count)
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     neighbours = Adjacency.parse(adjacency)
@@ -321,7 +321,7 @@ def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float,
     return ((1.0, 0.0), *((float(a), float(b)) for a, b in zip(alarms, misses, strict=True)))
 
 
-def _check_size(protocol: Protocol, count: int, rounds: int) -> None:
+def check_size(protocol: Protocol, count: int, rounds: int) -> None:
     """Refuses a protocol that sends floats, and sizes that are too large to audit."""
     mechanism = protocol.mechanism
     grid = mechanism.grid

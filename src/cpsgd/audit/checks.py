@@ -1,8 +1,8 @@
 """Checks for faults that a likelihood attack would miss: that sums follow the law, and that their noise is fresh.
 
-Each check has a false-alarm probability that is proved for a finite sample: by Bennett's inequality (sums of
-independent and bounded numbers), by Freedman's (differences of a martingale), by that of Dvoretzky, Kiefer and
-Wolfowitz with Massart's constant (distribution functions), or by an exact law (Binomial counts, Gamma sums of
+Each check has a false-alarm probability that is proved for a finite sample. The tools are the inequalities of Bennett
+(sums of independent and bounded numbers), of Freedman (differences of a martingale), and of Dvoretzky, Kiefer and
+Wolfowitz with Massart's constant (distribution functions). Some laws are exact (Binomial counts, Gamma sums of
 logarithms). docs/auditing.md says which fault each check finds. No work grows with the square of the number of rounds.
 """
 

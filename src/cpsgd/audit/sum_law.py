@@ -135,7 +135,7 @@ class LikelihoodRatio:
     """
 
     def __init__(self, zero: SumLaw, one: SumLaw) -> None:
-        """Tabulates the logarithm for each coordinate, where both laws have masses."""
+        """Tabulates the log-likelihood ratio for each coordinate, where both laws have masses."""
         lowest = np.minimum(zero.first, one.first)
         ends = [law.first + law.mass.shape[1] for law in (zero, one)]
         outcomes = lowest[:, None] + np.arange(int(np.max(np.maximum(*ends) - lowest)))

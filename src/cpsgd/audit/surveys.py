@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from cpsgd import _plain
+from cpsgd import _plain, _validate
 from cpsgd.aggregator import Aggregator
 from cpsgd.audit import checks, exact_checks, levels
-from cpsgd.audit.auditing import FALSE_ALARM, AuditReport, audit
+from cpsgd.audit.auditing import FALSE_ALARM, AuditReport, audit, check_size
 from cpsgd.audit.cases import Case
 from cpsgd.audit.checks import Check, Played
 from cpsgd.audit.playing import Encode, Player, RoundLattice, Start, rounded, too_long
@@ -148,6 +148,9 @@ def survey(
         >>> found.passed, found.covered[0].numbers[:2]
         (True, (0, 1))
     """
+    for case in cases:
+        count = case.protocol.clients if surviving is None else _validate.integer("surviving", surviving, low=1)
+        check_size(case.protocol, count, _validate.integer("rounds", rounds, low=1))
     others = levels.others() if made is None else ()
     share = FALSE_ALARM / (len(cases) * (1 + len(others)))
     advance = progress or (lambda done: None)

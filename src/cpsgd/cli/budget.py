@@ -354,14 +354,14 @@ def _read_report(path: Path) -> object:
 
 
 def _keys(path: Path | None) -> frozenset[bytes] | None:
-    """The public keys in a file, if one is given."""
+    """Returns the public keys in a file, if one is given."""
     from cpsgd.secagg.identity_files import read_roster
 
     return None if path is None else read_roster(path)
 
 
 def _more(book: Ledger, total: Total) -> list[tuple[str, str]]:
-    """A budget's policy, what all its periods cost together, and how its rounds are chosen."""
+    """Returns rows: a budget's policy, the cost of all its periods, and how its rounds are chosen."""
     budget = book.budget(total.population)
     rows = _policy(budget)
     if budget.renews:
@@ -384,7 +384,7 @@ def _policy(budget: Budget) -> list[tuple[str, str]]:
 
 
 def _spent(total: Total) -> str:
-    """ε and δ of what was spent, in which sense, and the limit."""
+    """Returns the ε and δ spent, their sense, and the limit, as text."""
     spent, limit = f"[bold]ε = {rounded_up(total.epsilon)}[/bold]", rounded_up(total.limit)
     if total.claim.sense != "ex post":
         return f"{spent} of {limit} at δ = {total.delta:g}"

@@ -262,7 +262,7 @@ def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -
     about |= {**vars(chosen.cost), "mechanism": chosen.mechanism, **chosen.columns.whose}
     table = open_table(file)
     ask: Callable[..., Statistic] = getattr(statistics, statistic)
-    with output.warnings_told(), output.progress(table.rows, "rows") as advance:
+    with output.warnings_shown(), output.progress(table.rows, "rows") as advance:
         found = ask(table, **about, confidence=result.confidence, **chosen.budget.arguments, advance=advance)
     failure: OSError | None = None
     try:

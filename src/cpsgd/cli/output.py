@@ -67,7 +67,7 @@ def complain(text: str, *, style: str = "bold red") -> None:
 
 
 @contextmanager
-def warnings_told() -> Iterator[None]:
+def warnings_shown() -> Iterator[None]:
     """Prints warnings that are raised within as lines on stderr."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -149,8 +149,8 @@ def privacy(
     promise = protocol.promise
     found = protocol.release(messages or protocol.clients, accept_epsilon=accept_epsilon)
     if promise is not None and found is not None and delta in (None, promise.claim.delta):
-        facts, told = guaranteed(found)
-        return facts, [*told, ("promised", str(promise))]
+        facts, rows = guaranteed(found)
+        return facts, [*rows, ("promised", str(promise))]
     try:
         return guaranteed(guarantee(protocol, DEFAULT_DELTA if delta is None else delta, surviving=messages))
     except ConditionError as error:
@@ -159,8 +159,8 @@ def privacy(
         reason = str(error).splitlines()[0]
         unproved = {"epsilon": None, "delta": DEFAULT_DELTA, "method": None, "guarantee": None, "reason": reason}
         # That there is no noise at all is said with the message.
-        told = [("privacy", f"none is proved at δ = {DEFAULT_DELTA:g}: {reason}")] if _silent(protocol) is None else []
-        return unproved, told
+        rows = [("privacy", f"none is proved at δ = {DEFAULT_DELTA:g}: {reason}")] if _silent(protocol) is None else []
+        return unproved, rows
 
 
 def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -168,14 +168,14 @@ def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]
     from cpsgd.privacy import Guarantee
 
     text = f"ε = {rounded_up(found.epsilon)} at δ = {found.delta:g}, {found.adjacency} neighbours"
-    told = []
+    rows = []
     if isinstance(found, Guarantee):
         if found.rounds > 1:
             text += f", {found.rounds:,} rounds together (participation {found.participation})"
-        told = secrecy(found.participation)
+        rows = secrecy(found.participation)
     facts = {"epsilon": found.epsilon, "delta": found.delta, "method": found.method, "guarantee": found.to_dict()}
     assumed = [] if found.assumption is None else [("assuming", found.assumption)]
-    return facts, [("privacy", text), ("proved by", found.citation), *assumed, *told]
+    return facts, [("privacy", text), ("proved by", found.citation), *assumed, *rows]
 
 
 def secrecy(participation: Participation) -> list[tuple[str, str]]:

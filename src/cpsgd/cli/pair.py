@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,7 +30,6 @@ Certificates = Annotated[
 ]
 Insecure = Annotated[bool, Parameter(help="Speak plain http to other machines, where another program encrypts.")]
 Rounds = Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=1), help="Number of rounds.")]
-_PATIENCE = 60.0
 _AT_ONCE = 8
 
 
@@ -83,16 +82,21 @@ def create(
 def _run(role: Literal["leader", "helper"], chosen: Any) -> None:
     from cpsgd.engines.pair.running import PairServerOptions, serve
 
+    _check_extra()
     served: PairServerOptions = PairServerOptions(**vars(chosen))
     console = output.console()
 
     def tell(address: str) -> None:
         console.print(f"{role.capitalize()}: {address}", markup=False, soft_wrap=True)
 
-    try:
-        serve(role, served, tell)
-    except ImportError as error:
-        raise CpsgdError(f"The {role} needs {error.name}: pip install 'cpsgd[pair]'.") from None
+    serve(role, served, tell)
+
+
+def _check_extra() -> None:
+    """Refuses where the packages of the extra are missing."""
+    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise CpsgdError(f"Two servers need {', '.join(missing)}: pip install 'cpsgd[pair]'.")
 
 
 def _server_options() -> Any:
@@ -143,6 +147,7 @@ def submit(
     Where nothing is heard, send again with the same --upload: the same bytes count once. Another message of the same
     vector would double what can be learned about it.
     """
+    _check_extra()
     from cpsgd._durable import create_file
     from cpsgd.engines.pair.parties import Sender
     from cpsgd.engines.pair.running import read_tokens
@@ -170,19 +175,25 @@ def collect(
     secrets: Annotated[Path, options.file_option("The collector's secrets, collector.json.")],
     round: options.Round,
     out: Annotated[Path, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")],
+    at: Annotated[int | None, WHOLE, Parameter(help="Wait until this many reports are accepted.")] = None,
+    within: Annotated[float | None, Parameter(help="Wait for reports, but no longer than this many seconds.")] = None,
     ca: Certificates = None,
     insecure: Insecure = False,
     json: options.Json = False,
 ) -> None:
     """End a round and write the mean of its vectors.
 
-    Each server reveals its sum if enough reports were accepted and its budget pays. It may be asked for again.
+    Each server reveals its sum if enough reports were accepted and its budget pays. It may be asked for again. With
+    --at, --within or both a round is ended by count, by time, or by whichever comes first; without, at once.
     """
+    _check_extra()
     from cpsgd.engines.pair.parties import Collector
     from cpsgd.engines.pair.task import PairTask, Secrets
 
     _files.check_vector_output(out, task, secrets)
     with Collector(PairTask.read(task), Secrets.read(secrets), trust=ca, insecure=insecure) as collector:
+        if at is not None or within is not None:
+            collector.wait(round, count=at, seconds=within)
         mean, count = collector.collect(round)
     _files.write_vector(out, mean)
     rows = [("round", str(round)), ("reports", f"{count:,}"), ("written to", escape(str(out)))]
@@ -200,8 +211,9 @@ def demo(
 
     A fifth of the clients never sends.
     """
+    _check_extra()
     from cpsgd import plan
-    from cpsgd.engines.pair.running import free_port, write_task
+    from cpsgd.engines.pair.running import free_port, start_server, stop_server, write_task
     from cpsgd.engines.pair.task import create_task
 
     def say(text: str) -> None:
@@ -218,40 +230,18 @@ def demo(
         servers: list[subprocess.Popen[str]] = []
         try:
             for role, address in addresses.items():
-                servers.append(_start(role, folder))
+                servers.append(start_server(role, folder))
                 say(f"{role.capitalize()}: {address}")
             figures = _play(task, secrets["collector"], say)
         finally:
             for server in servers:
-                server.terminate()
-            for server in servers:
-                server.wait(timeout=30)
-                assert server.stdout is not None
-                server.stdout.close()
+                stop_server(server)
     rows = [
         ("reports", f"{figures['reports']:,} of {clients:,} clients, {figures['upload_bytes']:,} bytes each"),
         ("time", f"{figures['seconds']:.1f} s, {figures['reports'] / figures['seconds']:.0f} reports per second"),
         ("squared error", f"{figures['squared_error']:.4g}, expected {best.error.total:.4g}"),
     ]
     output.answer(json, {**figures, "expected_squared_error": best.error.total}, output.facts(rows))
-
-
-def _start(role: str, folder: Path) -> subprocess.Popen[str]:
-    """Starts a server and waits until it listens."""
-    from cpsgd.engines.pair.running import environment
-
-    files = ["--task", folder / "task.json", "--secrets", folder / f"{role}.json", "--store", folder / f"{role}.db"]
-    program = subprocess.Popen(
-        [sys.executable, "-m", "cpsgd", "pair", role, *map(str, files)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    assert program.stdout is not None
-    if not program.stdout.readline().startswith(role.capitalize()):
-        program.wait(timeout=_PATIENCE)
-        raise CpsgdError(f"The {role} did not start.")
-    return program
 
 
 def _play(task: PairTask, secrets: Secrets, say: Callable[[str], None]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def kmeans(
     from cpsgd.statistics.clusters import kmeans as find
 
     arguments = {**vars(cost), **budget.arguments, **points.arguments, "rounds": rounds, "seed": seed}
-    with output.warnings_told(), output.progress(rounds * rows) as advance:
+    with output.warnings_shown(), output.progress(rounds * rows) as advance:
         found = find(source, clusters, **arguments, advance=advance)
     with _files.paid(budget.ledger is not None):
         _files.write_vector(out, found.centres.astype("float32"))

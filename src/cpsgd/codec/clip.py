@@ -1,10 +1,10 @@
 """Bounds what one client can say: the norm of its vector, also on the grid that rounding starts from.
 
 **The grid.** The k levels lie s = 2 X^max/(k-1) apart, from -X^max to X^max. A finer grid, 2^F points per level,
-carries the coordinates. The vector is first put on the grid (to the nearest point, at most 2^-(F+1) levels away), and
-then rounded from there to one of its two neighbouring levels with exactly the right probability, a multiple of 2^-F, by
-F random bits. So the mechanism that is analysed, which starts from a point of the grid within the norm bound, is the
-one that runs.
+carries the coordinates. The vector is first put on the grid: to the nearest point, at most 2^-(F+1) levels away. From
+there it is rounded to one of its two neighbouring levels. F random bits give exactly the right probability, a multiple
+of 2^-F. So the mechanism that is analysed, which starts from a point of the grid within the norm bound, is the one that
+runs.
 
 **Clipping.** `factor` scales a vector down to norm D. `enforce` is the second look after the rotation: whatever float32
 arithmetic did on the way, the grid point that rounding starts from has norm at most D.

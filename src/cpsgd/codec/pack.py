@@ -3,8 +3,8 @@
 Digits are taken g at a time, least significant first, as one number below radix^g, which is written in B bits. The
 numbers follow each other without gaps, least significant bit first, and the last byte is filled up with zero bits. A
 shorter group at the end takes as few bits as it needs. g is the smallest number of digits for which B/g is within 0.5 %
-of the best that any group of at most 64 bits does: 1 for a power of two, and less than 3 % over log2(radix) for every
-radix below 2^32 (the best wastes less than one bit of at least 42).
+of the best that any group of at most 64 bits does. It is 1 for a power of two. B/g is less than 3 % over log2(radix)
+for every radix below 2^32: the best wastes less than one bit of at least 42.
 
 A `Format` says what a message's payload holds: all coordinates, or those that the message's id chooses (`Sampled`).
 """
@@ -159,7 +159,7 @@ class RoundingKernel(Protocol):
 
 
 class FloatKernel(Protocol):
-    """The same for floats."""
+    """Turns a block of coordinates and its keystream into the floats that one client sends."""
 
     def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32], /) -> None:
         """Writes the floats."""
@@ -319,7 +319,7 @@ class Sampled(Integers):
         return self.below / _WORDS
 
     def average_bytes(self, dim: int) -> int:
-        """Returns a last byte is half empty on average."""
+        """Returns the average bytes of a payload; its last byte is half empty on average."""
         return math.ceil(dim * self.below / _WORDS / 8 + 7 / 16)
 
     def chosen(self, message_id: bytes, dim: int) -> NDArray[np.uint32]:

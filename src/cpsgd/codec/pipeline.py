@@ -150,7 +150,7 @@ def to_grid(protocol: Parameters, vector: Vector, round: int) -> NDArray[np.floa
 def _to_grid(
     protocol: Parameters, stages: _Stages, vector: Vector, round: int, points: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Writes the same to `points`."""
+    """Writes the vector in grid units to `points`."""
     grid = stages.grid
     protocol.mechanism.memory.rotation_round(round)  # refuses rounds that a run does not have, rotated or not
     factor = clip.factor(vector, protocol.clip_norm) * (1.0 if grid is None else grid.unit)
@@ -302,7 +302,7 @@ def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def take(size: int, dtype: np.dtype[Any] = _FLOAT) -> NDArray[Any]:
-    """Returns the same from the calling thread's memory, to be given back at the end of the call."""
+    """Returns such an array from the calling thread's memory; `give_back` it at the end of the call."""
     # Taken, not shared: a call inside the call, by a signal's handler for one, finds none and gets its own.
     kept = _kept.arrays.pop(dtype, None)
     return kept if kept is not None and kept.size == size else _aligned(size, dtype)

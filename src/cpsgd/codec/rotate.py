@@ -12,7 +12,7 @@ For d a power of two this is the paper's R = HA. Otherwise two overlapping trans
 is padded, so that a message has d coordinates and not 2^(j+1). Each step is orthogonal, hence so is the rotation.
 
 Why it spreads. A coordinate of the result is a sum of signed entries, ±2^(-j/2) z_b with independent signs, of a vector
-z of norm at most ‖x‖, so by Hoeffding it exceeds t with probability at most 2 exp(-t² 2^j / (2‖x‖²)), and 2^j > d/2:
+z of norm at most ‖x‖. By Hoeffding it exceeds t with probability at most 2 exp(-t² 2^j / (2‖x‖²)), and 2^j > d/2. So
 the bound of the paper's theorem for Rot, with its X^max, holds for every d. A unit vector e_i becomes exactly ±2^(-j/2)
 on the first 2^j coordinates after step 1. Because step 2 leaves the others in place, step 3 turns it into entries w(a
 xor i) of one vector w that depends on B alone: all such e_i have the same largest coordinate, so spread is checked for

@@ -1,8 +1,8 @@
 """A baton: the seeds of a lineage's last rounds, sealed to the one client that goes on with them.
 
-A lineage is a sequence of clients, one per round, whose noise cancels over rounds: each draws noise from a fresh seed,
-and takes away part of what the last b - 1 of the lineage have added, for which it needs their seeds. They travel
-through the server, which must not read them:
+A lineage is a sequence of clients, one per round, whose noise cancels over rounds. Each draws noise from a fresh seed,
+and takes away part of the noise that the last b - 1 of the lineage have added. For that it needs their seeds. They
+travel through the server, which must not read them:
 
 | bytes | field |
 |---|---|
@@ -95,7 +95,7 @@ class Place:
 
 
 def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:
-    """Returns the baton with these seeds for whoever has the private half of `public`.
+    """Returns the baton with these seeds for the holder of the private half of `public`.
 
     Raises:
         MessageError: The key is one that no honest client can have.

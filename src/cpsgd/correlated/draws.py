@@ -5,8 +5,8 @@ points per step) times its weights, which are multiples of 2^-14, F = G + 14, an
 is exactly linear in all of them before it is rounded, and so is a sum of messages.
 
 A client's own noise must fill so fine a grid. It is a sum of draws, each 2^9 times as fine as the one before, whose
-deviation is at least four points of the coarser grid: together they are a discrete Gaussian on the finest one, up to
-a factor within 1 ± 10^-130 (docs/accounting.md, section 14).
+deviation is at least four points of the coarser grid. Together they are a discrete Gaussian on the finest grid, up to a
+factor within 1 ± 10^-130 (docs/accounting.md, section 14).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
 class HandoverStep(IntEnum):
-    """The three requests."""
+    """The three steps of a handover."""
 
     KEY = 0
     GIVE = 1

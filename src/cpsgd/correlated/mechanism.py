@@ -1,9 +1,9 @@
 """Gaussian noise that later rounds take away again, before rounding: accuracy that adds up over a run.
 
-A client belongs to a lineage, one client per round. It adds Σ_k g_k z_(t-k) to its vector, z_t expanded from a seed it
-draws and the others from its predecessors' seeds (`Correlation` has the weights), and a little noise of its own that it
-hands to nobody; then it rounds to the nearest integer. A client without seeds begins a lineage, which is always safe:
-only accuracy is lost by noise that nobody takes away.
+A client belongs to a lineage, one client per round. It adds Σ_k g_k z_(t-k) to its vector: z_t is expanded from a seed
+that it draws, the others from its predecessors' seeds (`Correlation` has the weights). It adds a little noise of its
+own, which nobody else knows, and rounds to the nearest integer. A client without seeds begins a lineage, which is
+always safe: only accuracy is lost by noise that nobody takes away.
 
 Everything that is proved is about the whole run of `run_length` rounds (docs/accounting.md, section 14): `law` and
 `sensitivity` are such that one guarantee of the Gaussian mechanism is that of all the run's rounds together, for the
@@ -108,7 +108,7 @@ class CorrelatedNoise(RoundedNoise):
 
     @property
     def variation(self) -> float:
-        """Over all rounds of the run: the mass cut off, and the distances of samplers and grids from their laws."""
+        """Total variation over all rounds: the mass cut off, and the distance of samplers and grids from their laws."""
 
         def resolution(ratio: float) -> float:
             return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
@@ -225,7 +225,7 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @cached_property
     def fraction_bits(self) -> int:
-        """Of the vector's grid, which is that of the own noise."""
+        """Fraction bits of the vector's grid, which the client's own noise shares."""
         return OWN_BITS
 
     @cached_property
@@ -255,7 +255,7 @@ class CorrelatedGaussian(RoundedGaussian):
         return fine_gaussian.DRAW_BYTES * (len(self.shifts) + 1)
 
     def kernel(self) -> Any:
-        """Adds noise and rounds."""
+        """Returns the kernel that adds noise and rounds."""
         limit = int(self.grid.limit)
         return LineageKernel(self.lineages, limit=limit, window=self.window, fraction_bits=self.finest_bits)
 

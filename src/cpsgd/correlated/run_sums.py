@@ -1,14 +1,14 @@
 """The noise of a run whose rounds are correlated, drawn for their sums.
 
-A round's sum of n messages is the sum of the clients' grid points, Σ_k g_k Z_(t-k) with Z_t the sum of what n clients
-drew in round t, the sum of their own noise, and what rounding did to each of them. All of these have laws that can be
-drawn at once: sums of discrete Gaussians are discrete Gaussians (within 1e-40), and given the sum before the rounding,
-what was rounded off is n - 1 uniform numbers (docs/accounting.md, section 14), whose sum is drawn as a Gaussian where
-there are more than 32. Only that messages are cut off at their window's ends, which δ pays for, is left out. Lineages
-do not break: every round has the same number of clients.
+A round's sum of n messages has four parts: the clients' grid points; Σ_k g_k Z_(t-k), Z_t the sum of the noise that n
+clients drew in round t; their own noise; and the rounding errors. All of these have laws that can be drawn at once.
+Sums of discrete Gaussians are discrete Gaussians, within 1e-40. Given the sum before the rounding, what was rounded off
+is n - 1 uniform numbers (docs/accounting.md, section 14). Their sum is drawn as a Gaussian where there are more than
+32. Only that messages are cut off at their window's ends, which δ pays for, is left out. Lineages do not break: every
+round has the same number of clients.
 
-Z_t follows from a key of its round (`Slots`), so that a run can be taken up again: with a seed the keys follow from it;
-without, each is drawn from the operating system, kept until no later round needs it, and never drawn twice.
+Z_t follows from a key of its round (`Slots`), so that a run can be resumed. With a seed the keys follow from it.
+Without one, each is drawn from the operating system, kept until no later round needs it, and never drawn twice.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The seeds that a client holds, in a file beside its memory: written before they are used, forgotten when handed on.
 
 The rule that privacy rests on (docs/accounting.md, section 15): *at any time at most one honest client holds a seed,
-and it uses it at most once in a round*. So a client that hands seeds on has them no longer, on the disk, before the
-baton leaves; a baton opens with a key that serves once; and who took over a lineage for a round uses it in no earlier
-one. A fresh seed is drawn from the operating system for each round and is on the disk before anything is computed with
-it. Nothing is ever drawn from a seed again as a round's own noise, whatever is killed when.
+and it uses it at most once in a round*. So a client removes seeds from its disk before the baton with them leaves. A
+baton opens with a key that serves once. A client that took over a lineage for a round uses it in no earlier one. A
+fresh seed is drawn from the operating system for each round and is on the disk before anything is computed with it.
+Nothing is ever drawn from a seed again as a round's own noise, whatever is killed when.
 
 The file holds secrets that are to be forgotten, and a memory only ever grows: so it is a file of its own, replaced as a
-whole, under the memory's lock. If it is lost, lineages begin anew, which costs accuracy alone. If it is an older copy,
-restored by somebody or by a disk that lost the last change, it may hold seeds that were handed on since: so the memory
-says how often that was, and nothing is used from a file that knows of fewer times.
+whole, under the memory's lock. If it is lost, lineages begin anew, which costs accuracy alone. It may be an older copy,
+restored by somebody or by a disk that lost the last change, with seeds that were handed on since. So the memory records
+how often seeds were handed on, and nothing is used from a file with a smaller number.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SeedFile:
         return private.public_key().public_bytes_raw()
 
     def give(self, place: Place, public: bytes) -> bytes:
-        """Returns the baton for whoever has the private half of `public`. From here on this client has no lineage.
+        """Returns the baton for the holder of the private half of `public`. This client then has no lineage.
 
         Raises:
             BatonError: There is nothing to hand on, or the round is not a later one than the seeds were used in.

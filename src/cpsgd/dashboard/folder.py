@@ -1,6 +1,6 @@
 """The folder that is shown: files are found by name and read within bounds.
 
-Whoever wrote the folder may be hostile. No symbolic link in it is followed, so nothing outside of it is ever read; only
+The author of the folder may be hostile. No symbolic link in it is followed, so nothing outside of it is ever read; only
 regular files of a bounded size are read at all; and a name that comes with a request must be one that was found here.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ CONFIG, SUMMARY, METRICS, CHARGES, BASELINES = (
 )
 """What lies in the folder of a run (docs/training.md)."""
 _NO_AUDITS = frozenset({CONFIG, SUMMARY, "model-card.json"})
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SQLITE = b"SQLite format 3\0"
 _HEADER = 100
 # Where a database says that it is a ledger, and that it has a rollback journal: one with a write-ahead log would be
@@ -189,6 +191,27 @@ def read_bytes(path: Path, limit: int = LARGEST_FILE, *, first: int | None = Non
         raise DataError(f"{path.name} cannot be read: {error.strerror}.") from None
 
 
+def parse(data: bytes) -> Any:
+    r"""Returns what JSON in UTF-8 holds, with "?" for half of a pair of surrogates ("\ud800"), which no page can show.
+
+    Raises:
+        ValueError: It is not JSON.
+        RecursionError: It is nested too deeply.
+    """
+    found = json.loads(data.decode("utf-8-sig"))  # from bytes, `json` would let raw surrogates pass
+    return _whole_characters(found) if _SURROGATE.search(data) else found
+
+
+def _whole_characters(found: Any) -> Any:
+    if isinstance(found, str):
+        return found.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(found, list):
+        return [_whole_characters(each) for each in found]
+    if isinstance(found, dict):
+        return {_whole_characters(key): _whole_characters(each) for key, each in found.items()}
+    return found
+
+
 def read_object(path: Path, limit: int = LARGEST_FILE) -> dict[str, Any]:
     """Reads a JSON file that holds an object.
 
@@ -196,7 +219,7 @@ def read_object(path: Path, limit: int = LARGEST_FILE) -> dict[str, Any]:
         DataError: It holds something else, or cannot be read.
     """
     try:
-        found = json.loads(read_bytes(path, limit))
+        found = parse(read_bytes(path, limit))
     except (ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise

@@ -1,11 +1,11 @@
 """Access control: which requests are answered, and what browsers may do with the answers.
 
-The server listens on 127.0.0.1 only, and that is not enough: any page in the same browser can send requests there,
-other people may have accounts on the machine, and a hostile name server can make a name of its own point to 127.0.0.1.
-So a request must name the right host, must not be sent by another site's page, and must carry a token that is made at
-the start. The token comes in the address that is opened first; from then on it is a cookie, and the address is without
-it. Nothing can be changed: there is only GET. A page may load nothing but our own style sheet and script, so that HTML
-that slipped in through a run's folder could not run.
+The server listens on 127.0.0.1 only, and that is not enough. Any page in the same browser can send requests there.
+Other people may have accounts on the machine. A hostile name server can make a name of its own point to 127.0.0.1. So a
+request must name the right host, must not be sent by another site's page, and must carry a token that is made at the
+start. The token comes in the address that is opened first; from then on it is a cookie, and the address is without it.
+Nothing can be changed: there is only GET. A page may load nothing but our own style sheet and script, so that HTML that
+slipped in through a run's folder could not run.
 """
 
 from __future__ import annotations

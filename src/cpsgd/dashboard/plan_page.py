@@ -1,7 +1,7 @@
 """The planner's page: the form's question, and its answer in parts, the quick ones first.
 
-First comes a sketch of the mechanisms by their estimated errors, as far as a moment allows, then the plan itself with
-its guarantee, then the rest of the sketch, and then what is proved, one point of the frontier after the other.
+First comes a sketch of the mechanisms' estimated errors, as far as a moment allows. The plan itself follows with its
+guarantee, then the rest of the sketch. Last come the proved errors, one point of the frontier after the other.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _literal(value: object) -> str:
 
 
 def _number(name: str, text: str) -> float:
-    """Reads a field: a whole number up to `_MOST` where that names it, and a finite one otherwise."""
+    """Reads a field: a whole number up to its limit for names in `_MOST`, and a finite number otherwise."""
     try:
         value = float(text)
     except ValueError:

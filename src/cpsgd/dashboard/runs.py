@@ -24,6 +24,8 @@ _RECENT = 50
 _MOST_CURVES = 12
 # Bytes of settings and of a summary, lines of a run's metrics, and bytes and lines that are read to list all runs.
 _LARGEST, _MOST_LINES, _MOST_LISTED, _MOST_LISTED_LINES = 4 << 20, 500_000, 512 << 20, 1_000_000
+# Seconds that a run is read for, and all of them where they are listed.
+_LONGEST, _LONGEST_LIST = 10.0, 20.0
 
 Figure = Literal["loss", "score", "epsilon", "message", "bytes_total"]
 State = Literal["running", "stopped", "finished"]
@@ -164,17 +166,18 @@ def version(path: Path) -> str:
     return hashlib.sha256(repr([folder.signature(file) for file in files]).encode()).hexdigest()
 
 
-def read(path: Path, name: str) -> RecordedRun:
-    """Reads a run's folder.
+def read(path: Path, name: str, seconds: float = _LONGEST) -> RecordedRun:
+    """Reads a run's folder, for so many seconds at most.
 
     Raises:
-        DataError: Its files are not as `cpsgd train` writes them.
+        DataError: Its files are not as `cpsgd train` writes them, or take too long to read.
     """
+    until = time.monotonic() + seconds
     read = version(path)  # before its files are, so that nothing that comes later is missed
     summary = folder.read_object(path / SUMMARY, _LARGEST) if folder.signature(path / SUMMARY) is not None else None
     curves: list[RunCurve] = []
     for place in _places(path):
-        curves.append(_curve(*place, _MOST_LINES - sum(curve.lines for curve in curves)))
+        curves.append(_curve(*place, _MOST_LINES - sum(curve.lines for curve in curves), until))
     return RecordedRun(
         name=name,
         title=path.name,
@@ -194,7 +197,7 @@ def _ordered(curves: list[RunCurve], summary: Mapping[str, Any] | None) -> tuple
     return (curves[0], *rest)
 
 
-def _curve(name: str, path: Path, most: int) -> RunCurve:
+def _curve(name: str, path: Path, most: int, until: float) -> RunCurve:
     """Reads the rounds of one run from its metrics; damaged lines are counted and left out."""
     signature = folder.signature(path)
     if signature is None:
@@ -205,8 +208,10 @@ def _curve(name: str, path: Path, most: int) -> RunCurve:
         raise DataError(f"The run's {METRICS} have more than {_MOST_LINES:,} lines.")
     rounds: dict[int, Round] = {}
     damaged, regression = 0, False
-    # A line without an end is still being written.
-    for line in data[: data.rfind(b"\n") + 1].splitlines():
+    # A line without an end is still being written. (`splitlines` would make lines of "\r" as well, without a limit.)
+    for place, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]):
+        if not place % 1024 and time.monotonic() > until:
+            raise DataError(f"The run's {METRICS} take too long to read.")
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -233,14 +238,15 @@ def _curve(name: str, path: Path, most: int) -> RunCurve:
 def read_all(root: folder.Folder) -> tuple[list[RecordedRun], list[tuple[str, str]]]:
     """Reads all runs of a folder; also returns (name, reason) of those that cannot be read."""
     found, failed = [], []
-    left, lines = _MOST_LISTED, _MOST_LISTED_LINES
+    left, lines, until = _MOST_LISTED, _MOST_LISTED_LINES, time.monotonic() + _LONGEST_LIST
     for name in root.runs():
         left -= sum(size for _, place in _places(root.root / name) for _, size in [folder.signature(place) or (0, 0)])
-        if left < 0 or lines <= 0:
+        seconds = min(_LONGEST, until - time.monotonic())
+        if left < 0 or lines <= 0 or seconds <= 0.0:
             failed.append((name, "It and those after it are left out: there is too much to be read at once."))
             break
         try:
-            found.append(read(root.root / name, name))
+            found.append(read(root.root / name, name, seconds))
             lines -= sum(curve.lines for curve in found[-1].curves)
         except DataError as error:
             failed.append((name, str(error)))

@@ -96,11 +96,11 @@ class Dashboard:
         try:
             question = PlanQuestion.parse(request.query_params)
         except CpsgdError as error:
-            return _stream(_told([*_plan_events(Frontier(refused=str(error))), ("done", "")]))
+            return _stream(_replayed([*_plan_events(Frontier(refused=str(error))), ("done", "")]))
         known = self._answers.get(question)
         if known is not None:
             self._answers.move_to_end(question)
-            return _stream(_told(known))
+            return _stream(_replayed(known))
         return _stream(self._found(question))
 
     async def _found(self, question: PlanQuestion) -> AsyncGenerator[Event, None]:
@@ -261,6 +261,6 @@ def _stream(events: AsyncGenerator[Event, None]) -> Response:
     return StreamingResponse(lines(), media_type="text/event-stream")
 
 
-async def _told(events: list[Event]) -> AsyncGenerator[Event, None]:
+async def _replayed(events: list[Event]) -> AsyncGenerator[Event, None]:
     for event in events:
         yield event

@@ -1,9 +1,9 @@
 """A process that runs one job after the other, step by step, and can be stopped in the middle of a step.
 
 A job is a generator function of a module, with arguments that can be pickled; what it yields comes back as it is made.
-Whoever no longer wants a job closes the iterator: the process is asked to stop after its step, and ended where it does
-not within a moment. It keeps what it has computed from job to job (planners remember certificates), and a new one is
-quick to start: on POSIX it is forked from a server that has imported everything already.
+A caller that no longer wants a job closes the iterator: the process is asked to stop after its step, and ended where it
+does not within a moment. It keeps what it has computed from job to job (planners remember certificates), and a new one
+is quick to start: on POSIX it is forked from a server that has imported everything already.
 """
 
 from __future__ import annotations

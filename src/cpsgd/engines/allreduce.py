@@ -10,7 +10,8 @@ There is no server. Every worker adds its own share of noise, m coin flips per c
 * **What travels.** An all-reduce is not secure aggregation: on the way, workers receive *partial* sums, with as little
   as one worker's noise in them. Workers are trusted to look at the result of the collective alone, and the links
   between them must be private. Where that is too much to ask, plan with `colluding=n - 1`: then each worker's own noise
-  suffices, every message is (ε, δ)-private by itself, and it does not matter who sees what.
+  suffices, every message is (ε, δ)-private by itself, and it does not matter who sees what. Mechanisms whose integers
+  wrap around need that: their proofs are about sums modulo M, and an all-reduce does not reduce.
 * **Workers follow the protocol.** One that adds no noise, or wrong integers, is not detected.
 * **A refusal is seen.** That a worker had no finite vector is told to all workers, as is any error that ends a run.
 
@@ -135,6 +136,12 @@ class PrivateMean:
         self._participation = participation
         self._group = group
         self._check_group()
+        if protocol.mechanism.wraps and self.colluding < self.workers - 1:
+            raise ParameterError(
+                f"{protocol.mechanism.name}: an all-reduce shows workers the sum itself, and its ε is that of the sum "
+                f"modulo {protocol.modulus:,}. Plan with colluding={self.workers - 1}, where each message protects "
+                "itself, or use secure aggregation."
+            )
         check_participation(participation)
         self.examples = None if examples is None else _validate.integer("examples", examples, low=1)
         if self.examples is None and participation == "once":

@@ -4,9 +4,9 @@ Neither a round nor a stage waits for everybody, and neither waits for ever:
 
 * **A round begins** when as many nodes are connected as the plan has clients, or when enough of them (`plan.surviving`)
   have been there for the grace period.
-* **A stage ends** when all have answered; or when enough have (`plan.surviving`; after the uploads, a quorum), the
-  round can go on with them, and the others have had the grace period or as long again as the first ones took, whichever
-  is longer; or at the deadline.
+* **A stage ends** when all have answered, or at the deadline. It also ends when enough have answered (`plan.surviving`;
+  after the uploads, a quorum), the round can go on with them, and the others have had their time: the grace period, or
+  as long again as the first ones took if that is longer.
 
 To invite more than are needed, plan for more: `plan(clients=13, dropout=0.3)` invites 13 and needs 9. As soon as nine
 have answered, the others are waited for no longer than the grace period.

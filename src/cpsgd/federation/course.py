@@ -328,7 +328,7 @@ class Course(Generic[Node]):
     # ------------------------------------------------------------------ a run that was stopped
 
     def _go_on(self) -> None:
-        """Goes on from the file."""
+        """Restores the run from its file."""
         progress = self._progress
         if self._stateful is not None and progress.optimizer:
             self._stateful.load_state_dict(progress.optimizer)

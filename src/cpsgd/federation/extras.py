@@ -1,10 +1,10 @@
 """Numbers that ride on a client's update as further coordinates: private metrics, and whether the update was clipped.
 
-A client's vector is (u, b, m_1, ..., m_q): its update, clipped to the round's norm C and brought to norm at most ρ D;
-b = ±w D says whether the update was within C; m_j is a metric, from its range to ±w D. With ρ² + (q + 1) w² = 1 the
-whole vector has a norm of at most D, the protocol's clip norm, and the codec enforces it: so the metrics, and the count
-of clipped updates, are covered by the plan's guarantee and cost nothing beyond it. What they cost is accuracy: the
-update's share of the norm shrinks to ρ. The plan's dimension is the model's plus `Extras.size`.
+A client's vector is (u, b, m_1, ..., m_q). u is its update, clipped to the round's norm C and scaled to norm at most ρ
+D. b = ±w D says whether the update was within C. m_j is a metric, mapped from its range to ±w D. With ρ² + (q + 1) w² =
+1 the whole vector has a norm of at most D, the protocol's clip norm, and the codec enforces it. So the plan's guarantee
+covers the metrics and the count of clipped updates, at no further cost. What they cost is accuracy: the update's share
+of the norm shrinks to ρ. The plan's dimension is the model's plus `Extras.size`.
 
 The norm C follows the requested quantile of the updates' norms (Andrew, Thakkar, McMahan and Ramaswamy,
 "Differentially Private Learning with Adaptive Clipping", 2021): C ← C exp(-η (β - γ)), β the private estimate of the

@@ -91,7 +91,7 @@ class Limits:
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency).value)
 
     def check(self, protocol: Protocol, *, rounds: int, surviving: int) -> None:
-        """Returns if a run of `rounds` rounds, each with at least `surviving` clients, is acceptable.
+        """Checks that a run of `rounds` rounds, each with at least `surviving` clients, is acceptable.
 
         Raises:
             RoundRefusedError: It is not; the message says why.
@@ -256,7 +256,7 @@ History = Mapping[RoundKind, int]
 
 
 def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: int) -> None:
-    """Returns if one more round of this kind keeps the client's ε, after those before.
+    """Checks that one more round of this kind, after those before, keeps the client's ε.
 
     `Limits.check` has found that `rounds` rounds of this kind are acceptable by themselves.
 

@@ -173,7 +173,7 @@ class Settlement:
     """
 
     def __init__(self, terms: Terms, round: int, run: str, course: str = "") -> None:
-        """Charges nothing yet. `course` is the run that began with the first of these rounds, if not `run`."""
+        """Charges nothing yet. `course` is the name under which the run began; `run` differs if it was resumed."""
         self._terms, self._round, self._run, self._course = terms, round, run, course
         self.entry: Entry | None = None
         self._asked = False  # whether anything about the data was asked for

@@ -29,7 +29,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
 from cpsgd.neighbours import Adjacency
-from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon
+from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon, pure_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, READING_DELTAS, RENYI_CITATION, Cost, Filter, largest, summed
 from cpsgd.privacy.guarantees import guarantee
 from cpsgd.privacy.proofs import composition_citation, joint_cost, joint_suffices, round_cost
@@ -425,6 +425,9 @@ def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     if not found:
         raise failures[-1]
     epsilon, parts = min(found, key=lambda pair: pair[0])
+    if math.isfinite(epsilon) and epsilon == pure_epsilon(parts):
+        pure = {guarantee(kind.run(adjacency), 0.0).citation for kinds, _ in groups for kind in kinds}
+        return _Proof(epsilon, BASIC, "; ".join([_BASIC_CITATION, *sorted(pure)]), 0.0)
     tail = math.fsum(r.count * (r.tail_mass + r.variation * (1.0 + math.exp(epsilon))) for r, _ in parts)
     return _Proof(epsilon, "gaussian composition", composition_citation({p.scheme for _, p in parts}), tail)
 

@@ -74,11 +74,17 @@ class Budget:
     def _parsed_accounting(self) -> str:
         """Returns the kind of accounting, with the order filled in; raises `ParameterError` if it is unknown."""
         kind, colon, order = str(self.accounting).partition(":")
+        if kind.startswith("adaptive") and self.delta == 0.0:
+            raise ParameterError(
+                f"Expected delta above 0 with accounting={self.accounting!r}, got delta=0. Pure ε add up however "
+                "rounds are chosen: use accounting='planned'."
+            )
         if kind == "adaptive-renyi" and isinstance(self.accounting, str):
             try:
-                chosen = int(order) if colon else best_order(self.epsilon, self.delta)
+                chosen = int(order) if colon else 0
             except ValueError:
                 raise ParameterError(f"Expected a whole order in accounting={self.accounting!r}.") from None
+            chosen = chosen if colon else best_order(self.epsilon, self.delta)
             Filter.of(self.epsilon, self.delta, chosen)
             return f"{kind}:{chosen}"
         if self.accounting not in ("planned", "adaptive"):

@@ -48,7 +48,7 @@ class Draft:
     unseen: list[dict[str, Any]] = field(default_factory=list)
 
     def known(self, number: int) -> Entry | None:
-        """Returns an entry that one of the records is about; None where there is none of this number."""
+        """Returns the entry of this number, or None, and keeps it for the records that are about it."""
         entry = self.entries.get(number)
         if entry is not None:
             self.looked_up.put(entry)

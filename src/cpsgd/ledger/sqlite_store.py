@@ -11,10 +11,10 @@ a budget until after they have spent it. A connection lives for one transaction;
 carried across a fork. Triggers refuse UPDATE and DELETE, so that an accident with a database tool does not cost the
 history.
 
-**Beside the records** three tables follow from them, in the same transactions: `entries`, an index by number and run;
-`snapshot`, the text whose hash is in the last record of that kind; and `head`, the last record's hash on another page,
-so that a missing end is noticed. They are a cache: what is read from them is checked against the records, and they can
-be made anew at any time. Files of the first schema get them with the first record that is added.
+**Beside the records** three tables follow from them, in the same transactions. `entries` is an index by number and run.
+`snapshot` has the text whose hash is in the last record of that kind. `head` has the last record's hash on another
+page, so that a missing end is noticed. They are a cache: what is read from them is checked against the records, and
+they can be made anew at any time. Files of the first schema get them with the first record that is added.
 
 **Absence.** A row of the index that damage has hidden would make a round that was released look as if it never was. So
 rows are in `buckets` by population, run and round. Each has a sum of hashes over its rows, and the head has the sum of
@@ -88,6 +88,27 @@ class Store:
         self.path = path
         self.timeout = timeout
 
+    def check_one_name(self) -> None:
+        """Refuses a file with a second name: a hard link, or a mount of the file itself.
+
+        The journal of a transaction lies beside the name by which the file was opened. Whoever opens it by another name
+        does not find the journal of a writer that was killed, and takes half of a transaction for the whole.
+
+        Raises:
+            LedgerAccessError: The file has a second name.
+        """
+        try:
+            found = self.path.stat()
+            mounted = _is_mounted(self.path.resolve(), found)
+        except OSError:
+            return  # opening it says what is wrong
+        if found.st_nlink > 1 or mounted:
+            second = "is a mount of a single file" if mounted else f"has {found.st_nlink} names (hard links)"
+            raise LedgerAccessError(
+                f"{self.path} {second}. A ledger with two names can lose released entries, for its journal belongs to "
+                "one of them. Remove the other links, or mount the folder that the file is in. Nothing was recorded."
+            )
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Yields a transaction that sees one state of the file."""
@@ -125,6 +146,7 @@ class Store:
     def _connect(self, mode: str) -> sqlite3.Connection:
         if mode == "rw" and not self.path.exists():
             raise LedgerAccessError(f"There is no ledger at {self.path}; `cpsgd budget create` makes one.")
+        self.check_one_name()
         name = quote(os.fsencode(self.path.absolute()))
         connection = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=self.timeout, isolation_level=None)
         try:
@@ -182,6 +204,22 @@ class Store:
                 f"{reason}. Nothing may be released; make room or repair the disk, and ask again."
             )
         return LedgerFormatError(f"{reason}. It is not a ledger, or is damaged; restore it from a copy.")
+
+
+def _is_mounted(path: Path, found: os.stat_result) -> bool:
+    """Returns whether a file is a mount point: by Linux's list of mounts, elsewhere by the device of its folder.
+
+    In Linux the device does not tell: a mount may be of the same one, and layers of a container are several.
+    """
+    if os.name == "nt":
+        return False
+    try:
+        mounts = Path("/proc/self/mountinfo").read_bytes()
+    except OSError:
+        return found.st_dev != path.parent.stat().st_dev
+    # The fifth word is the mount point, with spaces and the like as octal numbers.
+    name = b"".join(b"\\%03o" % byte if byte in b" \t\n\\" else bytes([byte]) for byte in os.fsencode(path))
+    return any(name in line.split(b" ")[4:5] for line in mounts.splitlines())
 
 
 # ------------------------------------------------------------------ records

@@ -3,7 +3,7 @@
 A record that no ledger would have written is refused like a broken hash.
 
 **Snapshots.** Now and then a record holds the hash of a text with all that follows from the records before it
-(`State.to_text`). Whoever has the text need not read those records: they and the text have one head.
+(`State.to_text`). A reader of the text need not read those records: they and the text have one head.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Coins(Tilted):
 
     @property
     def keystream_bytes(self) -> int:
-        """Two per coin."""
+        """Two bytes per coin."""
         return 2 * self.coins
 
     def kernel(self) -> Flipper:

@@ -80,7 +80,7 @@ class DiscreteGaussianNoise(SymmetricNoise):
 
     @staticmethod
     def thresholds(size: float, limit: int) -> Table:
-        """Returns them from masses with many digits."""
+        """Returns the thresholds, from masses with many digits."""
         return table(size, limit)
 
     def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
@@ -100,7 +100,7 @@ class DiscreteGaussianNoise(SymmetricNoise):
         return noise
 
     def sum_variation(self, count: int) -> float:
-        """1: the digits of a window are those of float64, and no bound is claimed."""
+        """Returns 1, which claims nothing: a window has only the digits of float64."""
         return 1.0 if self.size else 0.0
 
 

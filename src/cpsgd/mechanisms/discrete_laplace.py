@@ -84,6 +84,8 @@ class PolyaLaw:
         p(K)²/(1 - α²), and leaving terms out of f(steps) only lowers it. Every p is a product of at most K ratios.
         """
         masses = self._masses(120.0)
+        if steps >= len(masses):
+            return math.inf
         alpha = math.exp(-1.0 / self.spread)
         left = float(masses[-1]) ** 2 / (1.0 - alpha * alpha)
         zero = float(np.sum(masses**2)) + left
@@ -140,7 +142,7 @@ class PolyaNoise(IntegerNoise):
 
     @property
     def variance(self) -> float:
-        """2 α / (m (1 - α)²), before the reduction."""
+        """2 α / (m (1 - α)²), before integers are reduced modulo the window."""
         if not self.spread:
             return 0.0
         return 2.0 / (self.shares * (2.0 * math.sinh(0.5 / self.spread)) ** 2)

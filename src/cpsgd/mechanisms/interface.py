@@ -398,7 +398,7 @@ class Mechanism(ABC):
     # ------------------------------------------------------------------ planning
 
     def useful_scales(self, *, dim: int, clip_norm: float, rotate: bool) -> tuple[float, float]:
-        """Returns the scales between which clipping and noise are weighed: below too much is clipped, above nothing.
+        """Returns the smallest and largest scale worth trying: below too much is clipped, above nothing more is gained.
 
         Ranges are a few standard deviations of a rotated coordinate; without rotation nothing may be clipped.
         """

@@ -138,7 +138,7 @@ class RoundedGaussian(Mechanism):
         return fine_gaussian.DRAW_BYTES
 
     def kernel(self) -> GaussianRounder:
-        """Adds the noise and rounds."""
+        """Returns the kernel that adds the noise and rounds."""
         table = fine_gaussian.table(self._ratio, self.cells)
         return GaussianRounder(int(self.grid.limit), self.window, self.fraction_bits, table.high, table.low)
 
@@ -315,7 +315,7 @@ class RoundedNoise(Noise):
         return 2.1 * math.exp(-2.0 * math.pi**2 * self.of.noise_deviation**2)
 
     def cumulant(self, slope: float) -> float:
-        """Returns a bound for a client's integer Y before it is cut off; docs/planning.md has the proof.
+        """Returns a bound on the cumulant of a client's integer Y; docs/planning.md has the proof.
 
         E exp(λ(Y - x)) <= exp(λ²(σ² + 1/12)/2) (1 + 2.1 exp(-2π²σ²)), and cutting off adds at most its probability.
         """

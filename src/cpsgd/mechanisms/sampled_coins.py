@@ -86,7 +86,7 @@ class SampledCoins(Tilted):
 
     @property
     def keystream_bytes(self) -> int:
-        """Two to choose a coordinate, two for its coin."""
+        """Two bytes to choose a coordinate, two for its coin."""
         return 4
 
     def kernel(self) -> LazyFlipper:

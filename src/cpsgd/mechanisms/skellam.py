@@ -57,7 +57,7 @@ class SkellamNoise(SymmetricNoise):
 
     @staticmethod
     def thresholds(size: float, limit: int) -> Table:
-        """Returns them by a recurrence of integers."""
+        """Returns the thresholds, by a recurrence of integers."""
         return table(size, limit)
 
     def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:

@@ -214,8 +214,8 @@ class _Run:
         }
 
     @cached_property
-    def _told(self) -> int:
-        """Clients of a round whose noise others may know, who had a seed of it before."""
+    def _exposed(self) -> int:
+        """Clients of a round whose noise may be known: others had a seed of it before."""
         return (self.bands - 1) * (self._fixed["untrusted_holders"] or 0)
 
     @cached_property
@@ -252,16 +252,17 @@ class _Run:
         return found
 
     def _too_few(self, bits: float) -> InfeasibleError:
-        """Names the fewest bits that will do."""
+        """Returns the error that names the fewest bits that are enough."""
         problem, target = self.problem, self.problem.target
-        if target.honest <= self._told:
+        if target.honest <= self._exposed:
             most = math.ceil(target.honest / problem.conditions.colluding)
             nearest = f"correlated={most}" if most > 1 else "independent noise, without correlated"
             return InfeasibleError(
                 f"With {self.bands} bands clients hand seeds of {self.bands - 1} rounds on, and "
-                f"{problem.conditions.colluding:,} colluding clients per round may have held those of {self._told:,} "
-                f"others; noise that counts is that of {target.honest:,} of {problem.setting.clients:,}, so that "
-                f"nobody's is left. The nearest that can be had: {nearest}; or more clients, or fewer colluding ones."
+                f"{problem.conditions.colluding:,} colluding clients per round may have held those of "
+                f"{self._exposed:,} others; noise that counts is that of {target.honest:,} of "
+                f"{problem.setting.clients:,}, so that nobody's is left. The nearest that can be had: {nearest}; or "
+                "more clients, or fewer colluding ones."
             )
         more = next((b for b in WHOLE_BITS if b > bits and self._designed(b) is not None), None)
         remedy = "more clients, fewer bands, fewer colluding clients or a larger delta may help"
@@ -284,9 +285,9 @@ class _Run:
         """Returns the mechanism with this range, and the most noise that the bits hold."""
         target, values = self._target, values_of(bits)
         distance = target.distance * self._correlation.sensitivity
-        if target.honest <= self._told:
+        if target.honest <= self._exposed:
             return None
-        unit = distance / (target.gaussian_mu * math.sqrt(target.honest - self._told))
+        unit = distance / (target.gaussian_mu * math.sqrt(target.honest - self._exposed))
         for _ in range(2):
             found = self._loudest(unit, coordinate_range, values)
             if found is None:

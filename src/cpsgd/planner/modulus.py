@@ -119,7 +119,7 @@ def _misplaced(mechanism: Mechanism, clients: int) -> float:
 
 
 def _tail(half: float, deviation: Deviation, dim: int) -> float:
-    """2 d exp(Λ(λ) - λ t) at the best λ, the union of two-sided tails, rounded up and at most 1."""
+    """Returns 2 d exp(Λ(λ) - λ t) at the best λ, the union of two-sided tails, rounded up and at most 1."""
     reach = half - deviation.offset
     if reach <= 0.0:
         return 1.0

@@ -16,7 +16,7 @@ from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
-from cpsgd.protocol import NORM_LIMITS, Protocol, check_distance
+from cpsgd.protocol import MAX_CLIENTS, NORM_LIMITS, Protocol, check_distance
 from cpsgd.run import Run
 from cpsgd.secagg.pair.shape import MOST_LEVELS
 
@@ -73,9 +73,9 @@ class Problem:
         Raises:
             InfeasibleError: Nobody is left whose noise protects.
         """
-        clients = _validate.integer("clients", required.clients, low=1)
+        clients = _validate.integer("clients", required.clients, low=1, high=MAX_CLIENTS)
         arriving = surviving(clients, required.dropout)
-        colluding = _validate.integer("colluding", required.colluding, low=0)
+        colluding = _validate.integer("colluding", required.colluding, low=0, high=MAX_CLIENTS)
         if arriving - colluding < 1:
             raise InfeasibleError(
                 f"Of {clients} clients {clients - arriving} may drop out and {colluding} may collude: nobody is left "
@@ -256,11 +256,11 @@ class Problem:
         return protocol, self.proved(protocol)
 
     def proved(self, protocol: Protocol) -> Guarantee:
-        """Returns the guarantee that counts: of all rounds, with those whose noise counts."""
+        """Returns the guarantee of a protocol on the problem's conditions."""
         return guarantee(Run(protocol, self.conditions), self.target.claim.delta)
 
     def overflow_probability(self, protocol: Protocol) -> float:
-        """Returns the proved bound for the protocol's modulus, 0 without one."""
+        """Returns the proved bound on the probability that a sum wraps around; 0 without a modulus."""
         if protocol.modulus is None:
             return 0.0
         return modulus.overflow_probability(

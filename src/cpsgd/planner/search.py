@@ -363,7 +363,7 @@ class _Finalist:
 
 
 def _certified(setting: Setting, target: Target, candidate: Mechanism, values: int) -> _Finalist:
-    """Returns the smallest scale by the quick certificate.
+    """Returns the candidate with its smallest scale by the quick certificate.
 
     For secure aggregation the noise is reduced until the modulus fits.
     """

@@ -1,7 +1,7 @@
 """`Target`: the claim that a plan must keep, and the smallest scale of a mechanism that keeps it.
 
-For given levels and noise privacy is a matter of one number, S = Δ/s with Δ = 2D (replace-one, if no smaller distance
-is stated) or D (zero-out): the more levels two neighbours can be apart, the less the same noise hides. The proofs turn
+For given levels and noise, privacy depends on one number, S = Δ/s. Δ is 2D for replace-one, if no smaller distance is
+stated, and D for zero-out. The more levels two neighbours can be apart, the less the same noise hides. The proofs turn
 the claim into the largest allowed S, hence the smallest s. They are evaluated here in the form that answers this
 backwards question at once; where the law itself depends on the scale, by trying. The guarantee of a plan comes from
 `cpsgd.privacy.guarantees` on the finished protocol.
@@ -41,7 +41,7 @@ class Target:
     replace_one_distance: float | None = None
 
     def run(self, mechanism: Mechanism) -> Run:
-        """Returns the run with a mechanism; rotation is nothing to privacy."""
+        """Returns the run with a mechanism, unrotated: rotation does not change privacy."""
         reason = None if self.replace_one_distance is None else "planned"
         protocol = Protocol(
             clients=self.conditions.surviving,

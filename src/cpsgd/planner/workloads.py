@@ -1,7 +1,7 @@
 """`Workload`: what training makes of the rounds' means, and so of their noise.
 
-In round t the model moves by η_t Σ_k p_k m_(t-k): m the rounds' means, η_t the round's learning rate, and p_k what is
-left of a mean k rounds later: for plain SGD only p_0 = 1; with momentum β, β^k.
+In round t the model moves by η_t Σ_k p_k m_(t-k). m are the rounds' means, and η_t is the round's learning rate. p_k is
+the part of a mean that is left k rounds later: for plain SGD only p_0 = 1; with momentum β, β^k.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Workload:
         return float(np.mean([self._variance(np.convolve(seen, factors[::-1]), len(factors)) for seen in self._seen()]))
 
     def bias(self) -> float:
-        """The same for an error that is the same in every round: the mean of the squares of the weights' sums."""
+        """Returns the mean over rounds of the squared sum of weights: the factor of an error equal in all rounds."""
         return float(np.mean([seen.sum() ** 2 for seen in self._seen()]))
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The cost of many rounds.
 
-The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs: whatever the
-clients hold, the round's two output laws are the image, under one randomized map, of N(0, 1) and N(μ, 1) (Blackwell;
+The Gaussian certificate turns a round into one that is μ-GDP on all but `tail_mass` of its outputs. Whatever the
+clients hold, the round's two output laws are the image of N(0, 1) and N(μ, 1) under one randomized map (Blackwell;
 Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplier 1/μ stands in for it:
 
 * Rounds compose adaptively, and Gaussians as √Σμ² (Corollary 3.3 there): a closed form.
@@ -156,11 +156,14 @@ def pure_epsilon(parts: Sequence[Part]) -> float:
     A round that is drawn with probability q has the law (1 - q) B + q A, and A <= e^ε B (Balle, Barthe and Gaboardi
     2018, Theorem 2, advanced joint convexity, which covers sampling without replacement as well).
     """
-    each = [
-        r.count * (r.pure if who.rate == 1.0 else math.log1p(who.rate * math.expm1(min(r.pure, LARGEST_EPSILON))))
-        for r, who in parts
-    ]
-    return math.inf if any(math.isinf(r.pure) for r, _ in parts) else math.fsum(each) * (1.0 + 1e-13)
+    return math.fsum(r.count * _sampled_pure(r.pure, who.rate) for r, who in parts) * (1.0 + 1e-13)
+
+
+def _sampled_pure(epsilon: float, rate: float) -> float:
+    """Returns log(1 + q (e^ε - 1)), or ε where e^ε would be too large: sampling never costs privacy."""
+    if rate == 1.0 or epsilon > LARGEST_EPSILON:
+        return epsilon
+    return math.log1p(rate * math.expm1(epsilon))
 
 
 def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
@@ -230,12 +233,12 @@ def _tails(rounds: Sequence[Rounds]) -> Profile:
 
 
 def _slack(rounds: Sequence[Rounds]) -> float:
-    """Λ of all rounds: likelihood ratios multiply."""
+    """Returns Λ of all rounds: likelihood ratios multiply."""
     return min(math.fsum(r.count * r.slack for r in rounds) * (1.0 + 1e-12), LARGEST_EPSILON)
 
 
 def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
-    """Each an upper bound on δ as a function of ε, tails not included."""
+    """Returns upper bounds on δ as functions of ε, tails not included."""
     total = _summed([r for r, _ in parts])
 
     def unsampled(epsilon: float) -> float:
@@ -278,17 +281,17 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
 
 
 def _summed(rounds: Sequence[Rounds]) -> float:
-    """√Σμ², the μ of all the rounds together where nobody is left out, rounded up."""
+    """Returns √Σμ², the μ of all the rounds together where nobody is left out, rounded up."""
     return math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
 
 
 def _multiplier(mu: float, rate: float) -> float:
-    """1/μ rounded down, and at most 10^5 q, beyond which dp_accounting's arithmetic fails and nothing is gained."""
+    """Returns 1/μ rounded down, at most 10^5 q: beyond that dp_accounting's arithmetic fails and nothing is gained."""
     return min(math.nextafter(1.0 / mu, 0.0), 1e5 * rate)
 
 
 def _renyi_profile(accountant: PrivacyAccountant) -> Profile:
-    """δ by a Rényi accountant. At ε = 0 it answers zero only where its arithmetic has failed; that is no answer."""
+    """Returns δ by a Rényi accountant. Zero at ε = 0 means that its arithmetic failed, and is no answer."""
     if not float(accountant.get_delta(0.0)) > 0.0:
         return lambda epsilon: 1.0
     return lambda epsilon: float(accountant.get_delta(max(0.0, epsilon * (1.0 - _RENYI_ERROR)))) * (1.0 + _RENYI_ERROR)
@@ -427,7 +430,7 @@ def most_rounds(claim: Claim, noise_multiplier: float, *, participation: Partici
 
 
 def _inverse(noise_multiplier: float) -> float:
-    """μ = 1/multiplier, rounded up."""
+    """Returns μ = 1/multiplier, rounded up."""
     return 1.0 / noise_multiplier * (1.0 + 1e-15)
 
 

@@ -116,7 +116,7 @@ def of_law(law: Law, *, reach: float, tail: float) -> list[Family]:
 
 
 def _distances(reach: float) -> list[float]:
-    """Nodes beyond 1, all whole numbers among them, each within the ratio of the last."""
+    """Returns nodes beyond 1, all whole numbers among them, each within the ratio of the last."""
     found: list[float] = []
     whole = 1
     while whole < reach:
@@ -137,7 +137,7 @@ class _Pair:
 
 
 def _shifted(window: Window, t: float) -> _Pair:
-    """P_t against Z_0, within the window."""
+    """Returns the pair of P_t and Z_0, within the window."""
     shift, fraction = divmod(abs(t), 1.0)
     r, n = int(shift), len(window.mass)
     noise = window.mass if t > 0.0 else window.mass[::-1]
@@ -223,7 +223,7 @@ def _check_steps(low: Array, high: Array, reach: float) -> None:
 
 
 def _edges(others: int, deviation: float) -> NDArray[np.int64]:
-    """Numbers of clients at 1 between which a block covers all, symmetric: e_j + e_(last - j) = others."""
+    """Returns numbers of clients at 1 between which a block covers all, symmetric: e_j + e_(last - j) = others."""
     count = 2 * round(min(max(_BLOCK_WORK / deviation, _LEAST_BLOCKS), _MOST_BLOCKS) / 2.0)
     if others <= count:
         return np.arange(others + 1)
@@ -387,5 +387,5 @@ class _Tails:
 
 
 def _sums(masses: Array) -> Array:
-    """0 and the partial sums."""
+    """Returns 0 and the partial sums."""
     return np.concatenate([[0.0], np.cumsum(masses)])

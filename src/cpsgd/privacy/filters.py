@@ -94,7 +94,7 @@ def summed(costs: Iterable[tuple[Cost, int]]) -> Cost:
 
 
 def largest(costs: Iterable[Cost]) -> Cost:
-    """Each part of the largest: for rounds of which a client is in at most one."""
+    """Returns the largest of each part, for rounds of which a client is in at most one."""
     listed = list(costs)
     names = ("size", "tail", "variation", "slack")
     return Cost(*(max(getattr(cost, name) for cost in listed) for name in names))
@@ -142,7 +142,8 @@ class Filter:
         """Returns the cost of one of these rounds in the filter.
 
         Raises:
-            ParameterError: "once" is a statement about several rounds: put in the costliest as one for everybody.
+            ParameterError: The participation is "once", which is about several rounds. Charge the costliest of them
+                as one round with everybody.
         """
         size, more = _size(rounds.mu, participation, self.order)
         return Cost(size, (rounds.tail_mass + more + overflow) * _SAFE, rounds.variation, rounds.slack)
@@ -155,7 +156,7 @@ class Filter:
         return _OCTAVES * self.limit.tail / ((octave + 1.0) ** 2 * 2.0**octave)
 
     def enough(self, spent: Cost) -> float:
-        """ε of a filter with these limits, but for the size, that would allow what was spent; infinity without one."""
+        """Returns the ε of the filter, with another size, that would allow what was spent; infinity without one."""
         if not Cost(0.0, spent.tail, spent.variation, spent.slack).within(self.limit):
             return math.inf
         left, slack = _left(self.epsilon, self.delta, self.limit)
@@ -201,7 +202,7 @@ def _levels(budget: Filter) -> tuple[Filter, ...]:
 
 @lru_cache(maxsize=4096)
 def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: float, order: int | None) -> Filter:
-    """With these limits for tails, for what variation adds to δ at this ε, and for Λ."""
+    """Returns the filter with these limits for tails, for what variation adds to δ at this ε, and for Λ."""
     room = Cost(0.0, tail, variation / (1.0 + math.exp(epsilon)) / _SAFE, slack)
     left, more = _left(epsilon, delta, room)
     if left <= 0.0 or more >= epsilon:
@@ -223,7 +224,7 @@ def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: 
 
 
 def _left(epsilon: float, delta: float, room: Cost) -> tuple[float, float]:
-    """δ that is left for the sizes, rounded down, and ε that rounding after the noise takes, rounded up."""
+    """Returns the δ left for the sizes, rounded down, and the ε that rounding after the noise takes, rounded up."""
     others = (room.tail + room.variation * (1.0 + math.exp(epsilon))) * _SAFE
     return (delta * math.exp(-room.slack) / _SAFE - others), 2.0 * room.slack
 
@@ -261,7 +262,7 @@ def _size(mu: float, participation: Participation, order: int | None) -> tuple[f
 
 
 def _poisson_divergence(mu: float, rate: float, order: int) -> float:
-    """D_α of (1-q) N(0,1) + q N(μ,1) from N(0,1), rounded up.
+    """Returns D_α of (1-q) N(0,1) + q N(μ,1) from N(0,1), rounded up.
 
     For whole α, e^((α-1) D_α) - 1 = Σ_{i>=2} C(α,i) q^i (1-q)^(α-i) (e^((i²-i) μ²/2) - 1), all terms positive (Mironov,
     Talwar and Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019, section 3.3, who also show

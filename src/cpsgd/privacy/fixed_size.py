@@ -1,8 +1,8 @@
 """Rounds whose cohort is a random subset of fixed size, with replace-one neighbours, composed.
 
-A round is dominated by one pair of laws: with A = (1-q) N(0,1) + q N(μ,1), B = N(0,1) and the loss
-l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2, the first law has A's mass at the losses l(x) > 0, B's mass
-at their negatives and the rest at loss 0; the second law is the first mirrored. Losses of independent pairs add up.
+A round is dominated by one pair of laws. Let A = (1-q) N(0,1) + q N(μ,1) and B = N(0,1). The loss is l(x) = log(1 +
+q(e^(μx - μ²/2) - 1)), positive for x > μ/2. The first law has A's mass at the losses l(x) > 0, B's mass at their
+negatives, and the rest at loss 0. The second law is the first mirrored. Losses of independent pairs add up.
 
 Every number is rounded up. Masses go to the two points of a grid around their loss ("connecting the dots", Doroshenko
 et al. 2022). Sums are computed by FFT of masses tilted by e^(λ l) towards the ε asked for, so that rounding errors are
@@ -95,7 +95,7 @@ def sampled_profile(kinds: Sequence[SampledRounds], points: int) -> Callable[[fl
 
 
 def sampled_divergence(mu: float, rate: float, order: float) -> tuple[float, float]:
-    """Rényi divergence, rounded up, of the pair of one round, and the mass of losses that it leaves out.
+    """Returns the Rényi divergence of one round, rounded up, and the mass of losses that it leaves out.
 
     Example:
         >>> f"{sampled_divergence(1.0, 0.01, 8)[0]:.3g}"
@@ -141,11 +141,11 @@ class _Losses:
         return np.exp(self._log_mass + power * self.loss - scale), scale
 
     def mean(self, power: float) -> float:
-        """Returns the masses of the losses, tilted by e^(power loss)."""
+        """Returns the mean of the losses, their masses tilted by e^(power loss)."""
         return float(np.sum(self.tilted(power)[0] * self.loss))
 
     def variance(self, power: float) -> float:
-        """The same for the variance."""
+        """Returns the variance of the tilted losses."""
         return float(np.sum(self.tilted(power)[0] * (self.loss - self.mean(power)) ** 2))
 
 
@@ -179,7 +179,7 @@ def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
 
 
 def _loss(kind: SampledRounds, x: Array) -> Array:
-    """l(x) for x >= μ/2."""
+    """Returns the loss l(x) for x >= μ/2."""
     exponent = np.maximum(kind.mu * (x - 0.5 * kind.mu), 0.0)
     small = np.minimum(exponent, 30.0)
     beyond = math.log(kind.rate) + exponent + np.log1p((1.0 - kind.rate) / kind.rate * np.exp(-exponent))
@@ -383,5 +383,5 @@ def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128
 
 
 def _norm(values: Array) -> float:
-    """Euclidean, rounded up, on one thread: BLAS starts several, which costs more than it gains here."""
+    """Returns the Euclidean norm, rounded up, on one thread: the threads of BLAS cost more than they gain."""
     return math.sqrt(float(np.einsum("i,i->", values, values))) * (1.0 + 1e-10)

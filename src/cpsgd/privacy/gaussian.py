@@ -34,7 +34,7 @@ _TINY = 2.0**-1022
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """δ(ε) of a μ-GDP mechanism (Balle and Wang, Theorem 8), rounded up.
+    """Returns δ(ε) of a μ-GDP mechanism (Balle and Wang, Theorem 8), rounded up.
 
     With x = ε/μ, h = μ/2 and Φ(-y) = ½ e^(-y²/2) erfcx(y/√2) both terms share the factor e^(-(x-h)²/2), because
     (x + h)² = (x - h)² + 2ε. So the difference is taken between two numbers of ordinary size, and is accurate
@@ -104,7 +104,7 @@ def analytic_sigma(*, epsilon: float, sensitivity: float, delta: float) -> float
 
 
 def classical_epsilon(*, sigma: float, sensitivity: float, delta: float) -> float:
-    """ε = (Δ₂/σ) √(2 log(1.25/δ)), the lemma the paper uses (Dwork and Roth, Theorem A.1), rounded up.
+    """Returns ε = (Δ₂/σ) √(2 log(1.25/δ)), rounded up: the paper's lemma (Dwork and Roth, Theorem A.1).
 
     Raises:
         ConditionError: σ < Δ₂ √(2 log(1.25/δ)), that is, ε would be over 1, where the lemma is silent.
@@ -120,7 +120,7 @@ def classical_epsilon(*, sigma: float, sensitivity: float, delta: float) -> floa
 
 
 def classical_sigma(*, epsilon: float, sensitivity: float, delta: float) -> float:
-    """σ = (Δ₂/ε) √(2 log(1.25/δ)) for ε <= 1 (Dwork and Roth, Theorem A.1), rounded up."""
+    """Returns σ = (Δ₂/ε) √(2 log(1.25/δ)) for ε <= 1 (Dwork and Roth, Theorem A.1), rounded up."""
     if _validate.positive("epsilon", epsilon) > 1.0:
         raise ConditionError(
             f"The classical lemma holds for ε <= 1, got {epsilon!r}; the analytic formula has no limit."

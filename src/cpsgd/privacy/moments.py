@@ -127,7 +127,7 @@ class Meter:
         self._overhead = 0
 
     def limit(self, left: float) -> None:
-        """No more than this from now on; it bounds the time also where there are many nodes and few outputs."""
+        """Limits the work from now on; it bounds the time also where there are many nodes and few outputs."""
         self.left = min(self.left, left)
         self._overhead = _OVERHEAD
 
@@ -240,7 +240,7 @@ class _Node:
         self.value = math.log1p(self.moment) / (t * t) if t > 0.0 else 0.5 * self.curvature
 
     def bound_curvature(self, exponent: float, second: _Node, third: _Node) -> None:
-        """Hölder's bound on M'' in place of M'', from the nodes at the same t for the exponents 2 and 3."""
+        """Replaces M'' by Hölder's bound on it, from the nodes at the same t for the exponents 2 and 3."""
         unmoved = 0.5 * (second.curvature + second.curvature_error)
         moved = (third.curvature + third.curvature_error) / 6.0
         bound = exponent * (exponent - 1.0) * unmoved ** (3.0 - exponent) * moved ** (exponent - 2.0)

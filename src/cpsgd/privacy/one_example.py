@@ -6,11 +6,11 @@ distance of two neighbours *on the grid that rounding starts from*. With `unit` 
 
 1. C = B (1 + 2^-10), so that the encoder neither clips the norm nor shrinks the grid point: both would be functions of
    the whole sum. That the room suffices for the roundings below is checked (`example_protocol` refuses otherwise).
-2. The float32 operations from the exact sum to the rotated vector are at most 2 (j + 4) + 1 roundings deep, where
-   2^j <= d: the sum itself, then in each of two passes the factor and the normalisation (a cast and a product each)
-   and j stages of sums and differences. Stages are orthogonal up to a factor, so the result is off by at most
-   η = (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour. The sum before them is taken in float64, one product
-   and one addition per example, which adds E 2^-52 to η.
+2. The float32 operations from the exact sum to the rotated vector are at most 2 (j + 4) + 1 roundings deep, where 2^j
+   <= d. The first is the sum itself. Each of two passes then has the factor and the normalisation (a cast and a product
+   each) and j stages of sums and differences. Stages are orthogonal up to a factor, so the result is off by at most η =
+   (1 + 2^-24)^(2j+9) - 1 relative to B, for each neighbour. The sum before them is taken in float64, one product and
+   one addition per example, which adds E 2^-52 to η.
 3. Clipping coordinates to ±X^max is 1-Lipschitz. Rounding to the grid moves each coordinate of the difference by at
    most 1, together √d.
 
@@ -23,8 +23,8 @@ them, nor whether noise is added or the rounding is the noise. So they hold for 
 
 in place of C. The paper's own theorem is not shown: its condition on X^max is about the norm of the whole vector.
 
-Sampling of clients is not combined with this: its amplification theorems compare the round with one in which the client
-is absent, or replaced by another, and that moves the sum by up to B and not by one example's share.
+Sampling of clients is not combined with this. Its amplification theorems compare the round with one in which the client
+is absent, or replaced by another. That moves the sum by up to B, and not by one example's share.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEADROOM = 2.0**-10
 
 
 def example_norm(clip_norm: float, examples: int) -> float:
-    """D, what one example's gradient is clipped to so that `examples` of them stay within `clip_norm`, with room."""
+    """Returns D, the norm that one example's gradient is clipped to: `examples` of them stay within `clip_norm`."""
     return clip_norm / (_validate.integer("examples", examples, low=1) * (1.0 + HEADROOM)) * (1.0 - 2.0**-50)
 
 

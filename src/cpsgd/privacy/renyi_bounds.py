@@ -93,7 +93,7 @@ def skellam_rdp(l1: float, l2: float, variance: float) -> Array:
 
 
 def _sensitivities(norm: float, dim: int, adjacency: Adjacency) -> tuple[float, float]:
-    """‖x‖₁ and ‖x‖₂ of the difference x of rounded neighbours: ‖x‖₁ <= √d ‖x‖₂, and <= ‖x‖₂² for integers."""
+    """Returns bounds on ‖x‖₁ and ‖x‖₂, x the difference of rounded neighbours: ‖x‖₁ <= √d ‖x‖₂ and <= ‖x‖₂²."""
     l2 = adjacency.distance(rounded_norm(norm, dim))
     return l2 * min(math.sqrt(dim), l2), l2
 
@@ -131,7 +131,7 @@ def _one_more(coins: int, odds: float, others: int, their_odds: float) -> Array:
 
 
 def _divergences(first: Array, second: Array) -> Array:
-    """D_α at all `ORDERS`; infinite where floating point cannot hold what it takes."""
+    """Returns D_α at all `ORDERS`; infinite where floating point cannot hold what it takes."""
     possible = (first > 0.0) | (second > 0.0)
     first, second = first[possible], second[possible]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

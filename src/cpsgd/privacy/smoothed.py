@@ -112,7 +112,7 @@ class Growth:
 
 
 def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
-    """κ(w) for w up to about `around`.
+    """Returns κ(w) for w up to about `around`.
 
     Args:
         families: The pairs that a coordinate can have.
@@ -157,7 +157,7 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
 
 
 def fisher(family: Family) -> float:
-    """κ of a small distance at a large w, roughly: 2 ∫ e(s) ds / t² of the first curve."""
+    """Returns κ of a small distance at a large w, roughly: 2 ∫ e(s) ds / t² of the first curve."""
     first = family.first
     s = np.exp(first.log_ratios)
     area = float(np.sum(0.5 * (first.excess[1:] + first.excess[:-1]) * np.diff(s)))
@@ -361,7 +361,7 @@ class _Test:
         self._largest = self._chords(np.log(largest * (1.0 + 1e-11)))
 
     def _chords(self, logs: Array) -> Array:
-        """Chords of log R between thresholds: where they start if c were zero, and how they rise."""
+        """Returns the chords of log R between thresholds: their values at c = 0, and their slopes."""
         rise = np.diff(logs, axis=1) / (self._c1 - self._c0)
         return np.stack([logs[:, :-1] - rise * self._c0, rise])
 
@@ -386,7 +386,7 @@ class _Test:
         return float(np.max(found)) + 1e-8
 
     def _wide(self, first: int, rate: float, average: Array, bend: Array) -> list[float]:
-        """The same from a pair of distances on where J/Δ changes with Δ."""
+        """Returns bounds like `gap` for the pairs of distances from which on J/Δ changes with Δ."""
         w, t = self.w, self.distances[first:]
         widths = rate * t * t
         value = average[:-1] + 2.0 * np.log(t[:-1])[:, None]

@@ -3,7 +3,7 @@
 Clients see the keys of their neighbours only, and yet all must mean the same people and the same survivors before one
 of them unmasks. So everybody gets a list of everybody: who signs as which number, and a digest of the keys that it has
 announced. A member signs one statement in a round: the session with its parameters, this list, and the survivors.
-Whoever holds a quorum of signatures under the same statement knows that no other statement can have one
+A client with a quorum of signatures under the same statement knows that no other statement can have one
 (docs/secure-aggregation.md).
 """
 
@@ -54,7 +54,7 @@ class Advert:
         return self.keys[keys.KEY_BYTES :]
 
     def to_bytes(self) -> bytes:
-        """168 bytes."""
+        """Returns the advert as 168 bytes."""
         return self.keys + self.identity + self.signature + _COUNTER.pack(self.counter)
 
     @classmethod

@@ -107,7 +107,7 @@ class SecureServer:
         return frozenset() if self._stage in (Stage.INVITE, Stage.DONE) else self._members - self._answered
 
     def invite(self) -> dict[int, bytes]:
-        """Opens the round: an invitation for each client."""
+        """Opens the round; returns an invitation for each client."""
         if self._stage is not Stage.INVITE:
             raise StageError("The clients were invited before.")
         self._stage = Stage.ADVERTISE
@@ -311,9 +311,9 @@ class SecureServer:
     def _check_holders(self, holders: frozenset[int]) -> None:
         """Refuses to go on if the shares of a secret cannot be enough.
 
-        The secret of a dropped client without surviving neighbours would not be needed. But on the way along the circle
-        from it to the survivors there is either a dropped client with survivors on one side only, which are k/2 at most
-        and fewer than t, or a gap so wide that the graph has fallen apart: reason enough to stop, both of them.
+        The secret of a dropped client without surviving neighbours would not be needed. But between it and the
+        survivors on the circle there is either a dropped client with survivors on one side only, at most k/2 and fewer
+        than t, or a gap so wide that the graph is not connected. Both are reasons to stop.
         """
         for client, delivered in self._delivered.items():
             left = sum(other in holders for other in (*delivered, client))

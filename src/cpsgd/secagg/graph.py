@@ -1,11 +1,11 @@
 """The graph of neighbours; and the number of neighbours and the threshold that suffice, by exact tails.
 
 The graph is a circle in random order on which each client is tied to the k/2 next on either side (Bell, Bonawitz,
-Gascón, Lepoint, Raykova 2020, after Harary). Seen from one client its k neighbours are a uniform choice among the
-n - 1 others; so the number of them in any set that was fixed without looking at the graph is hypergeometric, and its
-tails are computed exactly. Everybody computes the graph from the list of all who take part, so that the server cannot
-tell different clients different ones; and numbers are given out before the keys in that list are drawn, so that it
-cannot choose who is where. Let D clients drop out and C collude with the server.
+Gascón, Lepoint, Raykova 2020, after Harary). Seen from one client its k neighbours are a uniform choice among the n - 1
+others. So the number of them in any set that does not depend on the graph is hypergeometric, and its tails are computed
+exactly. Everybody computes the graph from the list of all who take part, so that the server cannot show different
+graphs to different clients. Numbers are given out before the keys in that list are drawn, so that the server cannot
+choose who is where. Let D clients drop out and C collude with the server.
 
 A round **fails** if the shares of some needed secret are too few. A survivor's seed needs t of the k + 1 shares of
 itself and its neighbours; a dropped client's key needs t of the shares of its k neighbours. With a union bound over the

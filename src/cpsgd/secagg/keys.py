@@ -31,7 +31,7 @@ _NONCE = bytes(12)
 
 
 def digest(purpose: bytes, *parts: bytes) -> bytes:
-    """SHA-256 for one purpose; the parts have fixed lengths (or only the last one has not)."""
+    """Returns a SHA-256 for one purpose; the parts have fixed lengths (or only the last one has not)."""
     return hashlib.sha256(_LABEL + purpose + b"\0" + b"".join(parts)).digest()
 
 
@@ -106,7 +106,7 @@ def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
 
 @lru_cache(maxsize=4)
 def roster_digest(roster: frozenset[bytes]) -> bytes:
-    """32 bytes that stand for the roster, whatever order its keys were read in."""
+    """Returns 32 bytes that stand for the roster, in whatever order its keys were read."""
     return digest(b"roster", *sorted(roster))
 
 

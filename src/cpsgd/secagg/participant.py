@@ -368,8 +368,8 @@ class SecureClient:
 def _check_left(parameters: SecureParameters, left: int) -> None:
     """Refuses to go on with so few neighbours that this client could never agree to unmask.
 
-    Others might, who were shown more of the clients. An upload without the masks of the neighbours that were withheld
-    could then be unmasked in a smaller sum than any client agreed to.
+    Other clients, to whom the server showed more neighbours, might agree. The upload, which lacks the masks of withheld
+    neighbours, could then be unmasked in a smaller sum than any client agreed to.
     """
     if left + 1 < parameters.threshold:
         raise ThresholdError(f"{left} neighbours are left, too few for threshold {parameters.threshold}.")

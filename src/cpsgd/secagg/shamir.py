@@ -309,7 +309,7 @@ class Recovery:
                 yield {holder: shares[holder] for holder in holders if holder not in wrong_ones}
 
     def _tries_all(self, count: int) -> bool:
-        """Returns whether every choice of colluding holders can be left out of so many shares."""
+        """Returns whether every choice of colluding holders can be left out of this many shares."""
         enough = count - self._colluding >= self._threshold
         return enough and count * math.comb(count, self._colluding) <= _MOST_TRIED
 

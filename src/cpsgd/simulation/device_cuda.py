@@ -50,9 +50,13 @@ def takes(device: torch.device, dim: int, rounding: Rounding, layout: Layout | N
     return fused_memory(dim, rounding, layout) <= kernels.shared_memory(device) - _STATIC
 
 
-def is_fused_faster(dim: int, rounding: Rounding) -> bool:
-    """Returns whether the fused kernel adds rows that it takes faster than `device_steps.cu` does."""
-    return _log(dim) == _LARGEST or rounding.coins is not None
+def is_fused_faster(rounding: Rounding) -> bool:
+    """Returns whether the fused kernel adds rows that it takes faster than `device_steps.cu` does.
+
+    It does where heads are drawn by inversion (`benchmarks/gpu.py`). Products it always adds: their vectors are nowhere
+    in memory.
+    """
+    return kernels.is_drawn(rounding)
 
 
 def fused_memory(dim: int, rounding: Rounding, layout: Layout | None = None) -> int:
@@ -69,7 +73,7 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: 
     bound, unit, rounding = encoding.bound, encoding.unit, encoding.rounding
     if encoding.signs is None:
         plain.scale(rows, bound, unit)
-    elif takes(device, dim, rounding) and is_fused_faster(dim, rounding):
+    elif takes(device, dim, rounding) and is_fused_faster(rounding):
         scales = torch.empty(count, device=device)
         lengths = _lengths(device, dim, None)
         lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])

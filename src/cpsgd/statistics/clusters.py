@@ -237,7 +237,7 @@ class Clusters:
         self.ball = Ball.of(columns, radius)
         self.clusters = _validate.integer("clusters", clusters, low=1)
         self.rounds = _validate.integer("rounds", rounds, low=1)
-        self.seed = _validate.integer("seed", seed, low=0)
+        self.seed = _validate.integer("seed", seed, low=0, high=2**128 - 1)
         # Rounds of the search.
         self.search = self.rounds // 2 if initial is None else 0
         self.blocks = Blocks(self.clusters * SEEDS_PER_CLUSTER if self.search else self.clusters, self.ball.dim)

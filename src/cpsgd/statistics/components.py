@@ -1,7 +1,7 @@
 """Principal components of clients' points: their covariance, one private mean.
 
 Every client holds one point x in a public ball and sends, once, the products of its coordinates: the upper triangle of
-x xᵀ with the entries off the diagonal times √2, so that the vector's Euclidean norm is the matrix's Frobenius norm.
+x xᵀ. Entries off the diagonal are multiplied by √2, so that the vector's Euclidean norm is the matrix's Frobenius norm.
 Behind it is the point itself times a weight a, for the covariance M - m mᵀ needs the mean m, too. The eigenvectors of
 the covariance are post-processing and cost nothing. docs/other-uses.md derives the best a, and says why this is more
 accurate than power iteration.

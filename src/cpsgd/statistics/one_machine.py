@@ -1,7 +1,7 @@
 """Statistics of a table on one machine: planned, every user's vector added up, paid for, and only then released.
 
 The questions, messages, errors and guarantees are the same as between many machines; what differs is who could see the
-rows. Errors and warnings are for whoever holds the table: no ε covers that a table was refused, or that many values
+rows. Errors and warnings are for the holder of the table: no ε covers that a table was refused, or that many values
 were clipped. With a ledger there are no warnings. A table, or a function of the caller, can fail only before anything
 is paid.
 """

@@ -96,7 +96,7 @@ class Question(ABC, Generic[Answer]):
             clients: Number of clients.
             epsilon: ε, for replacing all rows of one client.
             delta: δ.
-            requirements: Other arguments of `cpsgd.plan`: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, ...
+            requirements: Others of `cpsgd.plan`: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, `pair`.
                 Without bits and mechanism it is noise before rounding, with the fewest bits within 10 % of the Gaussian
                 mechanism's error. That is planned at once; a search through all mechanisms may take a minute.
 

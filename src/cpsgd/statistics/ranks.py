@@ -158,9 +158,9 @@ def _quantile(
 
     Let F(t) be the share of the users' rows in the bins up to t, W the share in all of them (1 unless there are groups)
     and G(t) = F(t) - qW, estimated with the standard deviation s(t) that follows from R. The quantile is in the bin t*
-    with G(t* - 1) < 0 <= G(t*). So the estimate of G(t*) is at least -z s(t*) but for half of what z leaves out, and
-    that of G(t* - 1) at most z s(t* - 1) but for the other half: t* is neither before the first t for which the former
-    holds, nor after the last for which the latter does, and one more.
+    with G(t* - 1) < 0 <= G(t*). So the estimate of G(t*) is at least -z s(t*), except for half of the probability that
+    z leaves out. That of G(t* - 1) is at most z s(t* - 1), except for the other half. Hence t* is not before the first
+    t for which the former holds, and at most one after the last t for which the latter does.
 
     Args:
         edges: Of the bins.

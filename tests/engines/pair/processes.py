@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cpsgd import Protocol
-from cpsgd.engines.pair.running import environment, free_port, write_task
+from cpsgd.engines.pair.running import free_port, start_server, stop_server, write_task
 from cpsgd.engines.pair.task import Admission, create_task
 
 from .local import protocol
@@ -41,32 +40,13 @@ class Servers:
 
     def start(self, role: str) -> None:
         """Starts a server and returns when it listens."""
-        files = {"task": self.folder / "task.json", "secrets": self.folder / f"{role}.json"}
-        words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
-        with (self.folder / f"{role}.log").open("a") as log:
-            program = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "cpsgd", "pair", role, *words),
-                    *("--store", self._stores[role], *self._options),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**environment(), "PYTHONPATH": ":".join(sys.path)},
-            )
-        self.running[role] = program
-        assert program.stdout is not None
-        line = program.stdout.readline()
-        assert line.startswith(role.capitalize()), (line, (self.folder / f"{role}.log").read_text())
+        self.running[role] = start_server(
+            role, self.folder, store=self._stores[role], options=self._options, log=self.folder / f"{role}.log"
+        )
 
     def stop(self, role: str, how: signal.Signals = signal.SIGKILL) -> int:
         """Ends a server, as kill -9 does if not said otherwise."""
-        program = self.running.pop(role)
-        program.send_signal(how)
-        code = program.wait(timeout=60)
-        assert program.stdout is not None
-        program.stdout.close()
-        return code
+        return stop_server(self.running.pop(role), how)
 
 
 @contextmanager

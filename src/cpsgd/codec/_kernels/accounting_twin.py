@@ -102,7 +102,7 @@ def log_averages(
     value: Array,
     bend: Array,
 ) -> None:
-    """Logarithms of averages over parts of exp of functions affine in y, and their slopes: a row each, a column per y.
+    """Returns logs of averages over parts of exp of functions affine in y, and slopes: a row each, a column per y.
 
     Where `least`, of the column, is at least `enough`, of the row, of what is linear between the `constant` + `slope` y
     at the ends of each part; elsewhere of `mean_constant` + `mean_slope` y, one per part.
@@ -164,7 +164,7 @@ def largest_excess(
 
 
 def bessel_ratios(variance: float, start: int, ratio: float, error: float, ratios: Array, errors: Array) -> None:
-    """I_{j+1}(v)/I_j(v) from j = 0 on by their recurrence downwards from `start`, and bounds on their errors."""
+    """Returns I_{j+1}(v)/I_j(v) from j = 0 on, by recurrence downwards from `start`, and bounds on their errors."""
     for j in range(start, 0, -1):
         below = 1.0 / (2.0 * j / variance + ratio)
         error = 4.0 + 1.000001 * ratio * below * error

@@ -48,9 +48,9 @@ def cpsgd_mod(
     and `delta` every round that would not keep them: the guarantee is computed here, for all rounds together. With a
     memory (`flower-supernode --node-config 'cpsgd-memory="/path/to/file"'`) limits hold over all runs and restarts.
 
-    A SuperNode that was also started with an identity and a roster (`cpsgd-identity="/path/to/key"
-    cpsgd-roster="/path/to/roster"`) takes part in rounds only whose keys and survivors are signed by those on the
-    roster: the server can then not put keys of its own in place of theirs.
+    A SuperNode may also be started with an identity and a roster (`cpsgd-identity="/path/to/key"
+    cpsgd-roster="/path/to/roster"`). It then takes part only in rounds whose keys and survivors are signed by those on
+    the roster. So the server cannot put keys of its own in place of theirs.
 
     Args:
         allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.

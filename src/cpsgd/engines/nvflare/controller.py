@@ -116,7 +116,7 @@ class CpsgdController(ModelController):
         self.reports: list[RoundReport[str]] = []
 
     def run(self) -> None:
-        """All rounds; NVFlare calls it in the server's job process."""
+        """Runs all rounds; NVFlare calls it in the server's job process."""
         model = self.load_model()
         if model is None:
             return

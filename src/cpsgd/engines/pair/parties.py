@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
 from pathlib import Path
@@ -145,6 +146,26 @@ class Collector:
         """Returns the leader's open round, with its counts."""
         return _json(_call(self._servers[0], "GET", "/round"))
 
+    def wait(self, round: int, *, count: int | None = None, seconds: float | None = None, pause: float = 0.5) -> None:
+        """Waits until a round is to be ended.
+
+        Args:
+            round: Its number.
+            count: Reports that are enough; as many as the task is for if not given.
+            seconds: Time after which fewer must do; for ever if not given.
+            pause: Seconds between two looks at the counts.
+
+        Raises:
+            TransportError: The leader does not answer.
+        """
+        enough = self.task.protocol.clients if count is None else count
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = self.progress()
+            if found.get("round") != round or found.get("accepted", 0) >= enough:
+                return
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+
     def collect(self, round: int) -> tuple[NDArray[np.float32], int]:
         """Ends a round and returns the mean of its vectors, with their number.
 
@@ -183,7 +204,7 @@ def connect(url: str, trust: Path | None, *, insecure: bool, headers: dict[str, 
 
 
 def trusted(certificates: Path | None) -> ssl.SSLContext:
-    """Returns how other servers are known: by a file of certificates, or by the system's."""
+    """Returns TLS settings that trust the certificates in a file, or those of the system."""
     return ssl.create_default_context(cafile=certificates)
 
 
@@ -197,8 +218,10 @@ def _call(client: httpx.Client, method: str, path: str, *, content: bytes | None
             if not remaining:
                 raise TransportError(f"{client.base_url} does not answer: {type(error).__name__}.") from None
         else:
-            if response.status_code != 503 or not remaining:
+            if response.status_code != 503:
                 return response
+            if not remaining:
+                raise TransportError(f"{client.base_url} is busy; ask again later, with the same bytes.")
         time.sleep(pause)
         pause *= 2
     raise AssertionError("unreachable")

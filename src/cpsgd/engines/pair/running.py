@@ -7,8 +7,11 @@ import hashlib
 import json
 import os
 import secrets as randomness
+import signal
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -169,7 +172,7 @@ def read_tokens(path: Path) -> tuple[bytes, bytes]:
     Raises:
         ParameterError: It holds none.
     """
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, IndexError):
         leader, helper = (bytes.fromhex(word) for word in path.read_text().splitlines()[0].split())
         if len(leader) == len(helper) == TOKEN_BYTES:
             return leader, helper
@@ -193,6 +196,44 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def environment() -> dict[str, str]:
-    """Returns the environment of a server's process: one thread for arrays, and output at once."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+def start_server(
+    role: str, folder: Path, *, store: str | None = None, options: Sequence[str] = (), log: Path | None = None
+) -> subprocess.Popen[str]:
+    """Starts a server as a process of its own, and returns when it listens. The caller ends it.
+
+    Args:
+        role: "leader" or "helper".
+        folder: Holds the task's files, as `write_task` wrote them.
+        store: Where reports are counted; a file in the folder if not given.
+        options: Further words for the command line.
+        log: Where complaints go; stderr if not given.
+
+    Raises:
+        ParameterError: It does not start; it has complained why.
+    """
+    words = ["--task", str(folder / "task.json"), "--secrets", str(folder / f"{role}.json")]
+    words += ["--store", str(folder / f"{role}.db") if store is None else store, *options]
+    # One thread for arrays: the other cores have work of their own.
+    settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with contextlib.nullcontext() if log is None else log.open("a") as complaints:
+        program = subprocess.Popen(
+            [sys.executable, "-m", "cpsgd", "pair", role, *words],
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **settings},
+        )
+    assert program.stdout is not None
+    if not program.stdout.readline().startswith(role.capitalize()):
+        stop_server(program)
+        raise ParameterError(f"The {role} did not start.")
+    return program
+
+
+def stop_server(program: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> int:
+    """Ends a server's process and returns its exit code."""
+    program.send_signal(how)
+    code = program.wait(timeout=60.0)
+    assert program.stdout is not None
+    program.stdout.close()
+    return code

@@ -13,6 +13,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ from cpsgd.codec import pack
 from cpsgd.engines.pair.store import Decided, ReportStore, RoundState, Verdict
 from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import (
+    BudgetExceededError,
+    BudgetExpiredError,
     CpsgdError,
     EmptyError,
     MessageError,
@@ -68,7 +71,7 @@ class Prepared:
 
     @property
     def digest(self) -> bytes:
-        """Stands for the bytes that were sent."""
+        """Digest of the bytes that were sent."""
         return hashlib.sha256(self.data).digest()
 
 
@@ -414,24 +417,34 @@ def combine(task: PairTask, round: int, leader: bytes, helper: bytes) -> tuple[E
 
 
 def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -> Callable[[int, int], None]:
-    """Returns what charges a round to a ledger, once, before its sum is revealed."""
+    """Returns the function that charges a round to a ledger, once, before its sum is revealed.
+
+    Raises:
+        ParameterError: The budget is for another unit or adjacency than the task. No round could ever be charged.
+        LedgerError: The population has no budget, or the ledger cannot be read.
+    """
     conditions = task.conditions
     run = f"pair-{role}-{task.id.hex()}"
+
+    def event(round: int) -> RoundEvent:
+        return RoundEvent(
+            task.protocol,
+            survivors=task.surviving,
+            participation=conditions.participation,
+            partition=run if conditions.participation.scheme == "once" else "",
+            colluding=conditions.colluding,
+            round=round,
+            run=run,
+            examples=conditions.examples,
+        )
+
+    with suppress(BudgetExceededError, BudgetExpiredError):
+        ledger.quote(population, [event(0)])
 
     def charge(round: int, accepted: int) -> None:
         entry = ledger.find(population, run=run, round=round)
         if entry is None:
-            event = RoundEvent(
-                task.protocol,
-                survivors=task.surviving,
-                participation=conditions.participation,
-                partition=run if conditions.participation.scheme == "once" else "",
-                colluding=conditions.colluding,
-                round=round,
-                run=run,
-                examples=conditions.examples,
-            )
-            entry = ledger.reserve(population, event)
+            entry = ledger.reserve(population, event(round))
         if not entry.released:
             ledger.release(entry, survivors=accepted)
 

@@ -62,12 +62,12 @@ def problem(status: int, kind: str, title: str, **more: object) -> Response:
 
 
 def busy() -> Response:
-    """Returns the answer to somebody who is to ask again."""
+    """Returns the answer that asks a client to try again later."""
     return problem(503, "busy", "The servers are busy; send the same bytes again in a moment.")
 
 
 def verdict_response(verdict: Verdict) -> Response:
-    """Returns what a client hears about its report."""
+    """Returns the response to a client about its report."""
     if verdict is Verdict.ACCEPTED:
         return JSONResponse({"verdict": "accepted"})
     kind = verdict.name.lower().replace("_", "-")
@@ -165,11 +165,11 @@ class Service:
         return JSONResponse({"round": state.round, "rounds": books.task.rounds, **counts})
 
     async def metrics(self, request: Request) -> Response:
-        """Figures for Prometheus."""
+        """Returns the figures for Prometheus."""
         return PlainTextResponse(await run_in_threadpool(self.figures.text, self.books))
 
     async def page(self, request: Request) -> Response:
-        """Progress for people."""
+        """Returns a page of the progress."""
         books = self.books
         number = min(books.current, books.task.rounds - 1)
         state = await run_in_threadpool(books.store.round, number)
@@ -199,13 +199,13 @@ class Service:
         return JSONResponse({"round": state.round, "accepted": state.accepted, "refused": state.refused})
 
     async def reveal(self, request: Request) -> Response:
-        """This server's sum of a round."""
+        """Returns this server's sum of a round."""
         answer = await run_in_threadpool(self.books.reveal, request.path_params["round"])
         return Response(answer, media_type="application/octet-stream")
 
 
 def refusing(handler: Handler) -> Handler:
-    """Turns what is refused into problem documents; an error of ours becomes one without any text of ours."""
+    """Turns errors into problem documents; an unexpected one shows nothing of its own text."""
 
     async def answer(request: Request) -> Response:
         try:

@@ -156,7 +156,7 @@ class ReportStore:
         return connection
 
     def _statements(self) -> tuple[Any, Run]:
-        """Returns a cursor and what executes statements with it; connects first where there is no connection."""
+        """Returns a cursor and the function that executes statements; connects first if there is no connection."""
         if self._connection is None:
             self._cache = None
             self._connection = self._connect()
@@ -286,7 +286,7 @@ class ReportStore:
         return {bytes(row[0]) for row in rows}
 
     def settle(self, number: int, decided: Sequence[Decided], sums: Elements) -> None:
-        """Puts verdicts on record and replaces the round's sums, at once; reports on their way are then not any more.
+        """Puts verdicts on record, replaces the round's sums, and forgets the uploads kept for them, all at once.
 
         Raises:
             StoreError: A report has a verdict already, or its sender another report: nothing is changed.

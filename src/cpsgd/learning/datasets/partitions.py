@@ -171,7 +171,7 @@ def _integers(name: str, given: ArrayLike) -> NDArray[np.int64]:
 
 
 def _generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(_validate.integer("seed", seed, low=0)))
+    return np.random.Generator(np.random.PCG64(_validate.integer("seed", seed, low=0, high=2**128 - 1)))
 
 
 def _owned(owners: NDArray[np.int64], clients: int) -> Partition:

@@ -225,7 +225,7 @@ def _unit_mu(law: Window, quotients: Array, low: int, high: int) -> float:
 
 
 def _remedy(law: Law, dim: int, steps: int, tail: float) -> str:
-    """Says how much noise would do."""
+    """Returns advice: the noise that would be enough."""
 
     def fits(parts: int) -> bool:
         louder = law.with_parts(parts)

@@ -84,7 +84,7 @@ def renyi_certificate(law: Law, *, dim: int, sensitivity: float, levels: int, de
 def summed_renyi_certificate(
     rounds: Sequence[tuple[Law, int]], *, dim: int, sensitivity: float, levels: int, delta: float
 ) -> RenyiCertificate:
-    """The same for many rounds, given as laws of the noise and how many rounds have each.
+    """Returns the certificate of many rounds, given as pairs of the noise's law and its number of rounds.
 
     Raises:
         ConditionError: As for one round.
@@ -188,7 +188,7 @@ class _Orders:
 
 
 def rdp_epsilon(divergence: float, order: float, delta: float) -> float:
-    """ε from a Rényi divergence of one order, rounded up and at least 0.
+    """Returns ε from a Rényi divergence of one order, rounded up and at least 0.
 
     Canonne, Kamath and Steinke ("The Discrete Gaussian for Differential Privacy", 2020, Proposition 12):
     ε = D_α + log((α - 1)/α) - (log δ + log α)/(α - 1).

@@ -1,6 +1,6 @@
 """The smoothed certificate of a round, or of many: a product of all their coordinates.
 
-Rounds of the same protocol are more coordinates, whatever the later ones are asked after the earlier were seen: in the
+Rounds of the same protocol are more coordinates, even if later rounds are chosen after earlier ones were seen. In the
 proof coordinates are swapped for Gaussians from the last to the first, and each may depend on those before it.
 
 A client that adds several independent steps per coordinate (the m coins of a client) is accounted for as if their sums
@@ -182,7 +182,7 @@ class Smoothed(Proof):
         return self._joint_epsilon(run, delta, below)
 
     def _sampled_epsilon(self, run: Run, delta: float) -> Proved:
-        """Returns the better of each round sampled, and of all rounds at once, which knows of no sampling."""
+        """Returns the smaller ε of two: of single rounds, sampled; and of all rounds at once, without sampling."""
         shares = [base.SAMPLED_TAIL_SHARE] if run.sampling.rate < 1.0 else base.TAIL_SHARES
         citation = f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}"
         try:

@@ -63,9 +63,9 @@ class PureLaplace(Proof):
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns one round: (ε, 0)-DP is μ-GDP with Φ(μ/2) = e^ε/(1 + e^ε) (Dong, Roth and Su 2022, section 2)."""
         epsilon = _epsilon(_law(run), run.protocol.dim, base.sensitivity(run), run.protocol.reach(run.adjacency))
-        return Rounds(
-            -2.0 * float(special.ndtri(1.0 / (1.0 + math.exp(min(epsilon, 500.0))))) * (1.0 + 1e-12), pure=epsilon
-        )
+        # log(e^-ε / (1 + e^-ε)), also where e^ε is too large a number.
+        mu = -2.0 * float(special.ndtri_exp(-epsilon - math.log1p(math.exp(-epsilon))))
+        return Rounds(mu * (1.0 + 1e-12) + 4e-15, pure=epsilon)
 
     def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
         """Returns the smallest scale at which the rounds' ε add up to no more than is allowed."""

@@ -199,7 +199,7 @@ class RoundShape:
 
 
 def _product(points: range, prime: int) -> list[int]:
-    """Coefficients of the product of X - k over the points, the lowest first."""
+    """Returns the coefficients of the product of X - k over the points, the lowest first."""
     found = [1]
     for k in points:
         found = [(low - k * c) % prime for low, c in zip([0, *found], [*found, 0], strict=True)]
@@ -215,7 +215,7 @@ def _barycentric(points: range, prime: int) -> list[int]:
 
 
 def _lagrange(points: range, prime: int) -> Elements:
-    """Coefficients of the polynomials that are 1 at one of the points and 0 at the others, the lowest first."""
+    """Returns the coefficients, lowest first, of the polynomials that are 1 at one point and 0 at the others."""
     whole, weights = _product(points, prime), _barycentric(points, prime)
     found = np.empty((len(points), len(points)), dtype=np.uint32)
     for row, (k, weight) in enumerate(zip(points, weights, strict=True)):
