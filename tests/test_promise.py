@@ -142,6 +142,12 @@ def test_a_promise_said_twice_is_refused() -> None:
         Protocol.from_json(text)
 
 
+@pytest.mark.parametrize("sense", ["filter", "ex post"])
+def test_a_claim_after_the_fact_is_no_promise(sense: Any) -> None:
+    with pytest.raises(ParameterError, match="fixed in advance"):
+        Promise(Claim(1.0, 1e-6, sense), Conditions.of(10))
+
+
 def test_only_a_promise_is_one() -> None:
     with pytest.raises(ParameterError, match="to be a Promise"):
         replace(PLAIN, promise={"epsilon": 1.0})  # type: ignore[arg-type]

@@ -204,6 +204,11 @@ class Promise:
 
     def __post_init__(self) -> None:
         _validate.positive("epsilon", self.claim.epsilon)
+        if self.claim.sense != "fixed in advance":
+            # Files have no other sense: the claim would be read as a stronger one.
+            raise ParameterError(
+                f"A promise is made before the rounds: expected a claim fixed in advance, got {self.claim}."
+            )
         conditions = self.conditions
         if conditions.honest < 1:
             raise ParameterError(

@@ -320,7 +320,8 @@ class Protocol:
         """Returns one client's integers, for transports that add them up themselves: secure aggregation, an all-reduce.
 
         What `encode` would pack into a message: one number below `mechanism.values` per coordinate, with fresh noise
-        in each call.
+        in each call. Where integers wrap around (discrete-laplace), guarantees are about sums modulo `modulus`: let
+        nobody see a sum that is not reduced.
 
         Raises:
             NonFiniteError: A coordinate is NaN or infinite.
