@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -166,3 +167,16 @@ def test_the_plan_must_have_room_for_them(small_plan: Plan) -> None:
         Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), run="1", measures={"loss": (0.0, 1.0)})
     with pytest.raises(ParameterError, match="whole clients"):
         Course(Terms(plan=small_plan, examples=5), np.zeros(DIM - 1, np.float32), run="1", measures={"l": (0.0, 1.0)})
+
+
+@pytest.mark.parametrize(("said", "found"), [(1e9, 0.5), (-1e9, 4.0)])
+def test_a_liar_moves_the_norm_no_further_than_its_limits(said: float, found: float) -> None:
+    """Without them thirty rounds took it from 1 to 0.05 or 20."""
+    limited, free = AdaptiveClip(initial=1.0, lowest=0.5, highest=4.0), AdaptiveClip(initial=1.0)
+    clip = other = 1.0
+    for _ in range(30):
+        clip, other = limited.following(clip, said), free.following(other, said)
+    assert clip == found
+    assert abs(math.log(other)) == pytest.approx(3.0)
+    with pytest.raises(ParameterError, match="lowest <= initial <= highest"):
+        AdaptiveClip(initial=1.0, lowest=2.0)

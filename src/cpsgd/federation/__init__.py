@@ -11,7 +11,7 @@
 | `messages` | `Request`; answers have the frames of `cpsgd.secagg` or `cpsgd.codec` |
 | `client_files` | files of the client's operator: `Memory` of rounds answered, and `Signing` |
 | `checkpoint` | the server's file to resume a run |
-| `extras`, `plausibility` | private metrics that ride on an update; a bound on the norm of an honest mean |
+| `extras`, `plausibility` | private metrics that ride on an update; bounds that an honest mean keeps |
 
 An engine moves bytes, waits, and calls the train function. See `cpsgd.engines.flower` and
 `cpsgd.engines.nvflare`.

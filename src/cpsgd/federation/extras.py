@@ -37,20 +37,35 @@ class AdaptiveClip:
         initial: The norm of the first round.
         quantile: γ, the share of updates that shall not be clipped.
         rate: η, by which the norm moves.
+        lowest: The smallest norm, or None. The count is of hidden bits: one client that lies can move the norm by a
+            factor of e^(±η/2) or so in every round, up to these limits.
+        highest: The largest norm, or None.
     """
 
     initial: float
     quantile: float = 0.5
     rate: float = 0.2
+    lowest: float | None = None
+    highest: float | None = None
 
     def __post_init__(self) -> None:
         _validate.positive("initial", self.initial)
         _validate.probability("quantile", self.quantile)
         _validate.positive("rate", self.rate)
+        low, high = self._limits
+        if not 0.0 <= low <= self.initial <= high:
+            raise ParameterError(
+                f"Expected lowest <= initial <= highest, got {self.lowest}, {self.initial} and {self.highest}."
+            )
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return 0.0 if self.lowest is None else self.lowest, math.inf if self.highest is None else self.highest
 
     def following(self, clip: float, unclipped: float) -> float:
         """Returns the next round's norm, from this one's and the estimated share of updates within it."""
-        return clip * math.exp(-self.rate * (min(max(unclipped, 0.0), 1.0) - self.quantile))
+        low, high = self._limits
+        return min(max(clip * math.exp(-self.rate * (min(max(unclipped, 0.0), 1.0) - self.quantile)), low), high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,49 +1,156 @@
-"""`largest_norm`: a bound on the norm of a released mean if all clients are honest.
+"""Bounds that the mean of an honest round keeps: one on its norm, and one on every block of its coordinates.
 
-Honest vectors are clipped to norm D, so their mean has a norm of at most D, and what is released one of at most
-D + ‖e‖, where e is rounding and noise. Given the rotation, the coordinates e_i are independent with mean zero and a
-variance of at most v. Two rare events are set aside:
+Honest vectors are clipped to norm D, so a mean is x + e with ‖x‖ <= D, and e rounding and noise. Given the rotation the
+coordinates X of e (in integers, of the sum) are independent, with variances of at most v and a cumulant of at most
+K(λ), which every mechanism states (`Noise.cumulant`). The proof that e behaves like a Gaussian:
 
-* Some |e_i| is larger than B. The planner's `window` bounds |sum - centre| of all coordinates at once by half its
-  width, and with it the distance of a coordinate's mean from the centre; so B is its width (in integers).
-* The e_i² (each at most B², with a mean of at most v and a variance of at most B² v) exceed d v + t in all. By
-  Bernstein's inequality that has a probability of at most exp(-L) for t = L B²/3 + sqrt((L B²/3)² + 2 L d B² v).
+1. *Truncation.* |X| > B has a probability of at most p for each coordinate, by Chernoff's inequality. What is left has
+   E exp(λX) <= exp(K(λ) + p).
+2. *One variance for all λ.* There is a w with log E exp(λX) <= w λ²/2 + c for all λ, c = K(0) + p + 0.02 √p: beyond
+   λ = 2B/w because λB is less; up to λ = 0.02/B by Taylor's theorem, for w >= 1.0203 v; in between w is the largest of
+   2 (K(λ) - K(0))/λ² on a grid, times the square of its ratio, for K is not decreasing.
+3. *Any block.* So E exp(<θ, e>) <= exp(w ‖θ‖²/2 + d c) for all θ, also after the rotation is taken back. By Hsu, Kakade
+   and Zhang ("A tail inequality for quadratic forms of subgaussian random vectors", 2012, Theorem 1), a block of b
+   coordinates of e has a squared norm above w (b + 2 √(bL) + 2L) with a probability of at most exp(dc - L). And
+   <x, e> > D √(2wL) has at most that.
 
-An honest round is thus above D + sqrt(d v + t) with a probability of at most `FALSE_ALARM`. Malicious uploads below it
-pass: what they can do to the mean is then of the size of honest noise.
+A block of an honest mean is thus above D² + 2D √(2wL) + w (b + 2 √(bL) + 2L), in squared norm, with a probability of at
+most 2 exp(dc - L). L is chosen so that all blocks together have `FALSE_ALARM` at most. Beside it there is the plan's
+own probability that a sum wraps around. Two more bounds hold for every mechanism, and the smallest counts: a client's
+integers are within 0..k, so w = n k²/4 by Hoeffding's lemma; and Bernstein's inequality bounds the whole norm.
+
+**What this does not do.** A client that uploads what it likes can still move the mean, by up to about w^½ (4dL)^¼ over
+all coordinates together: more than D, where the noise is larger than D. `benchmarks/poisoning.py` measures it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
-from cpsgd.planner.modulus import window
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd.mechanisms.sums import Deviation, rounding_cumulant
+from cpsgd.planner.modulus import reach, window
 from cpsgd.protocol import Protocol
 
 FALSE_ALARM = 1e-9
 """Probability, at most, that an honest round's mean is called implausible."""
 
-# What clipping on the codec's grid may leave above D.
-_RESOLUTION = 1.0 + 2.0**-8
+# Sizes of the blocks of coordinates, beside all of them.
+_BLOCKS = (1, 32, 1024, 32768)
+# What clipping on the codec's grid may leave above D; what its float32 transform may, per √d; and what decoding may.
+_RESOLUTION, _TRANSFORM, _DECODING = 1.0 + 2.0**-8, 2.0**-17, 1.0 + 1e-4
+# Ratio of the grid of λ, where its first steps begin (times 1/B), and Taylor's factor up to there, e^0.02.
+_RATIO, _SMALL, _TAYLOR = 1.005, 0.02, 1.0203
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a round.
+
+    Attributes:
+        norm: Largest norm of an honest mean.
+        blocks: Largest norm of each block of so many coordinates, by this number.
+    """
+
+    norm: float
+    blocks: dict[int, float]
+
+    def violation(self, mean: NDArray[np.float32]) -> str | None:
+        """Returns in which way a mean is larger than that of honest clients; None if it is not."""
+        squares = np.square(mean, dtype=np.float64)
+        found = [("The mean", math.sqrt(squares.sum()), self.norm)]
+        for size, most in self.blocks.items():
+            sums = squares if size == 1 else np.add.reduceat(squares, np.arange(0, len(squares), size))
+            name = "A coordinate of the mean" if size == 1 else f"A block of {size} coordinates of the mean"
+            found.append((name, math.sqrt(sums.max()), most))
+        for name, norm, most in found:
+            if not norm <= most:
+                return (
+                    f"{name} has norm {norm:.4g}, and that of honest clients has more than {most:.4g} with a "
+                    f"probability of at most {FALSE_ALARM:g} only: some client sent what no honest one sends"
+                )
+        return None
 
 
 @lru_cache(maxsize=64)
-def largest_norm(protocol: Protocol, survivors: int) -> float:
-    """Returns a bound that the norm of an honest round's mean exceeds with probability `FALSE_ALARM` at most.
+def bounds(protocol: Protocol, survivors: int) -> Bounds:
+    """Returns bounds that an honest round's mean exceeds with probability `FALSE_ALARM` at most.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=10, dim=4096, clip_norm=1.0, levels=64, trials=500)
         >>> noise = (protocol.dim * protocol.mechanism.noise.variance / 10) ** 0.5 * protocol.scale
-        >>> largest_norm(protocol, 10) < 1.0 + 2.0 * noise
-        True
+        >>> round(bounds(protocol, 10).norm / noise, 2)
+        1.43
     """
-    mechanism, dim, clip_norm = protocol.mechanism, protocol.dim, protocol.clip_norm
+    dim, unit = protocol.dim, protocol.scale / survivors
+    clip_norm = protocol.clip_norm * (_RESOLUTION + _TRANSFORM * math.sqrt(dim))
+    proxy, shift = min(_sub_gaussian(protocol, survivors), _bounded(protocol, survivors))
+    sizes = [size for size in _BLOCKS if size < dim]
+    nats = math.log(4.0 * (1 + sum(-(-dim // size) for size in sizes)) / FALSE_ALARM) + shift
+    spread = proxy * unit**2
+
+    def largest(size: int) -> float:
+        noise = spread * (size + 2.0 * math.sqrt(size * nats) + 2.0 * nats)
+        return _DECODING * math.sqrt(clip_norm**2 + 2.0 * clip_norm * math.sqrt(2.0 * spread * nats) + noise)
+
+    whole = min(largest(dim), _bernstein(protocol, survivors, clip_norm))
+    return Bounds(whole, {size: largest(size) for size in sizes})
+
+
+def implausible(protocol: Protocol, survivors: int, mean: NDArray[np.float32]) -> str | None:
+    """Returns why a round's mean cannot be that of honest clients, except with probability `FALSE_ALARM`; or None."""
+    return bounds(protocol, survivors).violation(mean)
+
+
+def _sub_gaussian(protocol: Protocol, survivors: int) -> tuple[float, float]:
+    """Returns w, in squared integers, and d c; infinite where none is known."""
+    mechanism, noise = protocol.mechanism, protocol.mechanism.noise
+    missed = FALSE_ALARM / (8.0 * protocol.dim)
+
+    def cumulant(slope: float) -> float:
+        rounding = rounding_cumulant(slope) if noise.separate else 0.0
+        return survivors * (noise.cumulant(slope) + rounding)
+
+    variance = survivors * (noise.settled_variance + mechanism.largest_rounding_variance)
+    constant = cumulant(0.0)
+    if not (variance > 0.0 and math.isfinite(constant)):
+        return math.inf, math.inf
+    farthest = max(reach(Deviation(0.0, cumulant), math.log(2.0 / missed)), math.sqrt(variance))
+    proxy = max(_TAYLOR * variance, _steepest(cumulant, constant, _SMALL / farthest, 2.0 * farthest / variance))
+    return proxy, protocol.dim * (constant + missed + _SMALL * math.sqrt(missed))
+
+
+def _bounded(protocol: Protocol, survivors: int) -> tuple[float, float]:
+    """Returns w by Hoeffding's lemma, and no c."""
+    return survivors * (protocol.mechanism.values - 1) ** 2 / 4.0, 0.0
+
+
+def _steepest(cumulant: Callable[[float], float], constant: float, low: float, high: float) -> float:
+    """Returns a bound on 2 (K(λ) - K(0))/λ² for all λ between two."""
+    steps = math.ceil(math.log(high / low) / math.log(_RATIO)) + 1
+    found = (low * _RATIO**step for step in range(steps + 1))
+    return max((2.0 * (cumulant(slope) - constant) / slope**2 for slope in found), default=0.0) * _RATIO**2
+
+
+def _bernstein(protocol: Protocol, survivors: int, clip_norm: float) -> float:
+    """Returns a bound on the norm for any noise: D + √(d v + t), where each coordinate is at most B.
+
+    The planner's `window` bounds |sum - centre| of all coordinates at once by half its width, and with it the distance
+    of a coordinate's mean from the centre; so B is its width. The X² (each at most B², with a mean of at most v and a
+    variance of at most B² v) exceed d v + t in all with a probability of at most exp(-L), for
+    t = L B²/3 + √((L B²/3)² + 2 L d B² v).
+    """
+    mechanism, dim = protocol.mechanism, protocol.dim
     farthest = window(
         mechanism,
         clients=survivors,
         dim=dim,
-        clip_norm=clip_norm,
+        clip_norm=protocol.clip_norm,
         rotate=protocol.rotate,
         # A third of its half: a coordinate whose mean is beyond half the modulus is there itself half of the time.
         overflow=FALSE_ALARM / 6.0,
@@ -52,4 +159,4 @@ def largest_norm(protocol: Protocol, survivors: int) -> float:
     nats = math.log(2.0 / FALSE_ALARM)
     linear = nats * farthest**2 / 3.0
     excess = linear + math.sqrt(linear**2 + 2.0 * nats * dim * farthest**2 * variance)
-    return _RESOLUTION * clip_norm + protocol.scale / survivors * math.sqrt(dim * variance + excess)
+    return clip_norm + protocol.scale / survivors * math.sqrt(dim * variance + excess)

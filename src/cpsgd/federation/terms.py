@@ -21,7 +21,7 @@ from cpsgd.errors import (
     StageError,
     ThresholdError,
 )
-from cpsgd.federation.plausibility import FALSE_ALARM, largest_norm
+from cpsgd.federation.plausibility import implausible
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
@@ -254,12 +254,8 @@ class Settlement:
         if self.total is None or survivors < plan.surviving:
             raise ThresholdError(f"{survivors} clients are left, and the plan needs {plan.surviving}")
         mean = self.total.mean()
-        norm, most = float(np.linalg.norm(mean)), largest_norm(plan.protocol, survivors)
-        if not norm <= most:
-            raise ImplausibleMeanError(
-                f"The mean has norm {norm:.4g}, and that of honest clients has more than {most:.4g} with a probability "
-                f"of at most {FALSE_ALARM:g} only: some client sent what no honest one sends"
-            )
+        if (reason := implausible(plan.protocol, survivors, mean)) is not None:
+            raise ImplausibleMeanError(reason)
         if self._terms.ledger is not None and self.entry is not None:
             self._terms.ledger.release(self.entry, survivors=survivors)
         return mean

@@ -74,6 +74,11 @@ class TiltedNoise(Noise):
             raise ConditionError("No noise arrived, so there is no privacy: raise honest clients.")
         return self.of.steps(honest)
 
+    def cumulant(self, slope: float) -> float:
+        """Returns λ² m w²/8, by Hoeffding's lemma: a client adds up m independent integers, each one of 0..w."""
+        steps = self.of.steps(1)
+        return 0.125 * slope * slope * steps.copies * (len(steps.low) - 1) ** 2
+
     def on_device(self, count: int) -> FairCoins:
         """Returns no coins: there is no noise beside the rounding."""
         return FairCoins(0)

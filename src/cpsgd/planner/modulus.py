@@ -101,7 +101,7 @@ def window(
         clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, mean_norm=mean_norm
     ):
         # The factor keeps the result on the safe side of the search for λ; overflow_probability confirms it.
-        half = (deviation.offset + _reach(deviation, nats)) * _COST + _misplaced(mechanism, clients)
+        half = (deviation.offset + reach(deviation, nats)) * _COST + _misplaced(mechanism, clients)
         found = min(found, math.ceil(min(2.0 * half, found)))
     return found
 
@@ -128,7 +128,7 @@ def _tail(half: float, deviation: Deviation, dim: int) -> float:
     return min(1.0, 2.0 * dim * math.exp(exponent) * (1.0 + 1e-12))
 
 
-def _reach(deviation: Deviation, nats: float) -> float:
+def reach(deviation: Deviation, nats: float) -> float:
     """Returns the smallest t with Λ(λ) - λ t <= -nats for some λ."""
     return _smallest(lambda slope: (deviation.at(slope) + nats) / slope, deviation)
 
