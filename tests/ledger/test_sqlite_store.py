@@ -298,6 +298,7 @@ def test_a_second_writer_waits_before_it_reads_what_is_left(spent: Ledger) -> No
 
 PREAMBLE = """
 import os, resource, sys
+import scipy.optimize, scipy.special, scipy.stats  # who has no permission may not be able to read the library
 from cpsgd.errors import *
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.protocol import Protocol
