@@ -108,7 +108,7 @@ class SeedFile:
             _usable(_current(self._read(), place, journal), place, handed)
 
     def key(self, place: Place) -> bytes:
-        """Returns the public key that a baton for this round is to be sealed to.
+        """Returns the public key that a baton for this round is to be sealed to; the private one is on the disk then.
 
         Raises:
             BatonError: This client has a lineage already, or keeps its noise to itself, or was asked for a key of this
@@ -130,6 +130,8 @@ class SeedFile:
     def give(self, place: Place, public: bytes) -> bytes:
         """Returns the baton for the holder of the private half of `public`. This client then has no lineage.
 
+        Before this returns, its seeds are gone from the file, and the memory has recorded that they were handed on.
+
         Raises:
             BatonError: There is nothing to hand on, or the round is not a later one than the seeds were used in.
             MessageError: The key is one that no honest client can have.
@@ -145,7 +147,7 @@ class SeedFile:
         return baton
 
     def take(self, place: Place, baton: bytes) -> None:
-        """Goes on with the lineage in a baton.
+        """Takes over the lineage in a baton: writes its seeds to the file, without the key that opened it.
 
         Raises:
             BatonError: No baton is awaited for this lineage and round, or it is another one.

@@ -179,7 +179,7 @@ class ClientSession:
     # ------------------------------------------------------------------ stages
 
     def _upload(self, asked: Request, train: Train) -> bytes:
-        """Answers a whole round without secure aggregation."""
+        """Answers a whole round without secure aggregation, and counts it."""
         if self._secure:
             raise RoundRefusedError(
                 "The server asks for messages without secure aggregation. If it may see this client's own noisy "

@@ -190,6 +190,8 @@ class RoundSession(Generic[Node]):
     def requests(self) -> dict[Node, bytes]:
         """Returns the open exchange's request to each node that is still in the round.
 
+        Once it has returned requests to train, a round that is withheld stays charged.
+
         Raises:
             StageError: The round asks for something about the data, and is not charged yet.
         """
@@ -320,6 +322,8 @@ class RoundSession(Generic[Node]):
     def release(self) -> NDArray[np.float32] | None:
         """Returns the mean of the updates, once, if the ledger permits it; None if the round is withheld.
 
+        The release is recorded on the ledger, if there is one, before this returns.
+
         Raises:
             StageError: A stage is open, or the mean was released before.
         """
@@ -340,7 +344,7 @@ class RoundSession(Generic[Node]):
         return mean
 
     def withhold(self, error: CpsgdError) -> None:
-        """Ends the round without a release."""
+        """Ends the round without a release; its charge is given up if nothing about the data was asked for."""
         self.report.reason = self._named(str(error))
         self._exchanges, self._requests = [], {}
         if self._settlement is not None:

@@ -354,7 +354,10 @@ class Trainer:
     # ------------------------------------------------------------------ the run directory
 
     def _resume(self, folder: RunFolder) -> None:
-        """Continues the run in a folder, if there is one."""
+        """Continues the run in a folder, if there is one, and counts the rounds that it has charged.
+
+        One that was charged and not completed is run again with a seed, and stays spent and withheld without one.
+        """
         saved = folder.restore(self.model, self._parts)
         if saved is None:
             return
