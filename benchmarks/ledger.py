@@ -65,12 +65,12 @@ def build(path: Path, entries: int) -> None:
         ((trigger, sql),) = connection.execute("SELECT name, sql FROM sqlite_master WHERE name LIKE '%follow%'")
         connection.execute(f"DROP TRIGGER {trigger}")
         connection.executemany("INSERT INTO records VALUES (?, ?, ?)", rows())
-        connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", index)
+        digest = sqlite_store.make_index(connection, index)
         text = state.to_text()
         record = {"kind": "snapshot", "version": STATE_VERSION, "digest": digest_of(text)}
         sqlite_store.append(connection, *link(canonical({**record, "number": head.number + 1, "time": NOW})))
         sqlite_store.write_snapshot(connection, text)
-        sqlite_store.write_head(connection, head.number, head.hash, head.number)
+        sqlite_store.write_head(connection, head.number, head.hash, head.number, digest)
         connection.execute(sql)
         connection.execute("COMMIT")
 

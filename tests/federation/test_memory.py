@@ -116,6 +116,12 @@ def test_a_new_memory_is_there_after_a_loss_of_power(tmp_path: Path, monkeypatch
     assert synced == ["folder", "file", "file"]
 
 
+def test_a_table_of_counters_that_is_none_refuses(tmp_path: Path) -> None:
+    (tmp_path / "memory").write_text("#peers 1 AAAA\n")
+    with pytest.raises(RoundRefusedError, match="cannot read or write its memory"):
+        Memory(tmp_path / "memory").rounds()
+
+
 def _answers_on_a_full_disk(path: Path, left: int) -> None:
     """In a process of its own: the disk takes so many bytes more, and then part of a write."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -371,7 +371,7 @@ TARGETS = (
     Target("witness", as_file("witness", trusted.read_witness), trusted.witness_seeds, tokens=(b"cpsgd-witness 1 ",)),
     Target("baton", trusted.open_baton, trusted.baton_seeds),
     Target("memory", as_file("memory", trusted.read_memory), lambda: trusted.memory_files(folder()),
-           trusted.seal_memory, tokens=(b"#kind ", b"ahead-", *NUMBERS), share=0.2),
+           trusted.seal_memory, tokens=(b"#kind ", b"#peers ", b"ahead-", *NUMBERS), share=0.2),
     Target("seeds", as_file("memory.lineages", trusted.read_seeds), lambda: trusted.seed_files(folder()),
            trusted.seal_seeds, tokens=(b'"seeds":', *NUMBERS), share=0.2),
     Target("secagg-client", secure.to_client, secure.client_seeds, secure.seal, share=0.2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -172,11 +173,54 @@ def test_a_damaged_cache_is_not_believed(long: Ledger, statement: str, reads: li
 
 def test_rows_of_the_index_are_checked_against_the_records(long: Ledger) -> None:
     tamper(long.path, "UPDATE entries SET round = 77 WHERE number = 2")
-    with pytest.raises(LedgerFormatError, match="repair"):
-        Ledger(long.path).find("people", run="r", round=77)
+    assert Ledger(long.path).find("people", run="r", round=77) is None  # as it was
+    for ask in (
+        lambda: Ledger(long.path).find("people", run="r", round=0),
+        lambda: Ledger(long.path).rounds("people", "r"),
+        lambda: Ledger(long.path).release(2, 950),
+    ):
+        with pytest.raises(LedgerFormatError, match="repair"):
+            ask()
     tamper(long.path, "UPDATE entries SET round = 0, closed = 5 WHERE number = 2")
     with pytest.raises(LedgerError):
         Ledger(long.path).events("people")
+
+
+def pages_beside_the_records(path: Path) -> list[range]:
+    """The bytes of the index, its sums and the head."""
+    with closing(sqlite3.connect(path)) as connection:
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        rows = connection.execute("SELECT tbl_name, rootpage FROM sqlite_master WHERE rootpage > 0").fetchall()
+    return [range((page - 1) * size, page * size) for table, page in rows if table not in ("records", "snapshot")]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_flipped_bit_makes_a_released_round_one_that_never_was(long: Ledger, seed: int) -> None:
+    """The same round would be accepted again, at no cost where its partition has been paid for."""
+    whole, generator = long.path.read_bytes(), random.Random(seed)
+    known = {entry.event.round: entry for entry in long.events("people") if not entry.abandoned}
+    places = [place for page in pages_beside_the_records(long.path) for place in page if whole[place]]
+    damage = 0
+    for place in generator.sample(places, 120):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << generator.randrange(8)
+        long.path.write_bytes(flipped)
+        try:
+            opened = Ledger(long.path)
+            for round in generator.sample(list(known), 8):
+                assert opened.find("people", run="r", round=round) == known[round]
+        except LedgerError:
+            damage += 1
+        one = generator.choice(list(known))
+        with pytest.raises(LedgerError):
+            Ledger(long.path).reserve("people", event(one))
+        try:
+            assert Ledger(long.path).rounds("people", "r") == frozenset(known)
+        except LedgerError:
+            continue
+    assert damage > 0
+    long.path.write_bytes(whole)
+    assert Ledger(long.path).verify().records == long.head.number + 1
 
 
 def test_an_end_that_vanished_is_missed(long: Ledger) -> None:
@@ -268,7 +312,7 @@ def as_first_schema(path: Path) -> None:
         ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
         fill(ledger, 0, 12)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for table in ("entries", "snapshot", "head"):
+        for table in ("entries", "buckets", "snapshot", "head"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 1")
 
@@ -287,7 +331,7 @@ def test_files_of_the_first_schema_are_read_and_go_on(tmp_path: Path) -> None:
     expected = ledger.events("people")
     ledger.reserve("people", event(50))
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     again = Ledger(path)
     assert again.events("people")[:-1] == expected
     assert again.verify(kept).totals == (ledger.total("people"),)
@@ -382,7 +426,7 @@ def killed_at(path: Path, statement: int, work: Callable[[Ledger], object]) -> b
 
             def count(sql: str) -> None:
                 nonlocal seen
-                if sql.startswith(("INSERT", "DELETE", "COMMIT", "CREATE", "PRAGMA user_version =")):
+                if sql.startswith(("INSERT", "DELETE", "DROP", "COMMIT", "CREATE", "PRAGMA user_version =")):
                     seen += 1
                     if seen == statement:
                         os.kill(os.getpid(), signal.SIGKILL)

@@ -44,9 +44,64 @@ def test_the_file_is_one_file_in_the_promised_mode(spent: Ledger) -> None:
     with closing(sqlite3.connect(spent.path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     with spent._replica.store.writing() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+
+
+def test_a_second_name_is_refused(spent: Ledger, tmp_path: Path) -> None:
+    """SQLite's journal lies beside one name; by the other, what a killed writer left would be taken for the whole."""
+    before, link = spent.verify(), tmp_path / "other" / "name.ledger"
+    link.parent.mkdir()
+    os.link(spent.path, link)
+    for ask in (
+        lambda: Ledger(link),
+        lambda: Ledger(spent.path),
+        lambda: spent.total("people"),
+        lambda: spent.reserve("people", EVENT),
+        lambda: spent.create(Budget(population="others", epsilon=1.0, delta=1e-6)),
+        spent.verify,
+        spent.repair,
+    ):
+        with pytest.raises(LedgerAccessError, match=r"2 names.*Remove the other links"):
+            ask()
+    link.unlink()
+    assert spent.verify() == before
+    # A symbolic link is no second name: SQLite follows it.
+    link.symlink_to(spent.path)
+    Ledger(link).reserve("people", EVENT)
+    assert spent.verify().records == before.records + 1
+
+
+def test_a_mount_of_the_file_itself_is_refused(spent: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's volume of one file is. On the same disk only the list of mounts tells."""
+    real = Path.read_bytes
+    spaced = tmp_path / "a name.ledger"
+    os.rename(spent.path, spaced)
+
+    def mounts(path: Path) -> bytes:
+        if str(path) != "/proc/self/mountinfo":
+            return real(path)
+        point = os.fsencode(spaced.resolve()).replace(b" ", b"\\040")
+        return b"22 1 8:1 / / rw - ext4 /dev/a rw\n31 22 8:1 /data/x " + point + b" rw - ext4 /dev/a rw\n"
+
+    assert len(Ledger(spaced).budgets()) == 1
+    monkeypatch.setattr(Path, "read_bytes", mounts)
+    with pytest.raises(LedgerAccessError, match="mount the folder"):
+        Ledger(spaced)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting needs root")
+def test_a_real_mount_of_the_file_is_refused(spent: Ledger, tmp_path: Path) -> None:
+    point = tmp_path / "mounted.ledger"
+    point.touch()
+    if subprocess.run(["mount", "--bind", str(spent.path), str(point)], capture_output=True).returncode:
+        pytest.skip("mounts are not allowed here")
+    try:
+        with pytest.raises(LedgerAccessError, match="mount of a single file"):
+            Ledger(point)
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
 
 
 def test_names_that_a_uri_would_misread(tmp_path: Path) -> None:
@@ -105,8 +160,8 @@ def test_a_cut_end_is_found_with_a_head(spent: Ledger) -> None:
         Ledger(spent.path)  # by somebody who did not know where the head is noted
     tamper(
         spent.path,
-        "DELETE FROM entries WHERE number = 6",
-        "UPDATE head SET number = 5, hash = (SELECT hash FROM records WHERE number = 5)",
+        *(f"DROP TABLE {table}" for table in ("entries", "buckets", "snapshot", "head")),
+        "PRAGMA user_version = 1",  # as 0.1.0 had it
     )
     fresh = Ledger(spent.path)
     assert fresh.verify().records == 6  # nothing in the file itself tells
@@ -160,7 +215,7 @@ def test_other_databases(spent: Ledger, tmp_path: Path) -> None:
 
 
 def test_a_newer_release_is_told(spent: Ledger) -> None:
-    execute(spent.path, "PRAGMA user_version = 3")
+    execute(spent.path, "PRAGMA user_version = 4")
     with pytest.raises(LedgerFormatError, match=r"newer release.*Upgrade"):
         Ledger(spent.path)
     with pytest.raises(LedgerFormatError, match="newer release"):
@@ -243,6 +298,7 @@ def test_a_second_writer_waits_before_it_reads_what_is_left(spent: Ledger) -> No
 
 PREAMBLE = """
 import os, resource, sys
+import scipy.optimize, scipy.special, scipy.stats  # who has no permission may not be able to read the library
 from cpsgd.errors import *
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.protocol import Protocol

@@ -59,6 +59,7 @@ def test_without_bits_uploads_are_the_shortest_that_come_near_enough() -> None:
         assert other.ratio > 1.1 or upload_bytes(other.protocol) >= upload_bytes(found.protocol)
 
 
+@pytest.mark.slow
 def test_what_two_servers_cannot_do_is_refused() -> None:
     with pytest.raises(ParameterError, match="send once"):
         plan(**COMMON, rounds=4, correlated=2)

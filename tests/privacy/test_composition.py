@@ -8,7 +8,7 @@ import mpmath
 import pytest
 from dp_accounting.pld import common, privacy_loss_distribution
 
-from cpsgd.errors import ConditionError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.proofs.per_round import optimal_composition, randomized_response_delta
 
 
@@ -73,3 +73,9 @@ def test_better_than_adding_up_and_worse_with_more_rounds() -> None:
 def test_refuses_when_the_rounds_spend_delta_themselves() -> None:
     with pytest.raises(ConditionError, match="at most δ=1e-08 per round"):
         optimal_composition(epsilon=0.1, delta=1e-7, rounds=100, target_delta=1e-6)
+
+
+@pytest.mark.parametrize("delta", [-1e-9, 1.0, 2.0])
+def test_a_delta_that_is_none_is_refused_by_its_range(delta: float) -> None:
+    with pytest.raises(ParameterError, match=r"delta in \[0, 1\)"):
+        optimal_composition(epsilon=0.1, delta=delta, rounds=2, target_delta=1e-6)

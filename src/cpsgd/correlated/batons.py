@@ -99,7 +99,7 @@ def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:
 
     Raises:
         MessageError: The key is one that no honest client can have.
-        BatonError: There are not b - 1 slots, or a seed has another length.
+        BatonError: There are not b - 1 slots (b is `place.bands`), or a seed has another length.
     """
     if len(slots) != place.bands - 1 or any(seed is not None and len(seed) != SEED_BYTES for seed in slots):
         raise BatonError(f"A baton has {place.bands - 1} slots for seeds of {SEED_BYTES} bytes.")

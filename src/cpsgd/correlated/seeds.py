@@ -79,10 +79,11 @@ class SeedFile:
         self._path, self._lock = path, lock
 
     def draw(self, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
-        """Returns a fresh seed for the round, and after it those of the rounds before, by age; all on the disk.
+        """Returns `place.bands` seeds, newest first: a fresh one for this round, then those of the rounds before.
 
-        Without a lineage that is the fresh one alone, and a lineage begins. Only if the protocol says that lineages are
-        `handed` on, they may be given to another client, and one that was taken over is gone on with.
+        None stands where there is none. The fresh one is on the disk before this returns.
+
+        `handed` says whether the protocol passes lineages between clients; seeds kept under the other rule are dropped.
 
         Raises:
             RoundError: Seeds were used in this round before, or taken over for a later one.
@@ -107,7 +108,7 @@ class SeedFile:
             _usable(_current(self._read(), place, journal), place, handed)
 
     def key(self, place: Place) -> bytes:
-        """Returns the public key that a baton for this round is to be sealed to.
+        """Returns the public key that a baton for this round is to be sealed to; the private one is on the disk then.
 
         Raises:
             BatonError: This client has a lineage already, or keeps its noise to itself, or was asked for a key of this
@@ -129,6 +130,8 @@ class SeedFile:
     def give(self, place: Place, public: bytes) -> bytes:
         """Returns the baton for the holder of the private half of `public`. This client then has no lineage.
 
+        Before this returns, its seeds are gone from the file, and the memory has recorded that they were handed on.
+
         Raises:
             BatonError: There is nothing to hand on, or the round is not a later one than the seeds were used in.
             MessageError: The key is one that no honest client can have.
@@ -144,7 +147,7 @@ class SeedFile:
         return baton
 
     def take(self, place: Place, baton: bytes) -> None:
-        """Goes on with the lineage in a baton.
+        """Takes over the lineage in a baton: writes its seeds to the file, without the key that opened it.
 
         Raises:
             BatonError: No baton is awaited for this lineage and round, or it is another one.

@@ -188,7 +188,10 @@ class Chart:
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
-        """Rows of a table: the heading of each place, and the value of every line there."""
+        """The chart as a table: for each x its heading and every line's value there, "" where it has none.
+
+        Of long lines only some places are in it.
+        """
         heading = self.heading or self.x.show
         found: dict[float, dict[str, str]] = {}
         for series in self.series:

@@ -173,7 +173,7 @@ def read(path: Path, name: str, seconds: float = _LONGEST) -> RecordedRun:
         DataError: Its files are not as `cpsgd train` writes them, or take too long to read.
     """
     until = time.monotonic() + seconds
-    read = version(path)  # before its files are, so that nothing that comes later is missed
+    seen = version(path)  # before its files are read, so that nothing that comes later is missed
     summary = folder.read_object(path / SUMMARY, _LARGEST) if folder.signature(path / SUMMARY) is not None else None
     curves: list[RunCurve] = []
     for place in _places(path):
@@ -185,7 +185,7 @@ def read(path: Path, name: str, seconds: float = _LONGEST) -> RecordedRun:
         summary=summary,
         curves=_ordered(curves, summary),
         now=time.time(),
-        version=read,
+        version=seen,
     )
 
 

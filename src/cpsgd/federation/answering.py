@@ -179,7 +179,7 @@ class ClientSession:
     # ------------------------------------------------------------------ stages
 
     def _upload(self, asked: Request, train: Train) -> bytes:
-        """Answers a whole round without secure aggregation."""
+        """Answers a whole round without secure aggregation, and counts it."""
         if self._secure:
             raise RoundRefusedError(
                 "The server asks for messages without secure aggregation. If it may see this client's own noisy "
@@ -203,7 +203,7 @@ class ClientSession:
             protocol, invitation.session.parameters, round=asked.round, surviving=asked.surviving
         )
         client = SecureClient(expected=expected, identity=signing.identity, roster=signing.roster)
-        reply = client.advertise(asked.payload, counter=lambda: self._once(asked, ahead=ahead))
+        reply = client.advertise(asked.payload, counter=lambda: self._answer_once(asked, ahead=ahead))
         self._keep(replace(begun, secrets=client.export_state()), ahead)
         return reply
 
@@ -224,7 +224,7 @@ class ClientSession:
             vector, number, noise = self._train(protocol, asked.round, train)
             reply = client.mask(asked.payload, protocol.encode_integers(vector, number, **noise))
         else:
-            self._once(asked, ahead=ahead)
+            self._answer_once(asked, ahead=ahead)
             methods = {Stage.SHARE: client.share, Stage.CONFIRM: client.confirm, Stage.UNMASK: client.unmask}
             reply = methods[asked.stage](asked.payload)
             if asked.stage is Stage.SHARE and signing.roster is not None and self._memory is not None:
@@ -310,10 +310,13 @@ class ClientSession:
         check_affordable(limits, before, kind, protocol.mechanism.memory.charged_rounds(asked.rounds))
         return protocol, replace(begun, checked=_digest(before))
 
-    def _once(self, asked: Request, *, ahead: bool = False) -> int:
-        """Refuses, with a memory, a stage that was answered before, whichever state the engine hands over.
+    def _answer_once(self, asked: Request, *, ahead: bool = False) -> int:
+        """Records in the client's memory, if it has one, that this stage is answered.
 
         Returns the number of rounds that the client has entered, 0 without a memory.
+
+        Raises:
+            StageError: It was answered before, even if the engine hands over an older state.
         """
         if self._memory is None:
             return 0

@@ -204,8 +204,10 @@ def _read(log: OpenLog) -> _Content:
             found.stages.add(line)
         else:
             found.rounds.append(Answered(first, int(second), bytes.fromhex(last).hex()))
-    table = base64.b64decode(peers, validate=True)
-    for start in range(0, len(table), PUBLIC_BYTES + _COUNTER.size):
+    table, step = base64.b64decode(peers, validate=True), PUBLIC_BYTES + _COUNTER.size
+    if len(table) % step:
+        raise ValueError("peers")
+    for start in range(0, len(table), step):
         end = start + PUBLIC_BYTES
         (found.peers[table[start:end]],) = _COUNTER.unpack(table[end : end + _COUNTER.size])
     return found

@@ -234,7 +234,11 @@ class Course(Generic[Node]):
     # ------------------------------------------------------------------ a round begins
 
     def begin(self, connected: Iterable[Node]) -> RoundSession[Node]:
-        """Returns the next round's session: with the nodes that prepared it, or with nodes drawn from those here."""
+        """Returns the next round's session: with the nodes that prepared it, or with nodes drawn from those here.
+
+        The round is charged to the ledger, if there is one, after its beginning was saved. If the last one was given up
+        when its sum could be known already, that one is ended first, and lost.
+        """
         plan, progress = self._terms.plan, self._progress
         self._lose_revealed()  # where an engine gave the last round up
         present = [node for node in connected if node not in self.conduct.excluded]
@@ -338,7 +342,7 @@ class Course(Generic[Node]):
         self._lose_revealed()
 
     def _lose_revealed(self) -> None:
-        """Ends a round whose sum may be known to somebody, though nothing came of it: it is not run again."""
+        """Ends a round whose sum may be known, though nothing came of it, and saves that it is not run again."""
         progress = self._progress
         if not (progress.begun and progress.revealing):
             return

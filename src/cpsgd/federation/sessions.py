@@ -78,7 +78,7 @@ class RoundReport(Generic[Node]):
             them.
         measures: Of a released round, private means of metrics (`cpsgd.federation.extras`). The plan's guarantee covers
             them.
-        upload_bytes: Bytes of each node's replies, over all stages.
+        upload_bytes: Bytes of each node's replies in binding exchanges, over all stages.
         accused: Nodes that others accuse of having sent them something wrong, with the accusers. A single accusation
             without a proof proves nothing; accusations by more nodes than may collude do.
         relay_bytes: Bytes of replies in exchanges that are not binding. Nodes outside the round may be among them.
@@ -190,6 +190,8 @@ class RoundSession(Generic[Node]):
     def requests(self) -> dict[Node, bytes]:
         """Returns the open exchange's request to each node that is still in the round.
 
+        Once it has returned requests to train, a round that is withheld stays charged.
+
         Raises:
             StageError: The round asks for something about the data, and is not charged yet.
         """
@@ -224,7 +226,10 @@ class RoundSession(Generic[Node]):
             self._metrics[node] = _finite(metrics or {})
 
     def count_bytes(self, node: Node, size: int) -> None:
-        """Adds the size of a node's reply, as the engine measured it, to the report."""
+        """Adds the size of a node's reply, as the engine measured it, to the report.
+
+        It counts as `relay_bytes` during an exchange that is not binding, otherwise as `upload_bytes`.
+        """
         binding = not self._exchanges or self._exchanges[0].binding
         counts = self.report.upload_bytes if binding else self.report.relay_bytes
         counts[node] = counts.get(node, 0) + size
@@ -317,6 +322,8 @@ class RoundSession(Generic[Node]):
     def release(self) -> NDArray[np.float32] | None:
         """Returns the mean of the updates, once, if the ledger permits it; None if the round is withheld.
 
+        The release is recorded on the ledger, if there is one, before this returns.
+
         Raises:
             StageError: A stage is open, or the mean was released before.
         """
@@ -337,7 +344,7 @@ class RoundSession(Generic[Node]):
         return mean
 
     def withhold(self, error: CpsgdError) -> None:
-        """Ends the round without a release."""
+        """Ends the round without a release; its charge is given up if nothing about the data was asked for."""
         self.report.reason = self._named(str(error))
         self._exchanges, self._requests = [], {}
         if self._settlement is not None:

@@ -243,7 +243,7 @@ class Settlement:
         return 0 if self.total is None else self.total.survivors
 
     def release(self) -> NDArray[np.float32]:
-        """Returns the mean, with the ledger's permission.
+        """Records the release on the ledger, if there is one, and only then returns the mean.
 
         Raises:
             ThresholdError: Fewer clients are left than the plan needs.

@@ -131,7 +131,7 @@ class Experiment:
             examples=settings.examples,
         )
         chosen = None if begun is None else begun_protocol(folder_of(begun, PRIVATE))
-        self.mechanisms: dict[str, Estimator] = {PRIVATE: chosen or self._chosen(settings.bits)}
+        self.mechanisms: dict[str, Estimator] = {PRIVATE: chosen or self._protocol_or_plan(settings.bits)}
         if settings.baselines:
             self.mechanisms |= self._baselines()
         if begun is not None:
@@ -221,7 +221,7 @@ class Experiment:
         private, bits = self.mechanisms[PRIVATE], self.settings.bits
         found: dict[str, Estimator] = {}
         if bits is not None and bits < _MORE_BITS:
-            found[MORE_BITS] = self._chosen(_MORE_BITS)
+            found[MORE_BITS] = self._protocol_or_plan(_MORE_BITS)
         if isinstance(private, Plan):
             found |= estimators.baselines(private)
         else:
@@ -256,8 +256,11 @@ class Experiment:
         flat = data.test_set().features.ndim == 2
         return named if flat else torch.nn.Sequential(torch.nn.Flatten(), *named.children())
 
-    def _chosen(self, bits: float | None) -> Plan | Protocol:
-        """Returns the protocol that the settings spell out, or else a plan for `bits` per coordinate."""
+    def _protocol_or_plan(self, bits: float | None) -> Plan | Protocol:
+        """Returns the protocol that the settings spell out, whatever `bits`; else the planner's for these bits.
+
+        That is a plan for `bits` per coordinate, or with `examples` its protocol alone.
+        """
         settings, cohorts = self.settings, self._cohorts
         if settings.explicit:
             norm, examples = settings.clip_norm, settings.examples

@@ -195,13 +195,17 @@ class Trainer:
             yield self.step()
 
     def step(self) -> RoundMetrics:
-        """Runs one round.
+        """Runs one round. It is charged before its mean is computed, and stays charged whatever fails after that.
+
+        Where too few messages arrive for the run's (ε, δ) to pay for this round and the rest as planned, the round is
+        withheld: it costs nothing, leaves the model as it is, and its metrics have `released=False`.
 
         A client whose update holds NaN or infinity counts as one who sends the zero vector, and is not reported,
         because that would reveal something about its data. Only a model that is itself not finite ends the run.
 
         Raises:
             InfeasibleError: All rounds were run; the budget was checked for these only.
+            BudgetExceededError: The ledger's budget has too little left for the round, which then costs nothing.
             DivergedError: The model's parameters are not finite; the round was not started and costs nothing. On a GPU
                 this is checked once in `evaluate_every` rounds, because the CPU must wait for the answer.
             CheckpointError: The last round was interrupted, or a charge or checkpoint could not be written.
@@ -229,7 +233,7 @@ class Trainer:
         released = self._account.affords(survivors, self.rounds - number - 1)
         if released:
             with enough_memory("the model's step", f"use a smaller model. {_CHARGED}"):
-                mean, noise_norm = self._mean(number, clients[arrived[: len(clients)]], survivors)
+                mean, noise_norm = self._charge_and_mean(number, clients[arrived[: len(clients)]], survivors)
                 if evaluated or not self._backend.asynchronous:
                     norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
                     signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
@@ -310,8 +314,8 @@ class Trainer:
 
     # ------------------------------------------------------------------ a round's parts
 
-    def _mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
-        """Charges a round, and only then computes its mean and the norm of its noise."""
+    def _charge_and_mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
+        """Adds up a round's updates, charges it, and only then computes its mean and the norm of its noise."""
         self.model.train()
         seed = None
         if not self._backend.updates.is_dense:
@@ -350,7 +354,10 @@ class Trainer:
     # ------------------------------------------------------------------ the run directory
 
     def _resume(self, folder: RunFolder) -> None:
-        """Continues the run in a folder, if there is one."""
+        """Continues the run in a folder, if there is one, and counts the rounds that it has charged.
+
+        One that was charged and not completed is run again with a seed, and stays spent and withheld without one.
+        """
         saved = folder.restore(self.model, self._parts)
         if saved is None:
             return

@@ -163,7 +163,7 @@ class Remembered:
     """Entries in memory. A reader that `forgets` does not keep those that are released or given up.
 
     Attributes:
-        digest: The sum of `index_hash` over all entries, forgotten ones included.
+        digest: The sum of `index_hash` over all entries, forgotten ones included, modulo 2^128.
     """
 
     def __init__(self, *, forgets: bool = False) -> None:
@@ -185,7 +185,7 @@ class Remembered:
         """Stores an entry that is new or has changed."""
         if (known := self._entries.get(entry.number)) is not None:
             self.digest -= _index_hash(known)
-        self.digest += _index_hash(entry)
+        self.digest = (self.digest + _index_hash(entry)) % (1 << 128)
         if entry.event.run:
             rounds = self._runs[entry.population, entry.event.run]
             if not entry.abandoned:

@@ -80,8 +80,9 @@ class Draft:
 
         if memory is not None:
             sqlite_store.clear_cache(connection)
-            for entry in memory.all():
-                sqlite_store.index_entry(connection, entry)
+            index = sqlite_store.make_index(connection, map(sqlite_store.row_of, memory.all()))
+        else:
+            index = sqlite_store.read_index(connection)
         # With the index the snapshot went, if there was one.
         lost = memory is not None and (snapshot >= 0 or not self.records)
         if lost or head.number - snapshot >= snapshots.SNAPSHOT_EVERY:
@@ -93,8 +94,8 @@ class Draft:
             append(record)
             self._note(json.loads(rows[-1][1]))
         for entry in self.changed:
-            sqlite_store.index_entry(connection, entry)
-        sqlite_store.write_head(connection, head.number, head.hash, snapshot)
+            index += sqlite_store.index_entry(connection, entry)
+        sqlite_store.write_head(connection, head.number, head.hash, snapshot, index)
         return rows
 
     def _note(self, body: dict[str, Any]) -> None:

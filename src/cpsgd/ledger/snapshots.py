@@ -56,9 +56,9 @@ def read(connection: Connection, *, whole: bool = False) -> tuple[State, Remembe
     state = State(entries=entries)
     for row in sqlite_store.rows_between(connection, 0):
         state.apply(*row)
-    if cached:
+    if sqlite_store.has_head(connection):
         _check_end(connection, state)
-        if not whole and fits(connection, state, entries):
+        if cached and not whole and fits(connection, state, entries):
             state.entries = Remembered()
             return state, None
     return state, entries
@@ -71,6 +71,10 @@ def fits(connection: Connection, state: State, entries: Remembered) -> bool:
             return False
         if state.snapshot >= 0:
             _text(connection, state.snapshot)
+        if sqlite_store.has_cache(connection):
+            sqlite_store.read_sums(connection)
+            if sqlite_store.read_index(connection) != entries.digest:
+                return False
         return sqlite_store.index_digest(connection) == entries.digest
     except _UNUSABLE:
         return False

@@ -278,7 +278,10 @@ class State:
         return found
 
     def _check(self) -> None:
-        """Refuses a state that no records lead to, as far as it would be computed with."""
+        """Refuses a snapshot's state whose budgets, accounts and kinds of rounds contradict each other.
+
+        That the sums are right is not checked.
+        """
         for budget in self.budgets.values():
             check_group(budget, self.budgets)
         if {population for population, _ in self.accounts} != set(self.budgets):
@@ -289,6 +292,7 @@ class State:
                 raise ParameterError("a first period is missing")
             for kind in account.kinds():
                 kind.participation.check(budget.adjacency)
+                # A kind has examples just where the budget protects one, and an octave just where it is adaptive.
                 if (kind.examples is None) != (budget.unit == "client") or (kind.octave is None) != (
                     budget.filter is None
                 ):

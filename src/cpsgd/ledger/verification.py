@@ -58,7 +58,7 @@ def verify(
                 found = state.head
         if found != last:
             raise went_back(replica.path)
-        if sqlite_store.has_cache(connection) and not snapshots.fits(connection, state, entries):
+        if sqlite_store.has_head(connection) and not snapshots.fits(connection, state, entries):
             raise LedgerFormatError(
                 f"Every record of {replica.path} is as it was written, but what is kept beside them, its index or "
                 "snapshot, is damaged. Make that anew with `cpsgd budget repair`."

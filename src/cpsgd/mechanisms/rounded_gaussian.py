@@ -216,25 +216,28 @@ class RoundedGaussian(Mechanism):
                     yield found
 
     @classmethod
-    def _at(cls, sigma: float, unit: float, reach: float, tails: float) -> Self:
-        """Returns the mechanism with as wide a window as σ needs."""
-        window = max(2, math.ceil(2.0 * sigma * (reach / unit + tails)))
-        return cls(noise_deviation=sigma, step=unit / sigma, window=window, coordinate_range=reach)
+    def _at(cls, sigma: float, unit: float, coordinate_range: float, tails: float) -> Self:
+        """Returns the mechanism with a window as wide as the range and `tails` standard deviations need either way."""
+        window = max(2, math.ceil(2.0 * sigma * (coordinate_range / unit + tails)))
+        return cls(noise_deviation=sigma, step=unit / sigma, window=window, coordinate_range=coordinate_range)
 
     @classmethod
-    def _fitting(cls, sigma: float, unit: float, reach: float, tails: float, search: Search) -> Self | None:
-        """Returns the candidate with the most noise up to σ whose sums fit the modulus; None if there is none."""
+    def _fitting(cls, sigma: float, unit: float, coordinate_range: float, tails: float, search: Search) -> Self | None:
+        """Returns the candidate with the most noise up to σ, to within 1 %, whose sums fit the modulus.
+
+        None if not even `LEAST_SIGMA` will do. `unit` is σ s, the same for all.
+        """
         if sigma < LEAST_SIGMA:
             return None
         try:
-            if search.fits(found := cls._at(sigma, unit, reach, tails)):
+            if search.fits(found := cls._at(sigma, unit, coordinate_range, tails)):
                 return found
             low, high = LEAST_SIGMA, sigma
-            if not search.fits(found := cls._at(low, unit, reach, tails)):
+            if not search.fits(found := cls._at(low, unit, coordinate_range, tails)):
                 return None
             while high > 1.01 * low:
                 middle = math.sqrt(low * high)
-                tried = cls._at(middle, unit, reach, tails)
+                tried = cls._at(middle, unit, coordinate_range, tails)
                 if search.fits(tried):
                     low, found = middle, tried
                 else:

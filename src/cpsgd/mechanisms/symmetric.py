@@ -137,10 +137,11 @@ class Symmetric(Lattice):
         limit = self.noise_limit
         if limit is None:
             limit = kind.limit_of(size, DEFAULT_TRUNCATION) if size else 0
-        low, high = 0, 0
+        smallest, largest = 0, 0
         if size:
-            low, high = kind.limit_of(size, _MOST_TRUNCATION), kind.limit_of(size, _LEAST_TRUNCATION)
-        object.__setattr__(self, "noise_limit", _validate.integer("noise_limit", limit, low=low, high=high))
+            # The less a limit cuts off, the larger it is: so the most truncation gives the smallest limit.
+            smallest, largest = kind.limit_of(size, _MOST_TRUNCATION), kind.limit_of(size, _LEAST_TRUNCATION)
+        object.__setattr__(self, "noise_limit", _validate.integer("noise_limit", limit, low=smallest, high=largest))
 
     @property
     def size(self) -> float:

@@ -230,11 +230,11 @@ class _Run:
             bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
             found = self._designed(bits)
             if found is None:
-                raise self._too_few(bits)
+                raise self._infeasible(bits)
             return self._finished(bits, found)
         designs = self._designs()
         if not designs:
-            raise self._too_few(MAX_BITS)
+            raise self._infeasible(MAX_BITS)
         least = min(self._error(mechanism) for mechanism in designs.values())
         chosen = next(b for b, mechanism in designs.items() if self._error(mechanism) <= _NEARLY_BITS * least)
         return self._finished(chosen, designs[chosen])
@@ -251,8 +251,11 @@ class _Run:
             found[bits] = mechanism
         return found
 
-    def _too_few(self, bits: float) -> InfeasibleError:
-        """Returns the error that names the fewest bits that are enough."""
+    def _infeasible(self, bits: float) -> InfeasibleError:
+        """Returns the error for `bits` that no protocol can do with; it names the nearest that can be had.
+
+        Either colluding clients may know all noise, whatever the bits, or there is too little room in a message.
+        """
         problem, target = self.problem, self.problem.target
         if target.honest <= self._exposed:
             most = math.ceil(target.honest / problem.conditions.colluding)

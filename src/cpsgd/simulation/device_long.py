@@ -41,20 +41,22 @@ def supports(dim: int) -> bool:
 
 
 def stages(dim: int) -> tuple[list[int], list[int]]:
-    """Returns the order in which bits of coordinates are transformed, in the first transform and in the second.
+    """Returns the order of the Hadamard stages of `device_long.cu`, for the first and the second transform.
+
+    b stands for the stage at distance 2^b. The second is empty if `dim` is a power of two.
 
     Example:
         >>> stages(1 << 16)
         ([13, 14, 15, 5, 6, 7, 0, 1, 2, 3, 4, 10, 11, 12, 8, 9], [])
     """
     size, rest, _ = plain.split(dim)
-    low = [5, 6, 7, 0, 1, 2, 3, 4, 10, 11, 12, 8, 9]
-    far = [_far_stages(first, bits) for first, bits in _passes(size.bit_length() - 1)]
-    *others, last = far
-    after = last[0] + [bit for part in reversed(others) for bit in part[0]] + low
+    low = [5, 6, 7, 0, 1, 2, 3, 4, 10, 11, 12, 8, 9]  # within a tile, as `device_long.cu` goes
+    *others, (last, last_before) = (_far_stages(first, bits) for first, bits in _passes(size.bit_length() - 1))
+    alone = [order for order, _ in others]
+    final = last + [bit for order in reversed(alone) for bit in order] + low
     if not rest:
-        return after, []
-    return low + [bit for part in others for bit in part[0]] + last[1], after
+        return final, []
+    return low + [bit for order in alone for bit in order] + last_before, final
 
 
 def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: plain.Encoding, first: int) -> None:

@@ -171,7 +171,10 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: 
 def round_and_sum(
     rows: torch.Tensor, sums: torch.Tensor, *, keys: torch.Tensor, first: int, rounding: Rounding
 ) -> None:
-    """Turns rows of client `first` and those after it, in grid units, into integers and adds them to `sums` (int64)."""
+    """Rounds rows, in grid units, to grid points and those at random to integers, and adds them to `sums` (int64).
+
+    See `Rounding`; row i takes the random words of client `first` + i.
+    """
     tosses = _heads if (rounding.coins or 0) <= FEW_COINS else _many_heads
     draw = _levels if rounding.coins is None else tosses
     key, limit, step = key_of(keys), float(rounding.limit), max(1, 4 * _COUNTERS // rows.shape[1])

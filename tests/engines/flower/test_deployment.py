@@ -148,8 +148,10 @@ def clients_have_confirmed_the_survivors(outcome: Outcome) -> None:
 
 def nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome: Outcome) -> None:
     for node, lines in enumerate(outcome.memories):
-        memory = [line for line in lines if line[0] != "#kind"]
-        assert len(memory) == len(lines) - 1  # one kind of round, said once
+        memory = [line for line in lines if not line[0].startswith("#")]
+        assert sum(line[0] == "#kind" for line in lines) == 1  # one kind of round, said once
+        # The others' counters, whenever it has seen their keys.
+        assert sum(line[0] == "#peers" for line in lines) == sum(line[2].endswith("share") for line in memory)
         answered = [line for line in memory if len(line[2]) == 32]
         assert [line[1] for line in answered] == ["1", "2", "3"]
         assert len({line[2] for line in answered}) == 1

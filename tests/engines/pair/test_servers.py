@@ -297,6 +297,7 @@ def test_servers_that_do_not_agree_give_no_mean(tmp_path: Path) -> None:
             combine(pair.task, 0, wrong, wrong)
 
 
+@pytest.mark.slow
 def test_the_budget_pays_before_anything_is_revealed_and_once(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "budgets.ledger")
     ledger.create(Budget(population="phones", epsilon=10.0, delta=1e-4))

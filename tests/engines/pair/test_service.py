@@ -123,6 +123,7 @@ def test_what_is_refused_is_a_problem_document_and_stores_nothing(web: Web) -> N
         assert (pair.books.store.round(0).accepted, pair.books.store.round(0).refused) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["leader", "helper"])
 def test_a_full_disk_says_busy_and_the_same_bytes_count_once_later(web: Web, role: str) -> None:
     for index in range(7):

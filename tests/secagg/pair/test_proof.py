@@ -290,6 +290,7 @@ def test_points_are_never_in_the_prime_field_and_differ_between_reports() -> Non
     assert len(seen) == 42  # each of them occurs; a missing one has probability below 42 (41/42)^300 = 3 %, fixed here
 
 
+@pytest.mark.slow
 def test_what_the_helper_sees_is_uniform_whatever_the_integers_are() -> None:
     """W(t) of two inputs, 2,000 reports each: uniform on E (χ², 48 degrees of freedom, false alarm 1e-6)."""
     limit = stats.chi2.isf(1e-6, 48)
@@ -305,6 +306,7 @@ def test_what_the_helper_sees_is_uniform_whatever_the_integers_are() -> None:
         assert float(np.sum((counts - 2000 / 49) ** 2 / (2000 / 49))) < limit
 
 
+@pytest.mark.slow
 def test_what_the_leader_holds_is_uniform_whatever_the_integers_are() -> None:
     """x - h of two inputs, 2,000 reports each: uniform on pairs (χ², 48 degrees of freedom, false alarm 1e-6)."""
     limit = stats.chi2.isf(1e-6, 48)

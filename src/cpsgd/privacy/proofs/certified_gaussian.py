@@ -191,7 +191,10 @@ def check_delta(delta: float, dim: int, share: float) -> None:
 
 
 def central_range(law: Window, mass: float) -> tuple[int, int, float]:
-    """Returns the narrowest [a, b] with tails of at most mass/2 on each side, and a bound on P(Z not in [a, b])."""
+    """Returns the narrowest [a, b] with P(Z < a) and P(Z > b) at most mass/2 each, and a bound on P(Z not in [a, b]).
+
+    Where no a (or b) in the window will do, it is the window's end, and the bound is larger.
+    """
     left = law.below * (1.0 + law.error) + law.outside_below
     right = law.above * (1.0 + law.error) + law.outside_above
     below = int(np.searchsorted(left, 0.5 * mass, side="right"))

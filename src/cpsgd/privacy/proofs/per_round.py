@@ -75,17 +75,18 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
 
     Raises:
         ConditionError: The rounds' own δ already add up to `target_delta`.
+        ParameterError: A parameter is outside its range; `delta` may be 0.
 
     Example:
         >>> round(optimal_composition(epsilon=0.1, delta=1e-9, rounds=100, target_delta=1e-6), 3)
         4.788
     """
     epsilon = _validate.non_negative("epsilon", epsilon)
-    delta = _validate.finite("delta", delta)
+    delta = _validate.fraction("delta", delta)
     rounds = _validate.integer("rounds", rounds, low=1)
     target_delta = _validate.probability("target_delta", target_delta)
     # 1 - (1-δ_g)/(1-δ)^R, what is left for the randomized responses, in the precision of log1p and expm1.
-    left = -math.expm1(math.log1p(-target_delta) - rounds * math.log1p(-delta)) if 0.0 <= delta < 1.0 else -1.0
+    left = -math.expm1(math.log1p(-target_delta) - rounds * math.log1p(-delta))
     left *= 1.0 - 1e-12
     if left < 0.0 or (left == 0.0 and delta > 0.0):
         raise ConditionError(
