@@ -21,6 +21,7 @@ from cpsgd.engines.pair.store import ReportStore, Verdict
 from cpsgd.engines.pair.task import PairTask, create_task
 from cpsgd.errors import (
     EmptyError,
+    LedgerError,
     MessageError,
     ParameterError,
     RoundRefusedError,
@@ -318,8 +319,33 @@ def test_the_budget_pays_before_anything_is_revealed_and_once(tmp_path: Path) ->
     entries = ledger.events("phones")
     assert [entry.released for entry in entries] == [True]
     # A crash between the ledger's record and the store's: the same entry pays.
-    ledger_charge(pair.task, ledger, "phones", "leader")(0, 8)
+    ledger_charge(pair.task, ledger, "phones", "leader")(0, 8, books.store.digest_of_ids(0))
     assert len(ledger.events("phones")) == 1
+
+
+@pytest.mark.slow
+def test_a_store_from_a_backup_does_not_reveal_a_paid_round_with_other_reports(tmp_path: Path) -> None:
+    """A leader that leaves one report out the second time would read it off the difference."""
+    ledger = Ledger(tmp_path / "budgets.ledger")
+    ledger.create(Budget(population="phones", epsilon=10.0, delta=1e-4))
+    pair = Pair(tmp_path)
+    requests = [pair.leader.evaluate([pair.prepared(pair.upload(i))]) for i in range(9)]
+
+    def revealed(some: list[bytes], store: str) -> bytes:
+        books = pair.helper.books
+        books.store.close()
+        kept = ReportStore(str(tmp_path / store), task=pair.task.id, role="helper", dim=DIM)
+        charge = ledger_charge(pair.task, ledger, "phones", "helper")
+        pair.helper = Helper(Books(pair.task, "helper", pair.secrets["helper"], kept, charge=charge))
+        assert b"".join(pair.helper.verify(each) for each in some) == bytes([GOOD] * len(some))
+        pair.helper.books.close(0)
+        return pair.helper.books.reveal(0)
+
+    first = revealed(requests, "first.db")
+    assert revealed(requests, "same.db") == first
+    for fewer in (requests[1:], requests[:-1]):
+        with pytest.raises(LedgerError, match="paid for with other reports"):
+            revealed(fewer, f"{requests.index(fewer[0])}.db")
 
 
 # ------------------------------------------------------------------ hostile bytes

@@ -26,6 +26,7 @@ from cpsgd.errors import (
     BudgetExpiredError,
     CpsgdError,
     EmptyError,
+    LedgerError,
     MessageError,
     ParameterError,
     SignatureError,
@@ -94,7 +95,7 @@ class Books:
         store: ReportStore,
         *,
         admitted: Admitted | None = None,
-        charge: Callable[[int, int], None] | None = None,
+        charge: Callable[[int, int, bytes], None] | None = None,
     ) -> None:
         own = {"leader": task.leader, "helper": task.helper}[role]
         if secrets.key.public_key().public_bytes_raw() != own.key:
@@ -182,7 +183,7 @@ class Books:
             if accepted < self.task.surviving:
                 raise ThresholdError(f"{accepted} reports were accepted, and {self.task.surviving} are needed.")
             if self.charge is not None:
-                self.charge(round, accepted)
+                self.charge(round, accepted, self.store.digest_of_ids(round))
             packed = pack.forward(sums, self.task.shape(round).field.prime)
             return self.store.reveal(round, _ANSWER.pack(accepted, self.store.digest_of_ids(round)) + packed)
 
@@ -420,7 +421,7 @@ def combine(task: PairTask, round: int, leader: bytes, helper: bytes) -> tuple[E
     return modular_sum(found[0][2], found[1][2], shape.field.prime), int(found[0][0])
 
 
-def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -> Callable[[int, int], None]:
+def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -> Callable[[int, int, bytes], None]:
     """Returns the function that charges a round to a ledger, once, before its sum is revealed.
 
     Raises:
@@ -430,7 +431,7 @@ def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -
     conditions = task.conditions
     run = f"pair-{role}-{task.id.hex()}"
 
-    def event(round: int) -> RoundEvent:
+    def event(round: int, label: str = "") -> RoundEvent:
         return RoundEvent(
             task.protocol,
             survivors=task.surviving,
@@ -440,15 +441,19 @@ def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -
             round=round,
             run=run,
             examples=conditions.examples,
+            label=label,
         )
 
     with suppress(BudgetExceededError, BudgetExpiredError):
         ledger.quote(population, [event(0)])
 
-    def charge(round: int, accepted: int) -> None:
+    def charge(round: int, accepted: int, reports: bytes) -> None:
         entry = ledger.find(population, run=run, round=round)
         if entry is None:
-            entry = ledger.reserve(population, event(round))
+            entry = ledger.reserve(population, event(round, reports.hex()))
+        if entry.event.label != reports.hex():
+            # The difference of two sums of one round is a single message.
+            raise LedgerError(f"Round {round} was paid for with other reports: the store is not the one of that time.")
         if not entry.released:
             ledger.release(entry, survivors=accepted)
 
