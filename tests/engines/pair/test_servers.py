@@ -137,6 +137,29 @@ def test_a_client_that_may_send_once_does_not_send_for_another_round(tmp_path: P
             sender.send(np.zeros(DIM), 1)
 
 
+@pytest.mark.parametrize("admission", ["roster", "tokens"])
+def test_a_report_on_its_way_is_settled_although_its_sender_left_the_list(tmp_path: Path, admission: Any) -> None:
+    """The helper may have it in its sum already: a leader that could not restore it would stand still for ever."""
+    pair = Pair(tmp_path, admission)
+    pair.helper.verify(pair.leader.evaluate([pair.prepared(pair.upload(0))]))
+    del pair.identities[0], pair.tokens[0]
+    pair.start()
+    kept = pair.leader.restore()
+    assert pair.leader.settle(kept, pair.helper.verify(pair.leader.evaluate(kept))) == [Verdict.ACCEPTED]
+
+
+def test_what_is_kept_is_what_the_helper_was_asked_about(tmp_path: Path) -> None:
+    """A transaction may fail after it happened; the client may then send other bytes under the same id."""
+    pair = Pair(tmp_path)
+    first, other = pair.upload(0), pair.upload(1)
+    pair.leader.books.store.keep(0, [(other.id, first.to_bytes())])
+    request = pair.leader.evaluate([pair.prepared(other)])
+    assert pair.leader.books.store.kept() == [other.to_bytes()]
+    assert list(pair.helper.verify(request)) == [GOOD]
+    pair.start()
+    assert pair.leader.evaluate(pair.leader.restore()) == request
+
+
 def test_a_task_has_no_more_rounds_than_its_promise() -> None:
     with pytest.raises(ParameterError, match="promise is about 2 rounds, and the task has 3"):
         create_task(protocol(), leader="http://a", helper="http://b", rounds=3)
@@ -162,7 +185,7 @@ def test_strangers_are_refused_by_both_servers(tmp_path: Path, admission: Any) -
     upload = other.upload(0)
     assert pair.read(upload) is Verdict.NOT_ADMITTED
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Books, "admit", lambda self, sender, part: (sender, part[32:] if self.tokens else part))
+        patch.setattr(Books, "admit", lambda self, sender, part, before: (sender, part[32:] if self.tokens else part))
         prepared = pair.leader.open(upload, upload.to_bytes())
         request = pair.leader.evaluate([prepared])
     assert list(pair.helper.verify(request)) == [int(Verdict.NOT_ADMITTED)]

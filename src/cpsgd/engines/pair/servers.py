@@ -119,19 +119,24 @@ class Books:
         """Returns the one point at which a report is ever evaluated."""
         return Basis.of(shape, report, self.secrets.verification)
 
-    def admit(self, sender: bytes, part: bytes) -> tuple[bytes | None, bytes]:
+    def admit(self, sender: bytes, part: bytes, *, before: bool = False) -> tuple[bytes | None, bytes]:
         """Returns who is the sender by this server's own list, and the part without its token.
+
+        Args:
+            sender: The key that a signature is of.
+            part: The unsealed part.
+            before: It was admitted before: the list may be another one now.
 
         Raises:
             RefusedReportError: Nobody that may send.
         """
         if self.tokens:
             token = hashlib.sha256(part[:TOKEN_BYTES]).digest()
-            if token not in self.admitted.tokens:
+            if not before and token not in self.admitted.tokens:
                 raise RefusedReportError(Verdict.NOT_ADMITTED)
             return token, part[TOKEN_BYTES:]
         if self.task.admission == "roster":
-            if sender not in self.admitted.keys:
+            if not before and sender not in self.admitted.keys:
                 raise RefusedReportError(Verdict.NOT_ADMITTED)
             return sender, part
         return None, part
@@ -233,8 +238,8 @@ class Leader:
         again = self.books.sent_before(prepared[0].upload.round, senders)
         return [Verdict.SENT_BEFORE if isinstance(each, Prepared) and each.sender in again else each for each in found]
 
-    def open(self, upload: Upload, data: bytes) -> Prepared:
-        """Opens the leader's part and checks who sent it.
+    def open(self, upload: Upload, data: bytes, *, before: bool = False) -> Prepared:
+        """Opens the leader's part and checks who sent it; `before`: it was admitted before.
 
         Raises:
             MessageError: It does not open, or holds no shares.
@@ -245,7 +250,7 @@ class Leader:
         if len(data) != upload_bytes(shape, tokens=books.tokens):
             raise MessageError("The upload has another length than those of the task.")
         part = unseal(books.key, upload.leader, shape, upload.id, "leader")
-        sender, message = books.admit(upload.sender, part)
+        sender, message = books.admit(upload.sender, part, before=before)
         share = open_leader(shape, upload.id, message)
         if books.task.admission == "roster":
             try:
@@ -255,8 +260,8 @@ class Leader:
         return Prepared(upload, data, sender, share)
 
     def restore(self) -> list[Prepared]:
-        """Returns the uploads that were on their way when the leader stopped."""
-        return [self.open(Upload.from_bytes(data), data) for data in self.books.store.kept()]
+        """Returns the uploads that were on their way when the leader stopped, also of those who may send no more."""
+        return [self.open(Upload.from_bytes(data), data, before=True) for data in self.books.store.kept()]
 
     def evaluate(self, batch: Sequence[Prepared]) -> bytes:
         """Keeps a batch, all of one round, on disk, and returns the request for the helper."""

@@ -319,10 +319,14 @@ class ReportStore:
     # ------------------------------------------------------------------ reports on their way (the leader's)
 
     def keep(self, number: int, uploads: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keeps uploads, by id, until they are settled."""
+        """Keeps uploads, by id, until they are settled; what is kept is always what the helper is asked about next."""
         with self._transaction() as run:
             rows = [(each, number, upload) for each, upload in uploads]
-            run("INSERT INTO pending VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", rows, each=True)
+            run(
+                "INSERT INTO pending VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET upload = excluded.upload",
+                rows,
+                each=True,
+            )
 
     def kept(self) -> list[bytes]:
         """Returns the bytes of all uploads that were kept and not settled."""
