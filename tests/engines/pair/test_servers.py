@@ -160,6 +160,15 @@ def test_what_is_kept_is_what_the_helper_was_asked_about(tmp_path: Path) -> None
     assert pair.leader.evaluate(pair.leader.restore()) == request
 
 
+@pytest.mark.parametrize("rest", ["hunter2%zz@127.0.0.1/db", "hunter2@[::1/db"])
+def test_a_password_in_a_malformed_address_is_not_shown(rest: str) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StoreError, match="malformed") as refused:
+        ReportStore(f"postgresql://me:{rest}", task=b"task", role="leader", dim=DIM)
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
 def test_a_task_has_no_more_rounds_than_its_promise() -> None:
     with pytest.raises(ParameterError, match="promise is about 2 rounds, and the task has 3"):
         create_task(protocol(), leader="http://a", helper="http://b", rounds=3)

@@ -117,6 +117,11 @@ class ReportStore:
             import psycopg
 
             self._failures: tuple[type[Exception], ...] = (psycopg.Error, OSError)
+            try:
+                psycopg.conninfo.conninfo_to_dict(url)
+            except psycopg.Error:
+                # The driver's own words quote the address, with the password.
+                raise StoreError("The address of the database is malformed.") from None
         else:
             self._failures = (sqlite3.Error, OSError)
         try:
