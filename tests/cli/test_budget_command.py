@@ -198,6 +198,9 @@ def test_verify(budget: Any) -> None:
         # By somebody who knows what else is in the file:
         connection.execute("UPDATE head SET number = 2, hash = (SELECT hash FROM records WHERE number = 2)")
         connection.execute("UPDATE entries SET closed = NULL")
+    # Sums over the index notice it, until that is made anew.
+    assert "its index or snapshot, is damaged" in budget("budget", "verify", "b.ledger", "--head", head).stderr
+    budget.succeeds("budget", "repair", "b.ledger")
     budget.succeeds("budget", "verify", "b.ledger", "--head", head)
     result = budget("budget", "verify", "b.ledger", "--head", later, "--json")
     assert result.exit_code == 1
