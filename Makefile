@@ -78,7 +78,7 @@ lint: install
 # What pip finds by default, whatever wheels this machine has lying around. Only metadata is downloaded.
 PYTHONS := 3.11 3.12 3.13
 RESOLVE := env -u UV_FIND_LINKS -u UV_INDEX -u UV_EXTRA_INDEX_URL $(if $(PIP_CERT),SSL_CERT_FILE="$(PIP_CERT)") \
-	$(VENV)-resolve/bin/uv pip compile --quiet --no-config --no-annotate --no-header --only-binary :all:
+	$(VENV)-resolve/bin/uv pip compile --quiet --no-config --no-annotate --no-header --only-binary :all: --no-binary pyspark
 resolve: $(VENV)-resolve/bin/uv
 	set -e; for version in $(PYTHONS); do \
 		$(RESOLVE) --python-version $$version --extra dev --constraint constraints.txt pyproject.toml \
