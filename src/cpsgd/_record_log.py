@@ -219,8 +219,7 @@ class OpenLog:
 
     def hash_before(self, place: int) -> str:
         """Returns the hash of the record that ends at this place, as it stands in the file; empty if none does."""
-        line = self._bytes(max(0, place - _SUFFIX - 1), _SUFFIX + 1)
-        return _stated(line[:-1]) if line.endswith(b"\n") and len(line) == _SUFFIX + 1 else ""
+        return _stated(self._bytes(place - _SUFFIX - 1, _SUFFIX)) if place > _SUFFIX else ""
 
     def record(self, start: End, size: int) -> tuple[str, End]:
         """Returns the record between two places, and the second place.
@@ -231,10 +230,19 @@ class OpenLog:
         return self._record(self._bytes(start.size, size - start.size - 1), start)
 
     def continues(self, end: End) -> bool:
-        """Returns whether the record before a place is the one that was there."""
-        before = f"{end.hash}\n".encode() if end.written else b""
-        whole = self._file.seek(0, os.SEEK_END) >= end.size
-        return whole and self._bytes(end.size - len(before), len(before)) == before
+        """Returns whether the record before a place is the one that was there; mends its newline if it is the last."""
+        size = self._file.seek(0, os.SEEK_END)
+        if not end.written:
+            return size >= end.size
+        if self.hash_before(end.size) != end.hash:
+            return False
+        if self._bytes(end.size - 1, 1) != b"\n":
+            if size > end.size:
+                return False
+            if not self._reading:
+                os.ftruncate(self._file.fileno(), end.size - 1)
+                append(self._file, b"\n")
+        return True
 
     def append(self, *texts: str) -> End:
         """Adds records; they are on the disk when this returns. Returns the new end.

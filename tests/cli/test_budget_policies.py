@@ -113,6 +113,8 @@ def test_lines_for_a_witness(cpsgd: Any) -> None:
     assert "not signed by whom" in result.stderr
     assert cpsgd("budget", "verify", "b.ledger", "--signers", "me.key.pub").exit_code == 2
     Path("b.ledger").write_bytes(old)
+    assert cpsgd("budget", "verify", "b.ledger").exit_code == 1
+    Path("b.ledger.index").unlink()
     result = cpsgd(*check, "--json")
     assert result.exit_code == 1
     assert "has seen" in json.loads(result.stdout)["reason"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cpsgd._record_log import End, OpenLog
-from cpsgd.errors import DamagedFileError, LedgerChainError
+from cpsgd.errors import DamagedFileError
 from cpsgd.ledger.chain import closed, read_record, read_reservation, refusing
 from cpsgd.ledger.entries import Entry
 from cpsgd.ledger.index import Index
@@ -112,7 +112,7 @@ def written(log: OpenLog, after: End | None = None) -> Iterator[tuple[str, End]]
     """Yields texts and places of a ledger's records, from a place on; each must have its hash."""
     for text, end in log.read(after):
         if not end.written:
-            raise LedgerChainError(f"Record {end.records - 1} of the ledger has no hash.")
+            raise DamagedFileError(f"Record {end.records - 1} is damaged: it has no hash.")
         yield text, end
 
 
