@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, replica, snapshots
+from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, replica
 from cpsgd.protocol import Protocol
 
 EVENT = RoundEvent(Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0), survivors=1_000)
@@ -153,7 +153,7 @@ def test_a_report_for_an_auditor(cpsgd: Any) -> None:
 
 
 def test_repair(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(replica, "SNAPSHOT_EVERY", 3)
     ledger = Ledger("b.ledger")
     ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
     for _ in range(3):
