@@ -47,7 +47,7 @@ class TaskOptions(OptionGroup):
 
     Attributes:
         preset: Settings to start from: digits or paper; own, the default with `data`.
-        dataset: The data set: digits, infinite-digits, mnist or infinite-mnist.
+        dataset: The data set: digits, infinite-digits, mnist, infinite-mnist or fashion-mnist.
         data: Your own data instead: module:function, where the function returns a data set of
             cpsgd.learning.datasets, or one with a model, or with a model and a loss.
         clients: Number of clients in the population; by default all of the data set's.
