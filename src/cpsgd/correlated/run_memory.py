@@ -122,11 +122,14 @@ class RunMemory(NoiseMemory):
                 "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
                 "'once', or independent noise."
             )
-        if participation.scheme == "every" and rounds > 1 and self.separation != 1:
-            apart = "in one of them at most" if self.separation is None else f"{self.separation} apart"
+        # The sensitivity is that of clients whose rounds are `separation` apart, or further.
+        nearest = {"every": 1, "apart": participation.separation}.get(participation.scheme, rounds)
+        if nearest < min(rounds, rounds if self.separation is None else self.separation):
+            made = "in one of them at most" if self.separation is None else f"at least {self.separation} rounds apart"
+            asked = "in every round" if nearest == 1 else f"{nearest} rounds apart"
             raise ConditionError(
-                f"The run's noise is for clients that take part {apart}, not in every round; use participation 'once', "
-                "separation=1 (which does not pay), or independent noise."
+                f"The run's noise is for clients that take part {made}, not {asked}: plan for this participation, or "
+                "use independent noise."
             )
 
     def check_stateless(self, reason: str) -> None:
@@ -152,6 +155,6 @@ class RunMemory(NoiseMemory):
         """Returns 1: the run is one event."""
         return min(rounds, 1)
 
-    def charging(self, participation: Participation, run: str) -> tuple[Participation, str]:
+    def charging(self, participation: Participation, run: str, round: int) -> tuple[Participation, str]:
         """Returns the run as a partition: each round costs what the run does, and together they cost that once."""
         return Participation.once(), run

@@ -119,11 +119,14 @@ class NoiseMemory:
         """Returns how many rounds pay for a run of `rounds` rounds."""
         return rounds
 
-    def charging(self, participation: Participation, run: str) -> tuple[Participation, str]:
+    def charging(self, participation: Participation, run: str, round: int) -> tuple[Participation, str]:
         """Returns the participation and the partition that a round of this run is charged with.
 
-        Rounds of one partition are disjoint, or one event: together they cost as much as the costliest of them.
+        Rounds of one partition are disjoint, or one event: together they cost as much as the costliest of them. Where a
+        client's rounds are at least s apart, any s consecutive rounds are disjoint.
         """
+        if participation.scheme == "apart":
+            return Participation.once(), f"{run} pass {round // participation.separation + 1}"
         return participation, run if participation.scheme == "once" else ""
 
 
