@@ -125,6 +125,11 @@ def agreed(
             f"{planned_for}, and a cohort of {cohorts.cohort:,} is {rate:g} of the population: plan with "
             f"{scheme}:{rate:g}."
         )
+    if planned.scheme == run.scheme == "apart" and apart < min(planned.separation, rounds):
+        raise ParameterError(
+            f"{planned_for}, and a cohort of {cohorts.cohort:,} out of {population:,} brings clients back after "
+            f"{apart:,} rounds: use smaller cohorts, or plan with participation apart:{apart}."
+        )
     sampled = planned.sampled or run.sampled
     if (sampled and scheme != planned.scheme) or run.counted_rounds(rounds) < planned.counted_rounds(terms.rounds):
         raise ParameterError(
