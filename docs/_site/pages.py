@@ -18,6 +18,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs._site.indices import typeset
+
 ROOT = Path(__file__).parents[2]
 
 PROJECT = {
@@ -74,7 +76,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return f"]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{match[2] or ''})"
 
-    return LINK.sub(led, DIRECTIVE.sub("", markdown))
+    shown = typeset(markdown) if page.file.src_uri.startswith("proofs/") else markdown
+    return LINK.sub(led, DIRECTIVE.sub("", shown))
 
 
 def source_of(uri: str) -> str:

@@ -198,7 +198,7 @@ class Participation:
         """Returns the scheme with the largest rate that colluding clients may know, rounded up.
 
         Colluders know of themselves who was drawn and who sends noise only. Given that, another client was drawn with
-        a probability of at most q s/(s - k). docs/accounting.md, section 12, has the proof.
+        a probability of at most q s/(s - k). docs/proofs/fixed-size.md has the proof.
 
         Args:
             colluding: k, colluding clients among the messages of a round. They may be the same share of the population:

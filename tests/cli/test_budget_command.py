@@ -71,7 +71,7 @@ def test_one_mean_for_people(budget: Any) -> None:
     assert Ledger("b.ledger").total("people").epsilon == expected
     shown = " ".join(budget("budget", "show", "b.ledger", "--population", "people").stdout.split())
     assert "of 0.3 at δ = 1e-06, replace-one neighbours, one client" in shown
-    assert "docs/accounting.md" in shown
+    assert "docs/proofs/" in shown
     assert "released" in shown
 
 

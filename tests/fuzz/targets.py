@@ -337,7 +337,7 @@ def arrow_files(write: Callable[[pyarrow.Table, io.BytesIO], object]) -> Callabl
 
 def read_idx(path: Path) -> None:
     """One of MNIST's files."""
-    mnist._unpack(path, mnist.TEST_LABELS)
+    mnist.read(path, mnist.TEST_LABELS)
 
 
 def idx_seeds() -> list[bytes]:

@@ -14,7 +14,7 @@ travel through the server, which must not read them:
 Sealed is with ChaCha20-Poly1305 under a key from HKDF-SHA-256, to which the federation (the run and the protocol), the
 lineage, the round and both public keys are bound. Both public keys serve for one baton. The length depends on b alone.
 
-Anybody can seal a baton: that a stranger's seeds do no harm is shown in docs/accounting.md, section 15.
+Anybody can seal a baton: that a stranger's seeds do no harm is shown in docs/proofs/seeds.md.
 """
 
 from __future__ import annotations

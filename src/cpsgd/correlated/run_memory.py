@@ -1,6 +1,7 @@
 """`RunMemory`: the memory of noise that is correlated over the rounds of a run.
 
-Everything that is proved is about the whole run (docs/accounting.md, section 14): one guarantee pays for all rounds.
+Everything that is proved is about the whole run: one guarantee pays for all rounds
+(docs/proofs/correlated-gaussian.md).
 """
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ class RunOptions(OptionGroup):
 
     Attributes:
         seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
-            protects nobody. With none, the default with a ledger and in Python, noise on a CPU comes from the operating
-            system.
+            protects nobody. With none, noise on a CPU comes from the operating system. None is the default with data of
+            your own, with a ledger and in Python.
         device: Device that computes everything: cpu, cuda (an NVIDIA GPU; cuda:1 is the second) or auto.
         memory_limit: MiB that the clients computed together may take, by default 1024 and on a GPU 4096. A run may be
             resumed with another limit.

@@ -50,7 +50,7 @@ class TaskOptions(OptionGroup):
 
     Attributes:
         preset: Settings to start from: digits or paper; own, the default with `data`.
-        dataset: The data set: digits, infinite-digits, mnist or infinite-mnist.
+        dataset: The data set: digits, infinite-digits, mnist, infinite-mnist or fashion-mnist.
         data: Your own data instead: module:function, where the function returns a data set of
             cpsgd.learning.datasets, or one with a model, or with a model and a loss.
         clients: Number of clients in the population; by default all of the data set's.
@@ -87,7 +87,9 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
     """The protocol: a number of bits, for which it is planned, or the mechanism's parameters.
 
     Attributes:
-        bits: Bits per coordinate, for which the planner picks the mechanism and its parameters; 1 by default.
+        bits: Bits per coordinate that a client may send, for which the planner picks the mechanism and its parameters.
+            By default 1 for the presets, which simulate a deployment. With data of your own nothing is sent, and bits
+            and correlation are chosen for accuracy.
         clip_norm: Largest Euclidean norm of an update, D; longer ones are scaled down to it; 1 by default. With
             `examples`, it is that of each example's gradient.
         correlated: Number of rounds that each draw of noise is part of, if later rounds are to cancel noise of earlier
@@ -183,8 +185,10 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
         spelled_out = {entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"}
         if spelled_out & changes.keys() and "bits" not in changes:
             changes["bits"] = None
-        if changes.get("correlated") is not None and "bits" not in changes:
-            changes["bits"] = None  # one bit has no room for the noise of earlier rounds
+        if (own or changes.get("correlated") is not None) and "bits" not in changes:
+            # Data of one's own are trained on one machine: nothing is sent that would have to be short. And one bit
+            # has no room for the noise of earlier rounds.
+            changes["bits"] = None
         if changes.get("passes") is not None:
             if chosen := sorted({"cohort", "participation"} & changes.keys()):
                 raise ParameterError(f"passes takes the place of {' and '.join(chosen)}: leave one of them out.")
@@ -193,9 +197,14 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
                 changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set
-        if changes.get("ledger") is not None and "seed" not in changes:
-            changes["seed"] = None  # a run that is charged as private must not have noise from a known seed
+        if "seed" not in changes and (own or changes.get("ledger") is not None):
+            changes["seed"] = None  # noise from a known seed protects nobody: it is for data that everybody has
         return cls(**{**PRESETS[preset], "preset": preset, **changes})
+
+    @property
+    def for_accuracy(self) -> bool:
+        """Whether the protocol is chosen for accuracy alone: the data are here, and nothing says what may be sent."""
+        return self.data is not None and self.bits is None and self.correlated is None and not self.explicit
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values, without those that are None, and those that `passes` takes the place of."""
