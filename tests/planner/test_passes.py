@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ def test_no_rounds_that_far_apart_cost_more_than_the_evenly_spaced(bands: int, r
     found = 0.0
     for size in range(1, rounds + 1):
         for chosen in combinations(range(rounds), size):
-            if all(later - earlier >= apart for earlier, later in zip(chosen, chosen[1:], strict=False)):
+            if all(later - earlier >= apart for earlier, later in pairwise(chosen)):
                 found = max(found, float(np.linalg.norm(steps[:, list(chosen)].sum(axis=1))))
     assert found == pytest.approx(correlation.sensitivity, rel=1e-9)
 
