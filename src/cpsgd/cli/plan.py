@@ -28,7 +28,7 @@ _PASSES = Group("Several passes over a population, instead of --clients and --pa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Population:
+class PassOptions:
     """Options of a population whose clients may take part several times.
 
     Attributes:
@@ -44,13 +44,13 @@ class Population:
     downlink: float | None = None
 
 
-_NO_POPULATION = Population()
+_NO_PASSES = PassOptions()
 
 
 def run(
     *,
     required: Annotated[Required, options.FLAT],
-    many: Annotated[Population, Parameter(name="*", group=_PASSES)] = _NO_POPULATION,
+    many: Annotated[PassOptions, Parameter(name="*", group=_PASSES)] = _NO_PASSES,
     out: Annotated[Path | None, options.file_option("Where the protocol's JSON goes, with its promise.")] = None,
     plot: Annotated[Path | None, options.file_option("Draw the frontier into this file.")] = None,
     json: options.Json = False,
@@ -81,7 +81,7 @@ def run(
     output.answer(json, {**values, **upload, "out": out}, _summary(found), shown, *notes)
 
 
-def _planned_passes(required: Any, many: Population) -> PassesPlan:
+def _planned_passes(required: Any, many: PassOptions) -> PassesPlan:
     """Returns the plan for a population."""
     from cpsgd.planner.passes import plan_passes
 
@@ -90,7 +90,7 @@ def _planned_passes(required: Any, many: Population) -> PassesPlan:
     return plan_passes(**{"rounds": 1, **given, **vars(many)})
 
 
-def _check_clients(required: Any, many: Population) -> None:
+def _check_clients(required: Any, many: PassOptions) -> None:
     if given := [f"--{name}" for name in ("passes", "uplink", "downlink") if getattr(many, name) is not None]:
         raise ParameterError(f"{', '.join(given)} is about several passes over a population: give --population, too.")
     if required.clients is None:

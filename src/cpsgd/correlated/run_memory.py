@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpsgd.correlated.batons import baton_bytes
 from cpsgd.correlated.draws import SEED_BYTES, Points
 from cpsgd.correlated.run_sums import SimulatedLineages
 from cpsgd.errors import ConditionError, ParameterError
@@ -56,6 +57,11 @@ class RunMemory(NoiseMemory):
     def hands_on(self) -> bool:  # type: ignore[override]
         """Whether `untrusted_holders` are allowed for."""
         return self.of.untrusted_holders is not None
+
+    @property
+    def handed_bytes(self) -> int:  # type: ignore[override]
+        """The length of a baton, where batons are handed on."""
+        return baton_bytes(self.bands) if self.hands_on else 0
 
     # ------------------------------------------------------------------ a client's state
 

@@ -56,6 +56,7 @@ class NoiseMemory:
             in one round at most.
         one_event: Whether one guarantee covers all rounds of a run, so that a run is charged as one round.
         hands_on: Whether a client may be handed the seeds of another one's noise.
+        handed_bytes: Bytes of seeds that a client is handed in a round, and hands on.
     """
 
     rounds: float = math.inf
@@ -63,6 +64,7 @@ class NoiseMemory:
     separation: int | None = 1
     one_event: bool = False
     hands_on: bool = False
+    handed_bytes: int = 0
 
     # ------------------------------------------------------------------ a client's state
 

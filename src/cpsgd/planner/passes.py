@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.correlated.batons import baton_bytes
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.planner.correlated import AUTO, checked_bands
@@ -218,8 +217,7 @@ def _options(required: Requirements, bands: int) -> Iterator[PassOption]:
     apart = required.rounds if participation.scheme == "once" else participation.separation
 
     def option(bits: float, protocol: Protocol, error: float) -> PassOption:
-        memory = protocol.mechanism.memory
-        seeds = baton_bytes(memory.bands) if memory.hands_on else 0
+        seeds = protocol.mechanism.memory.handed_bytes
         up, down = protocol.message_bytes + seeds, _FLOAT_BYTES * protocol.dim + seeds
         name = protocol.mechanism.name
         return PassOption(passes, apart, protocol.clients, bands, bits, name, passes * up, passes * down, error)
