@@ -255,7 +255,12 @@ class Problem:
 
     def _account(self, design: Design) -> tuple[Protocol, Guarantee]:
         """Returns the design as a protocol, and its guarantee."""
-        protocol = Protocol(
+        protocol = self.protocol(design)
+        return protocol, self.proved(protocol)
+
+    def protocol(self, design: Design) -> Protocol:
+        """Returns the design as a protocol, without a promise."""
+        return Protocol(
             clients=self.setting.clients,
             dim=self.setting.dim,
             clip_norm=self.setting.clip_norm,
@@ -265,7 +270,6 @@ class Problem:
             replace_one_distance=self.target.replace_one_distance,
             distance_reason=self.distance_reason,
         )
-        return protocol, self.proved(protocol)
 
     def proved(self, protocol: Protocol) -> Guarantee:
         """Returns the guarantee of a protocol on the problem's conditions."""
