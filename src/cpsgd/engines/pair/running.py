@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from cpsgd._durable import create_file
 from cpsgd._plain import build, parse
-from cpsgd.engines.pair.keys import KeyRing
+from cpsgd.engines.pair.key_ring import KeyRing
 from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader, ledger_charge
 from cpsgd.engines.pair.store import ReportStore
 from cpsgd.engines.pair.task import PairTask, Secrets, make_keys, public_keys

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpsgd.codec import pack
-from cpsgd.engines.pair.keys import KeyRing
+from cpsgd.engines.pair.key_ring import KeyRing
 from cpsgd.engines.pair.store import Decided, ReportStore, RoundState, Verdict
 from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import (
