@@ -6,7 +6,7 @@ is exactly linear in all of them before it is rounded, and so is a sum of messag
 
 A client's own noise must fill so fine a grid. It is a sum of draws, each 2^9 times as fine as the one before, whose
 deviation is at least four points of the coarser grid. Together they are a discrete Gaussian on the finest grid, up to a
-factor within 1 ± 10^-130 (docs/accounting.md, section 14).
+factor within 1 ± 10^-130 (docs/proofs/correlated-gaussian.md).
 """
 
 from __future__ import annotations
