@@ -52,10 +52,8 @@ def without_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
     """Replaces batch normalisation by group normalisation of up to 32 groups, in place, and returns the model.
 
     Example:
-        >>> without_batch_norm(torch.nn.Sequential(torch.nn.BatchNorm1d(48)))
-        Sequential(
-          (0): GroupNorm(24, 48, eps=1e-05, affine=True)
-        )
+        >>> without_batch_norm(torch.nn.BatchNorm1d(48)).num_groups
+        24
     """
     if isinstance(model, torch.nn.modules.batchnorm._BatchNorm):
         channels = model.num_features
