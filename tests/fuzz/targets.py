@@ -312,7 +312,7 @@ def archives() -> list[bytes]:
 
 
 def read_rows(path: Path) -> None:
-    """The rows of a file as `cpsgd mean` reads them."""
+    """The rows of a file as `cpsgd round mean` reads them."""
     _files.read_points(_files.open_rows(path))
 
 

@@ -17,6 +17,7 @@ from rich.markup import escape
 from cpsgd._durable import create_file, write_file
 from cpsgd._numbers import rounded_up, size
 from cpsgd.cli import options, output
+from cpsgd.cli.plan import options_table
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
 from cpsgd.registry import MechanismOptions
@@ -33,7 +34,10 @@ _SETUP, _PRIVACY = Group("What is trained", sort_key=1), Group("Privacy and bits
 _LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
 # The panels of the help; a setting that is named nowhere here is about learning.
 _PANELS = {
-    _SETUP: ("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
+    _SETUP: (
+        *("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
+        *("passes", "uplink", "downlink"),
+    ),
     _PRIVACY: (
         *("epsilon", "delta", "bits", "clip_norm", "correlated", "examples", "adjacency", "colluding"),
         *(entry.name for entry in fields(MechanismOptions)),
@@ -139,7 +143,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
     console = Console(stderr=json, highlight=False)
     protocol = experiment.protocol
     console.print(
-        f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {settings.cohort:,} per round, "
+        f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {experiment.settings.cohort:,} per round, "
         f"{settings.rounds:,} rounds; {experiment.settings.model}, {experiment.dim:,} parameters",
         soft_wrap=True,
     )
@@ -153,6 +157,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
     planned = experiment.mechanisms[PRIVATE]
     if isinstance(planned, Plan) and planned.prefix is not None:
         console.print(f"over the run: {planned.prefix}", markup=False, soft_wrap=True)
+    if experiment.passes is not None:
+        console.print(options_table(experiment.passes))
     console.print(live.device_text(settings.device), soft_wrap=True)
     if run_report.is_simulation(settings.to_dict(), devices.resolve(settings.device).type):
         console.print(

@@ -87,11 +87,16 @@ class Place:
     @property
     def baton_bytes(self) -> int:
         """Length of the baton in bytes."""
-        return _HEADER_BYTES + _flag_bytes(self.bands) + SEED_BYTES * (self.bands - 1) + TAG_BYTES
+        return baton_bytes(self.bands)
 
     def bound(self, ephemeral: bytes, public: bytes) -> bytes:
         """Returns the bytes that the sealing is bound to."""
         return self.federation + _PLACE.pack(self.lineage, self.round, self.bands) + ephemeral + public
+
+
+def baton_bytes(bands: int) -> int:
+    """Returns the length of a baton for noise with this many bands."""
+    return _HEADER_BYTES + _flag_bytes(bands) + SEED_BYTES * (bands - 1) + TAG_BYTES
 
 
 def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:

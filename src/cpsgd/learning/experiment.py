@@ -29,10 +29,11 @@ from cpsgd.learning.models import Loss, trainable
 from cpsgd.learning.optimization import loss_for
 from cpsgd.learning.option_groups import AccountOptions, FolderOptions
 from cpsgd.learning.run_account import SAMPLED_SIZES
-from cpsgd.learning.settings import Settings, TaskOptions, without_privacy
+from cpsgd.learning.settings import AUTO, Settings, TaskOptions, without_privacy
 from cpsgd.learning.trainer import Trainer
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
+from cpsgd.planner.passes import PassesPlan, plan_passes, schedule
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
@@ -108,7 +109,9 @@ class Experiment:
     """Everything that follows from settings, checked before a round is charged.
 
     Attributes:
+        settings: The settings; where passes are planned, with the cohort, bands and bits that were chosen.
         dim: Number of the model's parameters, d.
+        passes: All options for passes over the clients, where one of them was chosen.
         mechanisms: The private protocol and the baselines, by name.
     """
 
@@ -125,6 +128,9 @@ class Experiment:
             self.settings = settings = _naming(settings, self._task.model)
         self.dataset = self._task.dataset
         self.dim = sum(p.numel() for p in trainable(self._model(settings)).values())
+        self.passes: PassesPlan | None = None
+        if settings.passes is not None:
+            self.settings = settings = self._with_passes(settings)
         # The cohorts' sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
         self._terms = Conditions.of(
@@ -142,6 +148,34 @@ class Experiment:
         if begun is not None:
             kept = {name: begun_protocol(folder_of(begun, name)) for name in self.mechanisms}
             self.mechanisms |= {name: protocol for name, protocol in kept.items() if protocol is not None}
+
+    def _with_passes(self, settings: Settings) -> Settings:
+        """Returns the settings with the cohort that their passes need; with those that are best, if they say auto."""
+        size, changes = self.dataset.size, dict[str, Any](passes=None, uplink=None, downlink=None)
+        wanted = None if settings.passes == AUTO else int(settings.passes or 1)
+        if wanted is None or settings.uplink is not None or settings.downlink is not None:
+            if settings.examples is not None or settings.explicit:
+                raise ParameterError("passes are planned for whole clients: leave out examples and parameters.")
+            self.passes = plan_passes(
+                size,
+                self._coordinates,
+                settings.epsilon,
+                settings.delta,
+                clip_norm=settings.clip_norm,
+                rounds=settings.rounds,
+                passes=wanted,
+                uplink=settings.uplink,
+                downlink=settings.downlink,
+                bits=settings.bits,
+                correlated=settings.correlated,
+                colluding=settings.colluding,
+                workload=_workload(settings),
+            )
+            chosen = self.passes.chosen
+            wanted = chosen.passes
+            changes |= {"bits": chosen.bits, "correlated": str(chosen.bands) if chosen.bands > 1 else None}
+        who, cohort = schedule(size, settings.rounds, wanted)
+        return replace(settings, cohort=cohort, participation=who.scheme, **changes)
 
     @property
     def protocol(self) -> Protocol:
@@ -288,8 +322,7 @@ class Experiment:
         if settings.correlated is not None:
             if settings.examples is not None:
                 raise ParameterError("Noise that is correlated over rounds protects whole clients: leave out examples.")
-            name = "momentum" if settings.optimizer == "momentum" else "sgd"
-            requirements |= {"correlated": settings.correlated, "workload": f"{name}-{settings.schedule}"}
+            requirements |= {"correlated": settings.correlated, "workload": _workload(settings)}
         if settings.examples is not None:
             scheme = settings.participation
             return plan_examples(**requirements, participation=scheme, examples=settings.examples).protocol
@@ -345,6 +378,11 @@ class Experiment:
         # With sampling, `Spending` rounds the number of messages down by up to this much.
         slack = cohorts.messages // SAMPLED_SIZES + 1 if cohorts.participation.sampled else 1
         return max(1, cohorts.fewest_survivors(settings.dropout, settings.rounds) - slack)
+
+
+def _workload(settings: Settings) -> str:
+    """Returns the workload that correlated noise is judged by: the optimizer's and its schedule's."""
+    return f"{'momentum' if settings.optimizer == 'momentum' else 'sgd'}-{settings.schedule}"
 
 
 def _naming(settings: Settings, model: torch.nn.Module) -> Settings:

@@ -42,8 +42,9 @@ class CohortOptions(OptionGroup):
     Attributes:
         cohort: Clients per round, n; with Poisson sampling, on average.
         rounds: Number of rounds in all; in Python, if None, that of the plan.
-        participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), poisson or
-            fixed-size (a new random cohort per round). In Python, if None, that of the plan, or once without a plan.
+        participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), apart (all
+            clients in turn, again and again), poisson or fixed-size (a new random cohort per round). In Python, if
+            None, that of the plan, or once without a plan.
         dropout: Probability that a message does not arrive.
     """
 
