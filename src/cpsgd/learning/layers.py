@@ -468,12 +468,30 @@ class Convolution(FactorUnit):
     def inputs_of(self, kept: Tensor) -> Tensor:
         """Returns the windows of the inputs, one per position of the output."""
         module = self.module
-        sizes: dict[str, Any] = {key: getattr(module, key) for key in ("dilation", "padding", "stride")}
-        kernel = module.kernel_size
+        kernel, stride, padding, dilation = (
+            getattr(module, key) for key in ("kernel_size", "stride", "padding", "dilation")
+        )
         if isinstance(module, torch.nn.Conv1d):
-            kept, kernel = kept[:, :, None], (1, *kernel)
-            sizes = {key: (0 if key == "padding" else 1, *value) for key, value in sizes.items()}
-        return functional.unfold(kept, kernel, **sizes).transpose(1, 2)
+            kept, kernel, stride, padding, dilation = (
+                kept[:, :, None],
+                (1, *kernel),
+                (1, *stride),
+                (0, *padding),
+                (1, *dilation),
+            )
+        if any(padding):
+            kept = functional.pad(kept, (padding[1], padding[1], padding[0], padding[0]))
+        count, channels, *lengths = kept.shape
+        places = [
+            (length - spread * (size - 1) - 1) // step + 1
+            for length, spread, size, step in zip(lengths, dilation, kernel, stride, strict=True)
+        ]
+        by_example, by_channel, *by_place = kept.stride()
+        inside = [jump * spread for jump, spread in zip(by_place, dilation, strict=True)]
+        between = [jump * step for jump, step in zip(by_place, stride, strict=True)]
+        shape = (count, channels, *kernel, *places)
+        windows = kept.as_strided(shape, (by_example, by_channel, *inside, *between), kept.storage_offset())
+        return windows.reshape(count, channels * math.prod(kernel), math.prod(places)).transpose(1, 2)
 
     def _bytes(self, kept: Tensor, back: Tensor) -> int:
         return 8 * back.shape[1] * (back.shape[2] + int(math.prod(self.module.weight.shape[1:])))
