@@ -85,6 +85,11 @@ class Target:
         run = self.run(mechanism)
         return min(proof.least_scale(run, self.claim) for proof in _planning(run))
 
+    def might_keep(self, mechanism: Mechanism) -> bool:
+        """Returns whether the claim may be proved for a mechanism with its own scale; rough, and sooner known."""
+        run = self.run(mechanism)
+        return any(proof.might_keep(run, self.claim) for proof in _planning(run))
+
     def rough_scale(self, mechanism: Mechanism) -> float:
         """Returns about the scale that the quickest proof will need; it only ranks candidates."""
         run = self.run(mechanism)
@@ -131,6 +136,10 @@ class Target:
         if math.isinf(found):
             raise reason or ConditionError(f"No proof exists for {mechanism.name}.")
         return found
+
+    def closed_form(self, mechanism: Mechanism) -> bool:
+        """Returns whether the scale is computed at once."""
+        return _planning(self.run(mechanism))[0].effort == 0
 
     def found_by_trying(self, mechanism: Mechanism) -> bool:
         """Returns whether scales are found by trying the proof that has the last word."""

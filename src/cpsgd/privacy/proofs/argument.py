@@ -131,6 +131,10 @@ class Proof(ABC):
         """Returns about the scale that will be needed; it only ranks candidates."""
         return ideal_scale(run, claim)
 
+    def might_keep(self, run: Run, claim: Claim) -> bool:
+        """Returns whether it may be proved that a run keeps the claim with its own scale; rough, and sooner known."""
+        return True
+
     def least_scale(self, run: Run, claim: Claim) -> float:
         """Returns a scale that `scale` does not come below by much: of a Gaussian of the same variance."""
         return ideal_scale(run, claim)
