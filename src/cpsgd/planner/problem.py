@@ -141,7 +141,7 @@ class Problem:
             if b > _USUAL_BITS and best is not None and best.error.total <= max(enough, close):
                 break
             if best is None or best.error.total > close:
-                found = self._contest(b).best(lambda design: design, _FRONTIER * self.gaussian_squared_error)
+                found = self._contest(b).draft(_FRONTIER * self.gaussian_squared_error)
                 # What fits fewer bits fits these, too.
                 if found is not None and (best is None or found.error.total < best.error.total):
                     best = found

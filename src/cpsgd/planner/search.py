@@ -168,6 +168,7 @@ def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
 
 def feasible(setting: Setting, target: Target, bits: float) -> bool:
     """Returns whether some mechanism has a design that is certified."""
+    target = replace(target, draft=True)
     search = _search(setting, target, bits)
     values = values_of(bits)
     contenders = [_Contender.of(setting, target, kind, search, values) for kind in setting.mechanisms]
@@ -196,11 +197,6 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
         fits=fits,
         bits=bits,
     )
-
-
-def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
-    """Returns the design of at most `bits` bits per coordinate with the smallest expected error; None if none fits."""
-    return Contest(setting, target, bits).best(lambda design: design)
 
 
 class Contest:
@@ -232,17 +228,23 @@ class Contest:
             each.floor > enough or each.hopeless(self._setting, self._target, enough) for each in self._contenders
         )
 
-    def best(self, finish: Callable[[Design], AnyDesign], enough: float = 0.0) -> AnyDesign | None:
+    def draft(self, enough: float) -> Design | None:
+        """Returns about the best design: below an error of `enough`, slow certificates are not looked at at all."""
+        return self._best(lambda design: design, replace(self._target, draft=True), enough)
+
+    def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
         """Returns the design with the smallest expected error, or None if there is none.
 
         Args:
             finish: Makes what is wanted of a certified design. It may turn out to be less accurate, or impossible.
-            enough: An expected error below which certificates that take their time are not looked at.
 
         Raises:
             ConditionError: No design can be finished.
             ParameterError: The same.
         """
+        return self._best(finish, self._target, 0.0)
+
+    def _best(self, finish: Callable[[Design], AnyDesign], target: Target, enough: float) -> AnyDesign | None:
         best: AnyDesign | None = None
         considered: list[Considered] = []
         failure: ConditionError | ParameterError | None = None
@@ -253,12 +255,10 @@ class Contest:
                 considered.append(Considered(name, contender.floor))
                 continue
             reached = math.inf if best is None else best.error.total
-            if (reached <= enough and not contender.at_once) or contender.hopeless(
-                self._setting, self._target, reached
-            ):
+            if (reached <= enough and not contender.at_once) or contender.hopeless(self._setting, target, reached):
                 considered.append(Considered(name, reached))
                 continue
-            design = contender.best(self._setting, self._target, self._values)
+            design = contender.best(self._setting, target, self._values)
             if design is None:
                 considered.append(Considered(name, None, reason=contender.unfit(self._setting, self._values)))
                 continue
@@ -384,7 +384,9 @@ def _might_reach(setting: Setting, target: Target, candidate: Mechanism, reached
         return setting.error(candidate.with_scale(scale)).total < reached
 
     least, widest = setting.useful_scales(candidate)
-    low = min((least, target.ideal_scale(candidate), widest), key=lambda s: setting.error(candidate.with_scale(s)).total)
+    low = min(
+        (least, target.ideal_scale(candidate), widest), key=lambda s: setting.error(candidate.with_scale(s)).total
+    )
     if not better(low):
         return False
     high = 2.0 * low

@@ -226,7 +226,7 @@ def _check_steps(low: Array, high: Array, reach: float) -> None:
         )
 
 
-def _edges(others: int, deviation: float, most: int) -> NDArray[np.int64]:
+def _edges(others: int, deviation: float, most: int = _MOST_BLOCKS) -> NDArray[np.int64]:
     """Returns numbers of clients at 1 between which a block covers all, symmetric: e_j + e_(last - j) = others."""
     count = 2 * round(min(max(_BLOCK_WORK / deviation, _LEAST_BLOCKS), most) / 2.0)
     if others <= count:
@@ -346,8 +346,7 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
         """Returns the excess at x, and at -x."""
         return excess((signs * x).ravel()).reshape(2, -1)
 
-    x = np.append(centre, centre[-1] + width * np.arange(1.0, 1.0 + _PIECE))
-    e = both(x)
+    x, e = centre, both(centre)
     while np.any((over := e > tail * np.minimum(1.0, np.exp(signs * x)))[:, -1]):
         if x[-1] > min(_FARTHEST * deviation, _LARGEST - _PIECE * width):
             raise ConditionError(

@@ -186,7 +186,7 @@ class _Curves:
         self._largest = family.others[-1] if family.others else _scaled(self.first, [self._scale])[0]
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
-        # The last w and κ; how fast log κ rises as log w falls, and the gap falls as log κ rises; which distances decide.
+        # The last w and κ; how fast log κ rises as log w falls, the gap falls as log κ rises; distances that decide.
         self._last, self._rise, self._fall = (0.0, 0.0), 0.0, 1.0
         self._deciding = (math.inf, 0.0)
 

@@ -111,7 +111,9 @@ class Proof(ABC):
 
     # ------------------------------------------------------------------ for the planner
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale, rounded up, with which a run of the mechanism keeps the claim.
 
         Zero where the clipping of coordinates alone keeps neighbours close enough, whatever the scale is.
@@ -121,6 +123,7 @@ class Proof(ABC):
             claim: The (ε, δ) to keep.
             known: A scale that is proved to be enough; a proof that gains next to nothing need not be computed.
             wanted: A scale that is taken anyway where privacy allows it, and may then be returned.
+            draft: Whether a scale that is a few percent larger will do, if it is sooner known.
 
         Raises:
             ConditionError: No scale is proved to be enough.

@@ -92,7 +92,9 @@ def smoothed_certificate(
     return GaussianCertificate(mu=mu, unit_mu=mu / sensitivity * (1.0 + 2.0**-52), tail_mass=mass)
 
 
-def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1) -> float:
+def smoothed_sensitivity(
+    law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1, draft: bool = False
+) -> float:
     """Returns the largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
 
     Raises:
@@ -105,7 +107,7 @@ def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: f
     most = min(reach, 1.01 * mu * math.sqrt(law.variance / rounds))
     if dim * rounds < _FEWEST or mu * mu * law.variance < _FEWEST * most * most:
         raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
-    found = growth(_families(law, most, each, False), around=mu * mu, tail=each)
+    found = growth(_families(law, most, each, False), around=mu * mu, tail=each, draft=draft)
     allowed = math.sqrt(found.affordable(mu * mu) / rounds)
     return allowed if reach <= most else min(allowed, most)
 
@@ -163,10 +165,11 @@ _GAIN, _CLOSE = 1.002, 0.998
 # How far sums without separate noise are from a Gaussian of equal variance.
 _STEPS_EXCESS = 1.0015
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
-_CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9994, 1.0 + 3e-4, 8, 2
+_CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9998, 1.0 + 1e-4, 8, 2
 # Drafts of the certificate; their μ over that of the certificate, roughly and at most; how near to what is allowed they
 # come.
 _DRAFTS, _DRAFT_EXCESS, _DRAFT_MOST, _DRAFT_CLOSE = 6, 1.015, 1.04, 0.03
+_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM = 0.985, 1.005
 # How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
 _LONGEST_STEP, _STEEPEST = 1.3, 6.0
 
@@ -248,11 +251,13 @@ class Smoothed(Proof):
             variation=_variation(run),
         )
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale, within a little, that the certificate of all rounds together proves."""
         law = _law(run)
         if isinstance(law, Steps):
-            return _steps_scale(run, claim, wanted)
+            return _steps_scale(run, claim, wanted, draft)
         if run.sampling.sampled:
             raise ConditionError("The certificate of all rounds together knows of no sampling.")
         if known <= base.ideal_scale(run, claim) / _CLOSE:
@@ -268,6 +273,7 @@ class Smoothed(Proof):
                     mu=mu,
                     tail=share * claim.delta,
                     rounds=base.counted(run),
+                    draft=draft,
                 )
             except ConditionError as error:
                 reason = error
@@ -369,11 +375,12 @@ def _power(last: tuple[float, float] | None, here: tuple[float, float], known: f
     return min(max(math.log(last[1] / here[1]) / math.log(here[0] / last[0]), 1.0), _STEEPEST)
 
 
-def _steps_scale(run: Run, claim: Claim, wanted: float) -> float:
+def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
     """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
     allowed, power, scale = _Allowed.of(run, claim), 1.0, wanted
-    if wanted <= base.ideal_scale(run, claim) * _STEPS_EXCESS:
-        scale, power = _drafted(run, claim)
+    close, aim = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM) if draft else (_CLOSE_ENOUGH, _AIM)
+    if wanted <= (rough := base.ideal_scale(run, claim) * _STEPS_EXCESS):
+        scale, power = (rough * _DRAFT_EXCESS, 1.0) if draft else _drafted(run, claim)
     enough, at_enough = math.inf, 0.0
     # Scales that are too small, and the μ there.
     below, at_below = 0.0, math.inf
@@ -388,20 +395,20 @@ def _steps_scale(run: Run, claim: Claim, wanted: float) -> float:
         if seen[law] > _SAME_ODDS and enough < math.inf:
             break
         try:
-            found = allowed.reached(run, scale, draft=False)[1]
+            found = allowed.reached(run, scale, draft)[1]
         except ConditionError as error:
             found, reason = math.inf, error
         if found <= allowed.mu and tried <= enough:
             enough, at_enough = tried, found
             # A scale that is wanted anyway need not be the smallest.
-            if found >= _CLOSE_ENOUGH * allowed.mu or wanted >= tried * (1.0 - 1e-9):
+            if found >= close * allowed.mu or wanted >= tried * (1.0 - 1e-9):
                 break
         elif found > allowed.mu and tried >= below:
             below, at_below = tried, found
         if found < math.inf:
             power = _power(last, (tried, found), power)
         last = (tried, found) if found < math.inf else None
-        following = max(tried, 1e-300) * min((found / allowed.mu) ** (1.0 / power), _LONGEST_STEP) * _AIM
+        following = max(tried, 1e-300) * min((found / allowed.mu) ** (1.0 / power), _LONGEST_STEP) * aim
         if below and enough < math.inf and not below < following < enough:
             share = math.log(allowed.mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
             following = enough * (below / enough) ** share * (1.0 + 1e-4)
