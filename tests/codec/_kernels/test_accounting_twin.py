@@ -164,6 +164,10 @@ SQUARE, EMPTY = np.ones((3, 4)), np.ones((3, 5))
 ROW = np.ones(4)
 
 
+def _raised(wanted: NDArray[np.bool_], c1: NDArray[np.float64], found: NDArray[np.float64]) -> None:
+    _native.raise_to_excess(SQUARE, SQUARE, SQUARE, SQUARE, wanted, ROW, ROW, c1, found)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -174,9 +178,9 @@ ROW = np.ones(4)
         lambda: _native.tilted_sums(SQUARE, SQUARE, 1.0, np.ones((2, 7))),
         lambda: _native.log_averages(SQUARE, SQUARE, SQUARE, SQUARE, ROW, ROW, ROW[:3], SQUARE.copy(), SQUARE.copy()),
         lambda: _native.log_sums(SQUARE, EMPTY, SQUARE.copy(), SQUARE.copy()),
-        lambda: _native.raise_to_excess(*[SQUARE] * 4, np.ones((3, 5), bool), ROW, ROW, ROW, np.ones(3)),
-        lambda: _native.raise_to_excess(*[SQUARE] * 4, np.ones((3, 4), bool), ROW, ROW, ROW[:3], np.ones(3)),
-        lambda: _native.raise_to_excess(*[SQUARE] * 4, np.ones((3, 4), bool), ROW, ROW, ROW, np.ones(4)),
+        lambda: _raised(np.ones((3, 5), bool), ROW, np.ones(3)),
+        lambda: _raised(np.ones((3, 4), bool), ROW[:3], np.ones(3)),
+        lambda: _raised(np.ones((3, 4), bool), ROW, np.ones(4)),
         lambda: _native.bessel_ratios(1.0, 2, 0.1, 1.0, np.ones(3), np.ones(3)),
         lambda: _native.bessel_ratios(1.0, 9, 0.1, 1.0, np.ones(3), np.ones(4)),
     ],
