@@ -78,7 +78,8 @@ class CpsgdController(ModelController):
             delta: δ of the guarantee.
             examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`, or of `plan_examples`: dropout, bits, clip_norm and so on;
-                `colluding` is 1 unless it is given here.
+                `colluding` is 1 unless it is given here. With `correlated` and `examples` sites keep what they take
+                away beside their memory, and each example is in one round (`accepted_round`).
             apply: Moves the model by the mean update; by default it is added. Privacy does not depend on it.
             secure: Sums by secure aggregation. Without, the server sees each client's noisy message.
             roster: File with the public keys of all clients; empty for none.
@@ -94,13 +95,12 @@ class CpsgdController(ModelController):
             persistor_id: NVFlare's name of the component that loads and saves the model.
 
         Raises:
-            ParameterError: The plan is to have correlated noise.
+            ParameterError: The plan is to have correlated noise, and sites do not stay.
         """
-        if (plan or {}).get("correlated") is not None:
+        if (plan or {}).get("correlated") is not None and examples is None:
             raise ParameterError(
-                f"correlated={(plan or {})['correlated']!r}: jobs of NVFlare have independent noise in every round, "
-                "for train scripts are not told which round their client has accepted. Leave correlated out, or use "
-                "Flower."
+                f"correlated={(plan or {})['correlated']!r}: in jobs of NVFlare it is for silos that stay, and whose "
+                "examples are in one round each. Give examples, leave correlated out, or use Flower."
             )
         super().__init__(persistor_id=persistor_id, task_check_period=_POLL_SECONDS)
         # Under these names the Job API writes them into the job's configuration.
@@ -155,7 +155,8 @@ class CpsgdController(ModelController):
         basic = (self.num_clients, dim + self._extra, self.epsilon, self.delta)
         if self.examples is None:
             return plan(*basic, **wanted)
-        return plan_examples(*basic, examples=self.examples, participation="every", **wanted)
+        scheme = "every" if wanted.get("correlated") is None else "once"
+        return plan_examples(*basic, examples=self.examples, **{"participation": scheme, **wanted})
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

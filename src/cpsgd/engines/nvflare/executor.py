@@ -156,7 +156,8 @@ class CpsgdExecutor(Executor):
             dim = protocol.dim - (0 if extras is None else extras.size)
             start = flatten(sent.params, dim)
             # The train script sees what was accepted here, and nothing else of what the server wrote.
-            meta = {ACCEPTED: {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0}}
+            accepted = {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0, "round": session.round}
+            meta = {ACCEPTED: accepted}
             rounds = {"current_round": sent.current_round, "total_rounds": sent.total_rounds}
             task = FLModelUtils.to_shareable(FLModel(ParamsType.FULL, sent.params, meta=meta, **rounds))
             found = self._train(task, fl_ctx, abort_signal)
@@ -194,6 +195,23 @@ class CpsgdExecutor(Executor):
         if not isinstance(metrics, list):
             raise ParameterError(f"Expected allow_metrics to be a list of names, got {type(metrics).__name__}.")
         return Limits(**fields), frozenset(metrics), bool(site.get("secure", self.secure))
+
+
+def accepted_round(received: FLModel) -> int:
+    """Returns the round, from 1 on, that the client has accepted, for a train script with `disjoint` examples.
+
+    It is not the server's `current_round`: which examples are in which round must not be for the server to say.
+
+    Args:
+        received: The model that `flare.receive()` returned.
+
+    Raises:
+        ParameterError: The train script does not run under `CpsgdExecutor`.
+    """
+    found = (received.meta or {}).get(ACCEPTED, {}).get("round")
+    if not isinstance(found, int) or found < 1:
+        raise ParameterError("accepted_round needs a train script under CpsgdExecutor.")
+    return found
 
 
 def silo_sum(
