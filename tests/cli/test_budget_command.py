@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ def budget(cpsgd: Any) -> Any:
 
 def mean(cpsgd: Any, *options: object) -> Any:
     return cpsgd(
-        "mean", "table.npy", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people", *options
+        "round mean", "table.npy", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people", *options
     )
 
 
@@ -59,7 +57,7 @@ def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
     shown = budget.json("budget", "show", "b.ledger")
     (people,) = shown["populations"]
     assert (people["rounds"], people["unreleased"], len(people["entries"])) == (rounds, 0, rounds)
-    assert people["entries"][0]["event"]["label"] == "cpsgd mean table.npy"
+    assert people["entries"][0]["event"]["label"] == "cpsgd table mean table.npy"
 
 
 def test_one_mean_for_people(budget: Any) -> None:
@@ -93,10 +91,10 @@ def test_a_table_that_is_damaged_at_its_end_costs_nothing(budget: Any) -> None:
     Path("table.csv").write_text(good * 199 + good.replace("0.01", "x"))
     before = Path("b.ledger").read_bytes()
     options = ("--protocol", "p.json", "--ledger", "b.ledger", "--population", "people")
-    budget.refuses("line 200, column 1: not a number", "mean", "table.csv", *options)
+    budget.refuses("line 200, column 1: not a number", "round mean", "table.csv", *options)
     assert Path("b.ledger").read_bytes() == before
     Path("table.csv").write_text(good * 200)  # the same options with a good table
-    budget.succeeds("mean", "table.csv", *options)
+    budget.succeeds("round mean", "table.csv", *options)
     assert Path("b.ledger").read_bytes() != before
 
 
@@ -125,7 +123,7 @@ def test_a_table_that_loses_rows_while_it_is_read_costs_nothing(budget: Any, mon
     before = Path("b.ledger").read_bytes()
     budget.refuses(
         "it had 200 rows, and then 150",
-        "mean",
+        "round mean",
         "table.csv",
         "--protocol",
         "p.json",
@@ -172,7 +170,7 @@ def test_what_was_reserved_and_not_released_is_shown(budget: Any) -> None:
     ],
 )
 def test_charges_that_are_refused(budget: Any, options: tuple[object, ...], words: str) -> None:
-    budget.refuses(words, "mean", "table.npy", *options)
+    budget.refuses(words, "round mean", "table.npy", *options)
     assert not Path("mean.npy").exists()
     assert not Path("none.ledger").exists()
     assert Ledger("b.ledger").total("people").rounds == 0
@@ -187,19 +185,14 @@ def test_verify(budget: Any) -> None:
     text = budget("budget", "verify", "b.ledger").stdout
     assert "4 records, every hash holds" in text
     assert "a cut end would not be noticed" in text
-    with closing(sqlite3.connect("b.ledger", isolation_level=None)) as connection:
-        trigger = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'records_stay'").fetchone()[0]
-        connection.execute("DROP TRIGGER records_stay")
-        connection.execute("DELETE FROM records WHERE number = 3")
-        connection.execute(trigger)
-        result = budget("budget", "verify", "b.ledger")
-        assert result.exit_code == 1
-        assert "end of the ledger is missing" in result.stderr
-        # By somebody who knows what else is in the file:
-        connection.execute("UPDATE head SET number = 2, hash = (SELECT hash FROM records WHERE number = 2)")
-        connection.execute("UPDATE entries SET closed = NULL")
-    # Sums over the index notice it, until that is made anew.
-    assert "its index or snapshot, is damaged" in budget("budget", "verify", "b.ledger", "--head", head).stderr
+    lines = Path("b.ledger").read_bytes().splitlines(keepends=True)
+    Path("b.ledger").write_bytes(b"".join(lines[:3]))
+    result = budget("budget", "verify", "b.ledger")
+    assert result.exit_code == 1
+    assert "end of the ledger is missing" in result.stderr
+    # By somebody who knows what else is in the folder:
+    Path("b.ledger.index").unlink()
+    budget.succeeds("budget", "verify", "b.ledger", "--head", head)
     budget.succeeds("budget", "repair", "b.ledger")
     budget.succeeds("budget", "verify", "b.ledger", "--head", head)
     result = budget("budget", "verify", "b.ledger", "--head", later, "--json")

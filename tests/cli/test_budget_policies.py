@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, replica, snapshots
+from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, replica
 from cpsgd.protocol import Protocol
 
 EVENT = RoundEvent(Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0), survivors=1_000)
@@ -28,13 +28,13 @@ def save_people() -> None:
 
 
 COMMANDS: dict[str, tuple[object, ...]] = {
-    "mean": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
-    "sum": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
-    "count": ("people.csv", "--columns", "z"),
-    "histogram": ("people.csv", "--columns", "x", "--edges", "0,0.5,1"),
-    "quantiles": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
-    "kmeans": ("people.csv", "--columns", "x,y", "--clusters", 2, "--rounds", 2),
-    "pca": ("people.csv", "--columns", "x,y", "--components", 1),
+    "table mean": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
+    "table sum": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
+    "table count": ("people.csv", "--columns", "z"),
+    "table histogram": ("people.csv", "--columns", "x", "--edges", "0,0.5,1"),
+    "table quantiles": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
+    "table kmeans": ("people.csv", "--columns", "x,y", "--clusters", 2, "--rounds", 2),
+    "table pca": ("people.csv", "--columns", "x,y", "--components", 1),
 }
 
 
@@ -60,7 +60,9 @@ def test_every_statistic_charges_a_ledger_and_tells_its_witness(cpsgd: Any, comm
 
 def test_a_witness_needs_a_ledger(cpsgd: Any) -> None:
     save_people()
-    cpsgd.refuses("give --ledger", "sum", *COMMANDS["sum"], "--epsilon", 1, "--delta", 1e-6, "--witness", "w.txt")
+    cpsgd.refuses(
+        "give --ledger", "table sum", *COMMANDS["table sum"], "--epsilon", 1, "--delta", 1e-6, "--witness", "w.txt"
+    )
 
 
 def test_policies_are_shown(cpsgd: Any) -> None:
@@ -94,8 +96,8 @@ def test_giving_up_a_round(cpsgd: Any) -> None:
 
 def test_lines_for_a_witness(cpsgd: Any) -> None:
     create(cpsgd)
-    cpsgd("identity", "create", "me.key")
-    cpsgd("identity", "create", "other.key")
+    cpsgd("round identity", "create", "me.key")
+    cpsgd("round identity", "create", "other.key")
     line = cpsgd("budget", "witness", "b.ledger", "--identity", "me.key", "--out", "w.txt").stdout
     assert Path("w.txt").read_text() == line
     old = Path("b.ledger").read_bytes()
@@ -113,6 +115,8 @@ def test_lines_for_a_witness(cpsgd: Any) -> None:
     assert "not signed by whom" in result.stderr
     assert cpsgd("budget", "verify", "b.ledger", "--signers", "me.key.pub").exit_code == 2
     Path("b.ledger").write_bytes(old)
+    assert cpsgd("budget", "verify", "b.ledger").exit_code == 1
+    Path("b.ledger.index").unlink()
     result = cpsgd(*check, "--json")
     assert result.exit_code == 1
     assert "has seen" in json.loads(result.stdout)["reason"]
@@ -125,8 +129,8 @@ def test_lines_for_a_witness(cpsgd: Any) -> None:
 def test_a_report_for_an_auditor(cpsgd: Any) -> None:
     create(cpsgd)
     Ledger("b.ledger").reserve("people", EVENT)
-    cpsgd("identity", "create", "me.key")
-    cpsgd("identity", "create", "other.key")
+    cpsgd("round identity", "create", "me.key")
+    cpsgd("round identity", "create", "other.key")
     facts = json.loads(
         cpsgd("budget", "report", "b.ledger", "--identity", "me.key", "--out", "r.json", "--json").stdout
     )
@@ -151,13 +155,12 @@ def test_a_report_for_an_auditor(cpsgd: Any) -> None:
 
 
 def test_repair(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(replica, "SNAPSHOT_EVERY", 3)
     ledger = Ledger("b.ledger")
     ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
     for _ in range(3):
         ledger.reserve("people", EVENT)
-    with ledger._replica.store.writing() as connection:
-        connection.execute("DELETE FROM entries")
+    Path("b.ledger.index").write_bytes(bytes(200))
     result = cpsgd("budget", "verify", "b.ledger")
     assert result.exit_code == 1
     assert "cpsgd budget repair" in result.stderr

@@ -129,7 +129,7 @@ def test_a_round_by_commands_over_tls_with_roster_and_budget(cpsgd: Any, tmp_pat
     folder.mkdir()
     roster = []
     for index in range(9):
-        roster.append(cpsgd.json("identity", "create", f"client{index}.key")["public_key"])
+        roster.append(cpsgd.json("round identity", "create", f"client{index}.key")["public_key"])
         np.save(f"v{index}.npy", np.full(DIM, 0.1))
     Path("roster").write_text("\n".join(roster) + "\n")
     cpsgd.succeeds("budget", "create", "b.ledger", "--population", "phones", "--epsilon", 20, "--delta", 1e-4)

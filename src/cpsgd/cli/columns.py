@@ -1,4 +1,4 @@
-"""`cpsgd mean|sum|count|histogram|quantiles TABLE`: private statistics of a table's named columns."""
+"""`cpsgd table mean|sum|count|histogram|quantiles TABLE`: private statistics of a table's named columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import json as json_module
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from cpsgd.statistics.rows import Statistic
 
 TABLE = Group("Table", sort_key=3)
-# Files with named columns, which are never a table of vectors.
-_NAMED = (".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".arrow")
 # Values that are printed.
 _SHOWN = 60
 # Given twice, the second list would not add to the first but replace it.
@@ -94,11 +92,6 @@ class ColumnOptions:
     bounds: _List = None
     user: str | None = None
     group_by: _List = None
-
-    @property
-    def given(self) -> bool:
-        """Whether any of these options was given."""
-        return any(getattr(self, entry.name) is not None for entry in fields(self))
 
     @property
     def names(self) -> list[str] | None:
@@ -181,10 +174,12 @@ class StatisticChoice:
 Choice = Annotated[StatisticChoice, options.FLAT]
 
 
-def is_table(file: Path, columns: ColumnOptions) -> bool:
-    """Returns whether a file is a table of named columns: it always has names, or options speak of columns."""
-    folder = file.is_dir() and file.suffix.lower() not in (".npy", ".npz")
-    return columns.given or file.name.lower().endswith(_NAMED) or folder
+def mean(file: File, /, *, chosen: Choice) -> None:
+    """Average a table's columns, so that (ε, δ) protects each user.
+
+    Each column has its own bounds. Without --user each row is another person's.
+    """
+    release("mean", file, chosen, **chosen.columns.about)
 
 
 def sum(file: File, /, *, chosen: Choice, rows_per_user: RowsPerUser = None) -> None:

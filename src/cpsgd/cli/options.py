@@ -37,7 +37,9 @@ def file_option(help: str, *, name: str | None = None, metavar: str = "FILE", gr
 Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]
 Key = Annotated[str | None, Parameter(help="Name of the array in an .npz file that holds several.")]
 Table = Annotated[Path, Parameter(name="FILE", help="An .npy, .npz or .csv table, one row per client.")]
-ProtocolFile = Annotated[Path, file_option("The protocol's JSON, as written by `cpsgd protocol`.", name="--protocol")]
+ProtocolFile = Annotated[
+    Path, file_option("The protocol's JSON, as written by `cpsgd round protocol`.", name="--protocol")
+]
 AcceptEpsilon = Annotated[
     float | None,
     Parameter(
@@ -194,7 +196,7 @@ class ProtocolChoice:
             if others := beside("--protocol", "--adjacency"):
                 raise ParameterError(
                     f"The protocol file already fixes every parameter; leave out {others}, or write a new file with "
-                    "`cpsgd protocol`."
+                    "`cpsgd round protocol`."
                 )
             from cpsgd.cli import _files
 

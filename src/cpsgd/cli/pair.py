@@ -14,6 +14,7 @@ from cyclopts import Parameter, validators
 from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
+from cpsgd.cli.commands import COMMANDS
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import CpsgdError, ParameterError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from cpsgd.engines.pair.running import PairServerOptions
     from cpsgd.engines.pair.task import PairTask, Secrets
 
-app = new_app("pair")
+app = new_app("pair", example=COMMANDS["pair"].example)
 
 TaskFile = Annotated[Path, options.file_option("The task, task.json as `cpsgd pair create` wrote it.", name="--task")]
 Certificates = Annotated[

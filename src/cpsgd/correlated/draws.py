@@ -12,6 +12,7 @@ factor within 1 ± 10^-130 (docs/proofs/correlated-gaussian.md).
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ _FINE_RATIO = fine_gaussian.LEAST_RATIO
 @lru_cache(maxsize=16)
 def _rounder(ratio: float) -> GaussianRounder:
     table = fine_gaussian.table(ratio, fine_gaussian.farthest(ratio))
-    return GaussianRounder(1, _WINDOW, 1, table.high, table.low)
+    return GaussianRounder(1, _WINDOW, 0, table.high, table.low)
 
 
 def farthest_point(ratio: float) -> int:
@@ -64,16 +65,10 @@ def farthest_point(ratio: float) -> int:
 
 
 def draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> Points:
-    """Draws `count` discrete Gaussians with a deviation of `ratio` cells, from DRAW_BYTES of keystream each.
-
-    The kernel rounds n to n/2, and n + 1 to (n + 1)/2, both down; together these are n.
-    """
-    rounder, total = _rounder(ratio), np.full(count, -_WINDOW, dtype=np.int64)
+    """Draws `count` discrete Gaussians with a deviation of `ratio` cells, from DRAW_BYTES of keystream each."""
     values = np.empty(count, dtype=np.uint32)
-    for point in (0.0, 1.0):
-        rounder.values(np.full(count, point, dtype=np.float32), keystream[: DRAW_BYTES * count], values)
-        total += values
-    return total
+    _rounder(ratio).values(np.zeros(count, dtype=np.float32), keystream[: DRAW_BYTES * count], values)
+    return values.astype(np.int64) - _WINDOW // 2
 
 
 def own_shifts(fraction_bits: int) -> tuple[int, ...]:
@@ -82,6 +77,29 @@ def own_shifts(fraction_bits: int) -> tuple[int, ...]:
     while shifts[-1] > 0:
         shifts.append(max(0, shifts[-1] - FINER_BITS))
     return tuple(shifts)
+
+
+def wide_parts(deviation: float) -> list[tuple[float, int]]:
+    """Returns draws, as ratios and left shifts, whose sum is a discrete Gaussian of any deviation from 2048 points on.
+
+    A draw on a coarse grid and finer ones, each 2^9 times as fine as the one before, down to the integers: together
+    they are what one draw of all their variance would be, within 1e-130 (docs/proofs/correlated-gaussian.md).
+    """
+    least, coarse = _FINE_RATIO * CELL, 0
+    while deviation**2 - sum(4.0**shift for shift in _finer(coarse + 1)) * least**2 >= 4.0 ** (coarse + 1) * least**2:
+        coarse += 1
+    finer = _finer(coarse)
+    rest = deviation**2 / 4.0**coarse - sum(4.0 ** (shift - coarse) for shift in finer) * least**2
+    return [(math.sqrt(rest) / CELL, coarse), *((_FINE_RATIO, shift) for shift in finer)]
+
+
+def _finer(coarse: int) -> list[int]:
+    """Returns the left shifts of the refinement draws, coarsest first."""
+    found = []
+    while coarse > 0:
+        coarse = max(0, coarse - FINER_BITS)
+        found.append(coarse)
+    return found
 
 
 @dataclass(frozen=True)
