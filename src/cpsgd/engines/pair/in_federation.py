@@ -44,7 +44,9 @@ class PairLeader:
             ParameterError: The files contradict each other, or the task has messages of the servers' own.
             TransportError: The helper does not answer.
         """
-        files = {name: Path(value) if isinstance(value, str) else value for name, value in options.items()}
+        files: dict[str, Any] = {
+            name: Path(value) if isinstance(value, str) else value for name, value in options.items()
+        }
         chosen = PairServerOptions(task=Path(task), secrets=Path(secrets), store=store, **files)
         books = open_books("leader", chosen)
         self.task: PairTask = books.task
