@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -67,6 +67,7 @@ class CpsgdController(ModelController):
         measures: dict[str, list[float]] | None = None,
         adaptive: dict[str, float] | None = None,
         pace: dict[str, float] | None = None,
+        pair: dict[str, str] | None = None,
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
     ) -> None:
         """Takes what the plan is to keep; all of it is plain enough for a job's configuration.
@@ -92,6 +93,8 @@ class CpsgdController(ModelController):
             adaptive: The fields of `cpsgd.federation.extras.AdaptiveClip`, to find the norm that updates are clipped to
                 by a private count of those that were: one coordinate more, too. None for the plan's norm.
             pace: The fields of `cpsgd.federation.carrying.Pace`: how many seconds to wait for what.
+            pair: Arguments of `cpsgd.engines.pair.in_federation.PairLeader`, files on the server: sums by one message
+                to two servers, of which this one is the leader. None for none.
             persistor_id: NVFlare's name of the component that loads and saves the model.
 
         Raises:
@@ -108,6 +111,7 @@ class CpsgdController(ModelController):
         self.examples, self.plan, self.apply, self.secure = examples, plan, apply, secure
         self.roster, self.ledger, self.population, self.checkpoint = roster, ledger, population, checkpoint
         self.measures, self.adaptive, self.pace, self.persistor_id = measures, adaptive, pace, persistor_id
+        self.pair = pair
         self._pace = Pace(**(pace or {}))
         self._adaptive = None if adaptive is None else AdaptiveClip(**adaptive)
         self._measures = {name: (low, high) for name, (low, high) in (measures or {}).items()}
@@ -122,6 +126,11 @@ class CpsgdController(ModelController):
             return
         dim = sum(np.size(array) for array in model.params.values())
         with ExitStack() as stack:
+            servers = None
+            if self.pair is not None:
+                from cpsgd.engines.pair.in_federation import PairLeader
+
+                servers = stack.enter_context(closing(PairLeader(**self.pair)))
             terms = Terms(
                 plan=self.make_plan(dim),
                 secure=self.secure,
@@ -130,6 +139,7 @@ class CpsgdController(ModelController):
                 ledger=stack.enter_context(Ledger(self.ledger)) if self.ledger else None,
                 population=self.population or None,
                 engine="nvflare",
+                pair=servers,
             )
             self.info(f"cpsgd: {self.num_clients} clients, {terms.way}. {terms.plan.guarantee}")
             course: Course[str] = Course(
@@ -151,7 +161,8 @@ class CpsgdController(ModelController):
 
     def make_plan(self, dim: int) -> Plan:
         """Returns the plan for a model with `dim` parameters, and for what rides on its updates."""
-        wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, "secure": self.secure}
+        way = {"secure": self.secure} if self.pair is None else {"pair": True}
+        wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, **way}
         basic = (self.num_clients, dim + self._extra, self.epsilon, self.delta)
         if self.examples is None:
             return plan(*basic, **wanted)

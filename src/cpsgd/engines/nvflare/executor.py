@@ -26,6 +26,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.engines.nvflare import shareables
 from cpsgd.engines.nvflare.shareables import ACCEPTED
+from cpsgd.engines.pair import task_of
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import (
     CpsgdError,
@@ -66,7 +67,7 @@ class CpsgdExecutor(Executor):
 
         {"limits": {"epsilon": 4.0, "delta": 1e-6}, "allow_metrics": [], "secure": true,
          "require_memory": true, "require_roster": true,
-         "cpsgd-memory": "/path", "cpsgd-identity": "/path", "cpsgd-roster": "/path"}
+         "cpsgd-memory": "/path", "cpsgd-identity": "/path", "cpsgd-roster": "/path", "cpsgd-task": "/path"}
 
     Every field may be left out; one that is not known refuses every round. A limit that stands there replaces the
     job's, and `epsilon` also the job's `delta`, `colluding`, `adjacency`, `examples` and `fingerprint`, for it means
@@ -145,6 +146,7 @@ class CpsgdExecutor(Executor):
             memory=memory,
             signing=signing,
             secure=secure,
+            task=task_of(site),
         )
         metrics: dict[str, float] = {}
 
