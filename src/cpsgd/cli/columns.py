@@ -16,11 +16,10 @@ from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
-from cpsgd.planner.requirements import BEST
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-    from cpsgd.statistics.rows import Statistic
+    from cpsgd.statistics.results import Statistic
 
 TABLE = Group("Table", sort_key=3)
 # Files with named columns, which are never a table of vectors.
@@ -37,14 +36,12 @@ class CostOptions:
 
     Attributes:
         epsilon: ε, per user or per row.
-        delta: δ of the guarantee.
-        bits: Bits per coordinate. Nothing is sent here: if not given, as many as it takes to be as good as the Gaussian
-            mechanism.
+        delta: δ of the guarantee. With one, noise may be Gaussian, which is less where there are many values; none is
+            spent where it does not help.
     """
 
     epsilon: float
-    delta: float
-    bits: float | None = None
+    delta: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +163,11 @@ class StatisticChoice:
     """Options of every statistic.
 
     Attributes:
-        mechanism: What a coordinate becomes: "best", or the name of a mechanism.
         json: Print one JSON object instead of text.
     """
 
     cost: Annotated[CostOptions, options.FLAT]
     columns: Columns = NO_COLUMNS
-    mechanism: str = BEST
     budget: Budgets = NO_BUDGET
     result: Annotated[ResultOptions, options.FLAT] = NO_RESULT
     json: bool = False
@@ -259,7 +254,7 @@ def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -
 
         _files.check_output(result.plot, file)
         plotting.new_figure(1.0, 1.0)  # refuses if it cannot draw, before anything is spent
-    about |= {**vars(chosen.cost), "mechanism": chosen.mechanism, **chosen.columns.whose}
+    about |= {**vars(chosen.cost), **chosen.columns.whose}
     table = open_table(file)
     ask: Callable[..., Statistic] = getattr(statistics, statistic)
     with output.warnings_shown(), output.progress(table.rows, "rows") as advance:
@@ -301,7 +296,11 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         (found.statistic, f"of {found.users:,} {found.unit}s, intervals hold with {100 * found.confidence:g} %"),
         *values,
         *([("bounds", bounds)] if bounds else []),
-        ("message", f"{found.dim:,} coordinate{'s' * (found.dim != 1)} of {found.bits:.4g} bits per {found.unit}"),
+        *[
+            (cut.cut, f"{100 * cut.share:.3g} % of {found.unit}s  [{100 * cut.low:.3g}, {100 * cut.high:.3g}]")
+            for cut in found.cut_off
+        ],
+        ("noise", found.mechanism),
         ("privacy", f"{found.claim} per {found.unit}, {found.adjacency} neighbours"),
         ("proved by", found.citation),
         *([] if found.assumption is None else [("assuming", found.assumption)]),

@@ -21,14 +21,13 @@ from cpsgd.cli import columns as table
 from cpsgd.cli.columns import NO_BUDGET, NO_COLUMNS, BudgetOptions
 from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
-from cpsgd.planner.requirements import BEST
 
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator
     from cpsgd.cli._files import Array, Rows
     from cpsgd.expectation import Expectation
     from cpsgd.protocol import Protocol
-    from cpsgd.statistics.planned import Charge
+    from cpsgd.statistics.charge import Charge
 
 # Coordinates that a thread works on at a time: milliseconds of work, a megabyte or two of data.
 _BLOCK = 1 << 18
@@ -96,12 +95,11 @@ def run(
         if others := ", ".join(name for name in parameters.given if name != "--mechanism"):
             raise ParameterError(f"Of named columns the planner chooses {others}; leave it out.")
         cost = options.given(required)
-        if "epsilon" not in cost or "delta" not in cost:
-            raise ParameterError("Missing --epsilon and --delta: a mean of people's columns is released with both.")
+        if "epsilon" not in cost:
+            raise ParameterError("Missing --epsilon: a mean of people's columns is released with it.")
         chosen = table.StatisticChoice(
             cost=table.CostOptions(**cost),
             columns=columns,
-            mechanism=parameters.mechanism.mechanism or BEST,
             budget=budget,
             result=table.ResultOptions(confidence=confidence, out=out, plot=plot),
             json=json,
@@ -235,9 +233,9 @@ def _quote(budget: BudgetOptions, protocol: Protocol, **event: Any) -> Charge | 
     ledger = budget.open()
     if ledger is None and budget.population is None:
         return None
-    from cpsgd.statistics.planned import Charge
+    from cpsgd.statistics.charge import Charge, events_of
 
-    return Charge.of(ledger, budget.population, [protocol], **event)
+    return Charge.of(ledger, budget.population, events_of([protocol], **event))
 
 
 def _spent(charge: Charge) -> tuple[dict[str, Any], list[tuple[str, str]]]:

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from cpsgd.statistics.one_machine import mean as mean
     from cpsgd.statistics.one_machine import quantiles as quantiles
     from cpsgd.statistics.one_machine import sum as sum
+    from cpsgd.statistics.partial import Job as Job
+    from cpsgd.statistics.partial import Partial as Partial
+    from cpsgd.statistics.partial import Task as Task
     from cpsgd.statistics.planned import Planned as Planned
     from cpsgd.statistics.ranks import Quantiles as Quantiles
-    from cpsgd.statistics.rows import Statistic as Statistic
+    from cpsgd.statistics.results import CutOff as CutOff
+    from cpsgd.statistics.results import Statistic as Statistic
 
 _NAMES = {
     "aggregates": ("Count", "Histogram", "Mean", "Sum"),
@@ -37,6 +41,7 @@ _NAMES = {
     "one_machine": ("ClippingWarning", "count", "histogram", "mean", "quantiles", "sum"),
     "planned": ("Planned",),
     "ranks": ("Quantiles",),
-    "rows": ("Statistic",),
+    "partial": ("Job", "Partial", "Task"),
+    "results": ("CutOff", "Statistic"),
 }
 __getattr__ = on_demand(__name__, {name: module for module, names in _NAMES.items() for name in names})
