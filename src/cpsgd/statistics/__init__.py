@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cpsgd.statistics.one_machine import sum as sum
     from cpsgd.statistics.partial import Job as Job
     from cpsgd.statistics.partial import Partial as Partial
-    from cpsgd.statistics.partial import Task as Task
+    from cpsgd.statistics.partial import SumTask as SumTask
     from cpsgd.statistics.planned import Planned as Planned
     from cpsgd.statistics.ranks import Quantiles as Quantiles
     from cpsgd.statistics.results import CutOff as CutOff
@@ -41,7 +41,7 @@ _NAMES = {
     "one_machine": ("ClippingWarning", "count", "histogram", "mean", "quantiles", "sum"),
     "planned": ("Planned",),
     "ranks": ("Quantiles",),
-    "partial": ("Job", "Partial", "Task"),
+    "partial": ("Job", "Partial", "SumTask"),
     "results": ("CutOff", "Statistic"),
 }
 __getattr__ = on_demand(__name__, {name: module for module, names in _NAMES.items() for name in names})

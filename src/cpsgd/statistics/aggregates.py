@@ -146,6 +146,7 @@ class Sum(RowQuestion):
     is at most √d. Two rows of one group are at most √Σ((high - low)/m)² apart, of two groups √(2d). A row is at most √d
     from zero, which stands for the rows that a user lacks and for missing values. The distance is the largest of those
     that apply; for bounds from 0 on and one group it is √d. Added up over the columns it is Σ(high - low)/m, 2d and d.
+    Where single values may be missing, (high - low)/m counts as 1 if it is less.
 
     Args:
         bounds: The columns with the bounds of each.
@@ -190,6 +191,8 @@ class Sum(RowQuestion):
     def geometry(self) -> Geometry:
         """The vectors' dimension, largest norm and largest distance; the class says why."""
         d, spans = len(self._low), (self._high - self._low) / self._unit
+        if self.missing == "drop":
+            spans = np.maximum(spans, 1.0)  # any column may be zero beside others that are not
         if self._is_centred:
             return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1", 0.5 * d, d)
         apart = max(math.sqrt(float(spans @ spans)), math.sqrt(2.0 * d if self.blocks > 1 else d))

@@ -21,8 +21,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
 from cpsgd.statistics.aggregates import Count, Histogram, Mean, Sum
 from cpsgd.statistics.charge import Charge, events_of
-from cpsgd.statistics.noise import Neighbours, SumNoise, Wish, allot, laplace_noise, total
-from cpsgd.statistics.partial import CutUsers, Job, Partial, Task
+from cpsgd.statistics.partial import CutUsers, Job, Partial, SumTask
 from cpsgd.statistics.questions import Geometry, Matrix
 from cpsgd.statistics.ranks import MUCH, Quantiles, Ranges, beyond
 from cpsgd.statistics.results import CutOff, Reading, Statistic, shares
@@ -37,6 +36,7 @@ from cpsgd.statistics.rows import (
     interval_width,
 )
 from cpsgd.statistics.selection import CITATION, Selection, Tally
+from cpsgd.statistics.sum_noise import Neighbours, SumNoise, Wish, allot, laplace_noise, less_reserve, total
 from cpsgd.tables import Chunk, DataTable, open_table
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ def _release(
     found: list[SumNoise] = noises[-1:] if search is not None else []
     advance = asked.advance
     if search is not None or selection is not None:
-        job = Job(() if search is None else (Task(search, found[0]),), asked.user, asked.missing is not None)
+        job = Job(() if search is None else (SumTask(search, found[0]),), asked.user, asked.missing is not None)
         first, tally = _first_pass(job, asked, question, selection)
         _check_affordable(asked, noises, selection)
         tail = 0.0 if search is None else beyond(found[0].variance ** 0.5 / first.users, first.users)
@@ -405,9 +405,9 @@ def _release(
                 return _no_groups(asked, question, selection, first.users, found)
             question = question.among(columns, kept).central(asked.neighbours, asked.user)
             noises = allot([*_wishes(question), *wish], rest, asked.neighbours, squares=squares)
-    tasks = [Task(question, noises[0])]
+    tasks = [SumTask(question, noises[0])]
     if question.cuts:
-        tasks.append(Task(CutUsers(question), noises[1]))
+        tasks.append(SumTask(CutUsers(question), noises[1]))
     job = Job(tuple(tasks), asked.user, asked.missing is not None)
     partial = job.partial(asked.source, advance=advance)
     if asked.neighbours == "replace-one":
@@ -422,7 +422,7 @@ def _release(
 
 def _split(claim: Claim, epsilon: float, delta: float) -> tuple[Claim, Claim]:
     """Returns two claims that add up to no more than this one; the first has these parts of ε and δ."""
-    part = Claim(epsilon * claim.epsilon, delta * claim.delta)
+    part = Claim(less_reserve(epsilon * claim.epsilon), delta * claim.delta)
     return part, Claim((claim.epsilon - part.epsilon) * (1.0 - 1e-15), (claim.delta - part.delta) * (1.0 - 1e-15))
 
 
@@ -502,7 +502,7 @@ def finished(job: Job, partial: Partial, confidence: float, proof: Proof) -> Sta
 
 
 def statistic_of(
-    tasks: Sequence[Task], released: Sequence[Matrix], users: int, user: str | None, confidence: float, proof: Proof
+    tasks: Sequence[SumTask], released: Sequence[Matrix], users: int, user: str | None, confidence: float, proof: Proof
 ) -> Statistic:
     """Returns the statistic behind the released sums of a question and, if it cuts off, of `CutUsers`."""
     question, noise = tasks[0].summed, tasks[0].noise

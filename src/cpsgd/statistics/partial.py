@@ -8,7 +8,7 @@ as the table. `Job.release` draws the noise, once.
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -17,9 +17,9 @@ import numpy as np
 
 from cpsgd._exact import Integers
 from cpsgd.errors import ParameterError, TableError
-from cpsgd.statistics.noise import SUM_LIMIT, SumNoise
 from cpsgd.statistics.questions import Geometry, Matrix
 from cpsgd.statistics.rows import RowQuestion, Sizes, users_of
+from cpsgd.statistics.sum_noise import SUM_LIMIT, SumNoise
 from cpsgd.tables import Chunk, open_table
 
 # Jobs that this process has released.
@@ -50,7 +50,7 @@ class CutUsers:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class SumTask:
     """One of a job's sums: whose vectors, and the noise of their sum."""
 
     summed: RowQuestion | CutUsers
@@ -75,10 +75,10 @@ class Partial:
 
     Example:
         >>> from cpsgd.statistics import Mean
-        >>> from cpsgd.statistics.noise import noise_for
+        >>> from cpsgd.statistics.sum_noise import noise_for
         >>> from cpsgd.promise import Claim
         >>> question = Mean({"age": (0, 100)})
-        >>> job = Job((Task(question, noise_for(question.geometry, Claim(1.0, 0.0))),), user="id")
+        >>> job = Job((SumTask(question, noise_for(question.geometry, Claim(1.0, 0.0))),), user="id")
         >>> parts = [job.partial({"id": ids, "age": [20.0, 60.0, 40.0]}) for ids in ([1, 1, 2], [3, 4, 4])]
         >>> parts[0].merge(parts[1]).users
         4
@@ -111,10 +111,10 @@ class Job:
         identity: Random, and the same in all copies.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[SumTask, ...]
     user: str | None = None
     missing: bool = False
-    identity: bytes = field(default_factory=lambda: os.urandom(16))
+    identity: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     @property
     def columns(self) -> tuple[str, ...]:

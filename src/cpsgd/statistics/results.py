@@ -20,8 +20,8 @@ Matrix = NDArray[np.float64]
 
 # Values in a statistic's short text, and in a notebook.
 _SHOWN, _SHOWN_IN_NOTEBOOKS = 4, 40
-# The share of users from which on it is said that something of theirs was cut off.
-MUCH_CUT = 0.05
+# Shares of users from which on it is said, and warned, that something of theirs was cut off.
+_CUT, _MUCH_CUT = 0.005, 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,12 +144,12 @@ class Statistic:
 
     @property
     def cautions(self) -> list[str]:
-        """Sentences about what was cut off of more than a few users; empty if nothing was, as far as is known."""
+        """Sentences about what was cut off of more than a tenth of the users; `cut_off` has all estimates."""
         return [
             f"About {100 * cut.share:.3g} % of users ({100 * cut.low:.3g} to {100 * cut.high:.3g} %) had {cut.cut}: "
             "values and intervals are of the table after that, not of all of it."
             for cut in self.cut_off
-            if cut.low > MUCH_CUT
+            if cut.low > _MUCH_CUT
         ]
 
     def rows(self) -> list[tuple[str | None, str, float, float, float]]:
@@ -223,7 +223,7 @@ class Statistic:
             for group, name, value, low, high in self.rows()[:_SHOWN]
         ]
         more = ", …" if self.reading.values.size > _SHOWN else ""
-        cautions = "".join(f"; {cut}" for cut in self.cut_off if cut.low > MUCH_CUT)
+        cautions = "".join(f"; {cut}" for cut in self.cut_off if cut.low > _CUT)
         many = "" if self.users is None else f"{self.users:,} "
         return (
             f"<{self.statistic} of {many}{self.unit}s: {', '.join(shown)}{more}{cautions}; "

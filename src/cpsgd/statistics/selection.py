@@ -25,8 +25,8 @@ from cpsgd._exact import below
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.promise import Claim
 from cpsgd.randomness import Keystream
-from cpsgd.statistics.noise import Neighbours
 from cpsgd.statistics.rows import Sizes, combinations
+from cpsgd.statistics.sum_noise import Neighbours
 from cpsgd.tables import Chunk
 
 CITATION = (

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -121,12 +121,12 @@ class SumNoise:
 
         The loss of Laplace noise depends on the distance alone, however many coordinates share it; so does μ.
         """
-        from cpsgd.mechanisms import DiscreteLaplace
+        from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
         from cpsgd.protocol import Protocol
 
-        stated = {} if self.distance >= 2.0 * self.norm else {"replace_one_distance": self.distance}
-        if stated:
-            stated |= {"distance_reason": reason}  # type: ignore[dict-item]
+        stated: dict[str, Any] = {}
+        if self.distance < 2.0 * self.norm:
+            stated = {"replace_one_distance": self.distance, "distance_reason": reason}
         norm = max(self.norm, 0.5 * self.distance)
         if not self.is_pure:
             sigma = self.distance / _gaussian_mu(self.distance, self.dim) * (1.0 - _SAFE)
@@ -142,9 +142,7 @@ class SumNoise:
                 window=levels + 1,
             )
             found = Protocol(clients=1, dim=1, clip_norm=norm, mechanism=mechanism, rotate=False)
-        from dataclasses import replace
-
-        return replace(found, **stated)  # type: ignore[arg-type]
+        return replace(found, **stated)
 
 
 def laplace_noise(geometry: Geometry, epsilon: float, neighbours: Neighbours) -> SumNoise:
@@ -191,6 +189,11 @@ def _loss(dim: int) -> float:
 
 def _gaussian_mu(sensitivity: float, dim: int) -> float:
     return (sensitivity / _SIGMA + _MU_PER_LOSS * _loss(dim)) * (1.0 + _SAFE)
+
+
+def less_reserve(epsilon: float) -> float:
+    """Returns ε less a trifle, which a ledger's record of a release is dearer than the release."""
+    return max(0.5 * epsilon, epsilon * (1.0 - 2e-5) - 4e-8)
 
 
 def mu_of_pure(epsilon: float) -> float:
@@ -240,8 +243,7 @@ def allot(
     Raises:
         InfeasibleError: There is no such noise for vectors of that many coordinates.
     """
-    # A millionth is kept for a ledger, whose record of a release is a trifle dearer than the release.
-    epsilon = claim.epsilon * (1.0 - 1e-6)
+    epsilon = less_reserve(claim.epsilon)
     ways = []
     if squares is not True:
         ways.append(_by_weight(wishes, Claim(epsilon, claim.delta), neighbours))
