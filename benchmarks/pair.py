@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import os
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -80,6 +82,48 @@ def parts(clients: int, dim: int, turns: int = 15) -> dict[str, Any]:
     }
 
 
+def liar(clients: int, dim: int = 51_370, tries: int = 20) -> dict[str, Any]:
+    """Measures how far one client that lies moves the mean, in units of the farthest that an honest one moves it.
+
+    The formula is √d s / (2 D): every vector of zeros and ones has this norm about its centre. The attack sends the one
+    that points along a direction of the liar's choice, with a proof that both servers check, and compares the decoded
+    means of it and of its opposite. Reports with any other integer are to be refused.
+    """
+    found = plan(clients, dim, 2.0, 1e-6, bits=math.log2(PRIMES[clients]) + 1e-9, mechanism="coins", pair=True)
+    protocol, prime = found.protocol, int(found.protocol.modulus or 0)
+    shape = prepared(RoundShape.choose(prime=prime, dim=dim, task=b"liar"))
+    generator = np.random.default_rng(1)
+    others = generator.binomial(clients - 1, 0.5, dim).astype(np.uint64)
+
+    def accepted(values: NDArray[np.uint32], *, change: int = 0) -> bool:
+        """Returns whether both servers take a report, one of whose integers is changed after the proof was made."""
+        report, key = make_report(shape, values), bytes(32)
+        share = open_leader(shape, report.id, report.leader)
+        share.values[0] = (int(share.values[0]) + change) % prime
+        basis = Basis.of(shape, report.id, key)
+        message = evaluation_message(shape, share, basis)
+        return verify(shape, report.id, open_helper(shape, report.id, report.helper), basis, message)
+
+    def mean(values: NDArray[np.uint32]) -> NDArray[np.float32]:
+        return protocol.decode_sum((others + values) % np.uint64(prime), clients, 0)
+
+    moved = []
+    for _ in range(3):
+        values = generator.integers(0, 2, dim).astype(np.uint32)
+        assert accepted(values)
+        moved.append(float(np.linalg.norm(mean(values) - mean(1 - values))) / 2)
+    changes = generator.integers(1, prime - 1, tries)
+    return {
+        "clients": clients,
+        "prime": prime,
+        "by_formula": math.sqrt(dim) * protocol.scale / (2.0 * protocol.clip_norm),
+        "by_attack": clients * max(moved) / protocol.clip_norm,
+        "out_of_range_refused": sum(not accepted(values, change=int(c) * (1 - 2 * int(values[0]))) for c in changes),
+        "out_of_range_sent": tries,
+        "not_verified": math.sqrt(dim) * protocol.scale * (prime // 2) / protocol.clip_norm,
+    }
+
+
 def processor_seconds(process: int) -> float:
     """Returns what a process has taken so far; Linux only."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -120,8 +164,10 @@ def send_all(url: str, uploads: list[bytes], at_once: int) -> list[float]:
     return latencies
 
 
-def load(dim: int, reports: int, at_once: int = AT_ONCE, clients: int = 10_000, bits: int = 13) -> dict[str, Any]:
+def load(dim: int, reports: int, at_once: int = AT_ONCE) -> dict[str, Any]:
     """Measures reports per second through both servers, after a tenth as many to begin with."""
+    clients = max(10_000, reports + reports // 10)
+    bits = 13 + math.ceil(math.log2(clients / 10_000) / 2)
     found = plan(clients=clients, dim=dim, epsilon=2.0, delta=1e-6, bits=bits, mechanism="coins", pair=True)
     task, secrets = create_task(
         found.protocol,
@@ -183,14 +229,18 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
-    parser.add_argument("--only", choices=("parts", "load"), help="measure only one of the two")
+    parser.add_argument("--only", choices=("parts", "load", "liars"), help="measure only one of them")
+    parser.add_argument("--reports", type=int, help="reports of each load; 3,000 and 400 if not given")
     chosen = parser.parse_args(arguments)
     report: dict[str, Any] = {}
-    if chosen.only != "load":
+    if chosen.only in (None, "parts"):
         report["parts"] = [parts(10_000, dim) for dim in DIMS] + [parts(n, 51_370) for n in (1_000, 100_000)]
         show("One report", report["parts"])
-    if chosen.only != "parts":
-        report["load"] = [load(dim, reports) for dim, reports in LOADS.items()]
+    if chosen.only in (None, "liars"):
+        report["liars"] = [liar(clients) for clients in PRIMES]
+        show("One liar, in units of an honest client's largest influence", report["liars"])
+    if chosen.only in (None, "load"):
+        report["load"] = [load(dim, chosen.reports or reports) for dim, reports in LOADS.items()]
         for row in report["load"]:
             console.print_json(json.dumps(row))
     if chosen.out is not None:

@@ -1,7 +1,8 @@
-"""Noise that cancels over rounds: accuracy against rounds and against ε, for several numbers of bands.
+"""Noise that cancels over rounds, and passes: accuracy against rounds and ε for several numbers of bands and passes.
 
 Each setting that `select_settings.py` chose on held-back training images is trained by the real protocol on all
-training images, once for every seed, and measured on the test set; nothing is selected here.
+training images, once for every seed and number of bits, and measured on the test set; nothing is selected here. With
+several passes cohorts are as many times as large as `--cohort`.
 
     python -m reproduction.correlated --chosen docs/results/correlated/chosen.json --out docs/results/correlated
 
@@ -17,6 +18,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +30,7 @@ from cpsgd.learning import CohortOptions, NoPrivacy, RunOptions, ServerOptions, 
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.populations import Dataset
 from cpsgd.planner import plan
+from cpsgd.planner.passes import schedule
 from cpsgd.reports import plotting
 from reproduction.select_settings import DELTA, ROUNDS
 
@@ -36,26 +39,41 @@ UNCLIPPED = 1e6
 RUNS, SUMMARY, PICTURE = "runs.jsonl", "summary.csv", "accuracy.png"
 
 
-def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Namespace) -> dict[str, Any]:
+Kind = tuple[float | None, int, int, float | None]
+"""ε, bands, passes and bits of trainings that differ only by their seeds; without privacy ε and bits are None."""
+
+
+def kind_of(row: dict[str, Any], bits: float | None) -> Kind:
+    """Returns the kind of a training with these settings and bits."""
+    return row["epsilon"], row["bands"], row.get("passes", 1), None if row["epsilon"] is None else bits
+
+
+def of_run(run: dict[str, Any]) -> Kind:
+    """Returns the kind of a finished training; those of earlier releases had 12 bits, or 4 with independent noise."""
+    return kind_of(run, run.get("bits", 12.0 if run["bands"] > 1 else 4.0))
+
+
+def trained(data: Dataset, row: dict[str, Any], kind: Kind, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One training: its accuracy at regular rounds, its ε and its time."""
     assert data.classes is not None
     model = mlp(data.feature_dim, data.classes, scaled=row["normalised"], seed=seed)
     dim = sum(p.numel() for p in model.parameters())
     clip_norm = row["clip_norm"] or UNCLIPPED
-    rounds, cohort = options.rounds, options.cohort
+    epsilon, bands, passes, bits = kind
+    rounds = options.rounds
+    who, cohort = schedule(rounds * options.cohort, rounds, passes)
     mechanism: Any = NoPrivacy(clip_norm)
-    if row["epsilon"] is not None:
-        wanted = {"correlated": row["bands"]} if row["bands"] > 1 else {}
+    if epsilon is not None:
         mechanism = plan(
             cohort,
             dim,
-            row["epsilon"],
+            epsilon,
             DELTA[options.dataset],
             clip_norm,
-            bits=options.bits if row["bands"] > 1 else options.independent_bits,
+            bits=bits,
             rounds=rounds,
-            participation="once",
-            **wanted,
+            participation=who,
+            correlated=bands if bands > 1 else None,
         )
     begun = time.perf_counter()
     trainer = Trainer(
@@ -63,7 +81,7 @@ def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Nam
         torch.nn.functional.cross_entropy,
         data,
         mechanism,
-        cohorts=CohortOptions(cohort=cohort, rounds=rounds),
+        cohorts=CohortOptions(cohort=cohort, rounds=rounds, participation=who.scheme),
         server=ServerOptions(
             optimizer=row["optimizer"],
             lr=row["rate"],
@@ -76,8 +94,10 @@ def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Nam
     curve = [(m.round + 1, m.accuracy) for m in trainer.run() if m.accuracy is not None]
     guarantee = trainer.guarantee()
     return {
-        "epsilon": row["epsilon"],
-        "bands": row["bands"],
+        "epsilon": epsilon,
+        "bands": bands,
+        "passes": passes,
+        "bits": bits,
         "seed": seed,
         "proved_epsilon": None if guarantee is None else guarantee.epsilon,
         "bytes_per_client": trainer.history[-1].bytes_per_client,
@@ -87,44 +107,55 @@ def trained(data: Dataset, row: dict[str, Any], seed: int, options: argparse.Nam
 
 
 def write_summary(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """Writes a row for each ε and number of bands: accuracy after the last round over the seeds."""
+    """Writes a row for each kind of training: accuracy after the last round over the seeds, and bytes of a message."""
     with path.open("w", newline="") as file:
         table = csv.writer(file)
-        names = ("epsilon", "bands", "seeds", "accuracy_mean", "accuracy_min", "accuracy_max", "proved_epsilon")
-        table.writerow([*names, "bytes_per_client", "seconds"])
-        for (epsilon, bands), group in grouped(runs).items():
+        names = ("epsilon", "bands", "passes", "bits", "seeds", "accuracy_mean", "accuracy_min", "accuracy_max")
+        table.writerow([*names, "proved_epsilon", "bytes_per_client", "seconds"])
+        for kind, group in grouped(runs).items():
             ends = [run["curve"][-1][1] for run in group]
             proved = max((run["proved_epsilon"] for run in group), key=lambda value: value or 0.0)
             size, seconds = group[0]["bytes_per_client"], fmean(run["seconds"] for run in group)
             figures = [f"{value:.4f}" for value in (fmean(ends), min(ends), max(ends))]
-            table.writerow([epsilon, bands, len(ends), *figures, proved, size, f"{seconds:.1f}"])
+            table.writerow([*kind, len(ends), *figures, proved, size, f"{seconds:.1f}"])
 
 
-def grouped(runs: Sequence[dict[str, Any]]) -> dict[tuple[float | None, int], list[dict[str, Any]]]:
+def grouped(runs: Sequence[dict[str, Any]]) -> dict[Kind, list[dict[str, Any]]]:
     """Groups runs that differ only by their seeds: without privacy first, then by falling ε."""
+
+    def order(run: dict[str, Any]) -> tuple[float, int, int, float, int]:
+        epsilon, bands, passes, bits = of_run(run)
+        return -(epsilon or float("inf")), bands, passes, bits or 0.0, run["seed"]
+
     found = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (-(run["epsilon"] or float("inf")), run["bands"], run["seed"])):
-        found[run["epsilon"], run["bands"]].append(run)
+    for run in sorted(runs, key=order):
+        found[of_run(run)].append(run)
     return dict(found)
+
+
+def label_of(bands: int, passes: int, bits: float | None) -> str:
+    """Returns the words for a line of the picture."""
+    noise = f"{bands} bands" if bands > 1 else "independent noise"
+    return f"{noise}, {bits:g} bits" + (f", {passes} passes" if passes > 1 else "")
 
 
 def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
     """Draws accuracy against rounds at the smallest ε, and after the last round against ε."""
     groups = grouped(runs)
-    epsilons = sorted({epsilon for epsilon, _ in groups if epsilon is not None})
-    bands = sorted({b for epsilon, b in groups if epsilon is not None})
+    epsilons = sorted({kind[0] for kind in groups if kind[0] is not None})
+    lines = sorted({kind[1:] for kind in groups if kind[0] is not None})
     figure = plotting.new_figure(10.0, 4.2)
     left, right = figure.subplots(1, 2)
-    for index, count in enumerate(bands):
-        colour, label = plotting.SEQUENCE[index], f"{count} bands" if count > 1 else "independent noise"
-        ends = [[100 * run["curve"][-1][1] for run in groups[epsilon, count]] for epsilon in epsilons]
-        right.plot(epsilons, [fmean(values) for values in ends], "o-", color=colour, label=label)
-        right.fill_between(
-            epsilons, [min(v) for v in ends], [max(v) for v in ends], color=colour, alpha=0.2, linewidth=0
-        )
-        _draw_curve(left, groups[epsilons[0], count], colour, label)
-    if (None, 1) in groups:
-        best = fmean(100 * run["curve"][-1][1] for run in groups[None, 1])
+    for index, line in enumerate(lines):
+        colour, label = plotting.SEQUENCE[index % len(plotting.SEQUENCE)], label_of(*line)
+        known = [epsilon for epsilon in epsilons if (epsilon, *line) in groups]
+        ends = [[100 * run["curve"][-1][1] for run in groups[epsilon, *line]] for epsilon in known]
+        right.plot(known, [fmean(values) for values in ends], "o-", color=colour, label=label)
+        right.fill_between(known, [min(v) for v in ends], [max(v) for v in ends], color=colour, alpha=0.2, linewidth=0)
+        if known[0] == epsilons[0]:
+            _draw_curve(left, groups[epsilons[0], *line], colour, label)
+    if (None, 1, 1, None) in groups:
+        best = fmean(100 * run["curve"][-1][1] for run in groups[None, 1, 1, None])
         for axes in (left, right):
             axes.axhline(best, color=plotting.INK, linewidth=1.2, label="no privacy, tuned by itself, at the end")
     plotting.tidy(left, title=f"While training, ε = {epsilons[0]:g}", xlabel="rounds", ylabel="test accuracy, %")
@@ -144,16 +175,25 @@ def _draw_curve(axes: Any, group: list[dict[str, Any]], colour: str, label: str)
     axes.plot(rounds, mean, color=colour, linewidth=1.8, label=label)
 
 
+def wanted(row: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Returns whether the options ask for these settings."""
+    asked = ((options.epsilon, row["epsilon"] or 0.0), (options.bands, row["bands"]))
+    return all(names is None or value in names for names, value in (*asked, (options.passes, row.get("passes", 1))))
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--chosen", type=Path, help="settings, as select_settings.py writes them; none: draw only")
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-mnist")
     arguments.add_argument("--device", default="cuda")
-    arguments.add_argument("--cohort", type=int, default=10_000)
+    arguments.add_argument("--cohort", type=int, default=10_000, help="clients per round, for one pass")
     arguments.add_argument("--rounds", type=int)
-    arguments.add_argument("--bits", type=float, default=12.0, help="of messages with correlated noise")
-    arguments.add_argument("--independent-bits", type=float, default=4.0, help="of messages with independent noise")
+    arguments.add_argument("--bits", type=float, nargs="+", default=[12.0], help="of messages with correlated noise")
+    arguments.add_argument("--independent-bits", type=float, nargs="+", default=[4.0], help="with independent noise")
+    arguments.add_argument("--epsilon", type=float, nargs="+", help="only settings for these; 0 for no privacy")
+    arguments.add_argument("--bands", type=int, nargs="+", help="only settings with so many bands")
+    arguments.add_argument("--passes", type=int, nargs="+", help="only settings with so many passes")
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--no-draw", action="store_true", help="numbers only, without matplotlib")
     options = arguments.parse_args()
@@ -161,19 +201,21 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path, console = options.out / RUNS, Console(highlight=False)
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    known = {(run["epsilon"], run["bands"], run["seed"]) for run in runs}
-    rows = json.loads(options.chosen.read_text()) if options.chosen else []
+    known = {(of_run(run), run["seed"]) for run in runs}
+    rows = [row for row in json.loads(options.chosen.read_text()) if wanted(row, options)] if options.chosen else []
     data = load(options.dataset) if rows else None
-    for seed in range(options.seeds):
-        for row in rows:
-            if (row["epsilon"], row["bands"], seed) in known:
+    for seed, row in product(range(options.seeds), rows):
+        for bits in options.bits if row["bands"] > 1 else options.independent_bits:
+            kind = kind_of(row, bits)
+            if (kind, seed) in known:
                 continue
             assert data is not None
-            run = trained(data, row, seed, options)
+            run = trained(data, row, kind, seed, options)
+            known.add((kind, seed))
             runs.append(run)
             with path.open("a") as file:
                 file.write(json.dumps(run) + "\n")
-            name = "no privacy" if row["epsilon"] is None else f"ε = {row['epsilon']:g}, {row['bands']} bands"
+            name = "no privacy" if kind[0] is None else f"ε = {kind[0]:g}, {label_of(*kind[1:])}"
             console.print(f"{name}, seed {seed}: {run['curve'][-1][1]:.2%}, {run['seconds']:.1f} s")
     write_summary(options.out / SUMMARY, runs)
     if not options.no_draw:

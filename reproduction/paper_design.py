@@ -1,7 +1,7 @@
 """Designs by the paper's own accounting, its Theorem 1 and its range, for a number of bits.
 
 For comparison only: the planner needs less noise for the same ε, and the theorem does not hold for all parameters
-(docs/accounting.md).
+(docs/proofs/paper-theorem.md).
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """Chooses the settings of presets and results, on held-back training images and with equal effort for all.
 
 A fifth of the training images is held back and the infinite data set is made of the others, so that the test set is not
-used. For training without privacy, and for each ε and number of bands of correlated noise, the same number of settings
-is tried by `many_runs`, which trains dozens at once:
+used. For training without privacy, and for each ε, number of bands of correlated noise and number of passes, the same
+number of settings is tried by `many_runs`, which trains dozens at once:
 
 1. `--tries` settings drawn at random (every private group tries the same ones),
 2. half as many near the four best of them,
 3. the six best of all with three other seeds. The best mean accuracy of these wins; the loss settles ties.
 
-Without privacy nothing is clipped, and rates are drawn from a range for gradients as they are.
+Without privacy nothing is clipped, and rates are drawn from a range for gradients as they are. With several passes the
+noise is that of cohorts as many times as large; the gradient is the mean over `--cohort` clients, which is a stand-in
+for the larger cohort's and a little noisier.
 
-Each training is a line of `tries.jsonl` in `--out`, and those already there are not repeated; the choice is written to
-`chosen.json`.
+Each training is a line of `tries.jsonl` in `--out`, and those already there are not repeated. The choices are written
+to `chosen.json`, beside those of other groups that it has.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -62,6 +65,7 @@ class Group:
 
     epsilon: float
     bands: int = 1
+    passes: int = 1
 
     @property
     def private(self) -> bool:
@@ -69,13 +73,21 @@ class Group:
         return math.isfinite(self.epsilon)
 
     def __str__(self) -> str:
-        return f"ε = {self.epsilon:g}, {self.bands} bands" if self.private else "no privacy"
+        if not self.private:
+            return "no privacy"
+        return f"ε = {self.epsilon:g}, {self.bands} bands" + (f", {self.passes} passes" if self.passes > 1 else "")
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """The fields for a file; files of one pass do not name it."""
+        return {name: value for name, value in asdict(self).items() if name != "passes" or value > 1}
 
     def noise(self, delta: float, cohort: int, rounds: int) -> float:
         """Returns the standard deviation of z in a round's mean over the clip norm, for replace-one neighbours."""
         if not self.private:
             return 0.0
-        return 2.0 * Correlation(self.bands, rounds).sensitivity / (cohort * gdp_mu(self.epsilon, delta))
+        noise = Correlation(self.bands, rounds, None if self.passes == 1 else -(-rounds // self.passes))
+        return 2.0 * noise.sensitivity / (self.passes * cohort * gdp_mu(self.epsilon, delta))
 
     def weights(self, rounds: int) -> tuple[float, ...]:
         """Returns g₀, g₁, …, the weights of this and earlier rounds' draws in a round's noise."""
@@ -93,7 +105,7 @@ class Training:
     @property
     def key(self) -> str:
         """Key of the training in the file."""
-        return json.dumps([asdict(self.group), asdict(self.setting), self.seed])
+        return json.dumps([self.group.fields, asdict(self.setting), self.seed])
 
 
 class Trainings:
@@ -236,7 +248,8 @@ def main() -> None:
     arguments.add_argument("--device", default="cpu", help="cpu or cuda")
     arguments.add_argument("--epsilon", type=float, nargs="+", default=[2.0])
     arguments.add_argument("--bands", type=int, nargs="+", default=[1], help="of correlated noise; 1 is independent")
-    arguments.add_argument("--cohort", type=int, default=10_000)
+    arguments.add_argument("--passes", type=int, nargs="+", default=[1], help="over all clients, in larger cohorts")
+    arguments.add_argument("--cohort", type=int, default=10_000, help="clients per round, for one pass")
     arguments.add_argument("--rounds", type=int, help="those of the preset if not given")
     arguments.add_argument("--tries", type=int, default=48, help="settings drawn at random for each group")
     arguments.add_argument("--together", type=int, default=32, help="trainings at once")
@@ -247,19 +260,26 @@ def main() -> None:
     assert isinstance(whole, InfiniteDataset)
     options.out.mkdir(parents=True, exist_ok=True)
     trainings = Trainings(options.out / "tries.jsonl", with_validation(whole), options, console)
-    groups = [Group(math.inf)] + [Group(epsilon, bands) for epsilon in options.epsilon for bands in options.bands]
+    groups = [Group(math.inf)]
+    groups += [Group(*each) for each in product(options.epsilon, options.bands, options.passes)]
     chosen = select(groups, trainings, options.tries)
 
     table = Table("", "setting", "held-back accuracy", title="Chosen")
-    rows = []
+    path, rows = options.out / "chosen.json", []
     for group, setting in chosen.items():
         found = [trainings.outcome(Training(group, setting, seed)).accuracy for seed in FINAL_SEEDS]
         table.add_row(str(group), str(setting), f"{fmean(found):.2%} ({min(found):.2%} to {max(found):.2%})")
-        rows.append({"epsilon": group.epsilon if group.private else None, "bands": group.bands, **asdict(setting)})
+        rows.append({**group.fields, "epsilon": group.epsilon if group.private else None, **asdict(setting)})
         rows[-1]["clip_norm"] = setting.clip_norm if math.isfinite(setting.clip_norm) else None
         rows[-1]["held_back_accuracy"] = found
     console.print(table)
-    (options.out / "chosen.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+    def names(row: dict[str, Any]) -> tuple[float | None, int, int]:
+        return row["epsilon"], row["bands"], row.get("passes", 1)
+
+    before = json.loads(path.read_text()) if path.exists() else []
+    rows = [row for row in before if names(row) not in set(map(names, rows))] + rows
+    path.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

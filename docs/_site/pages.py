@@ -18,6 +18,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs._site.indices import typeset
+
 ROOT = Path(__file__).parents[2]
 
 PROJECT = {
@@ -74,7 +76,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return f"]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{match[2] or ''})"
 
-    return LINK.sub(led, DIRECTIVE.sub("", markdown))
+    shown = typeset(markdown) if page.file.src_uri.startswith("proofs/") else markdown
+    return LINK.sub(led, DIRECTIVE.sub("", shown))
 
 
 def source_of(uri: str) -> str:
@@ -105,11 +108,13 @@ def outside(file: File) -> Iterator[str]:
 
 def commands() -> str:
     """The commands with all their options, as the command line itself knows them."""
-    from cpsgd.cli.app import app
+    from cpsgd.cli.app import command_line
 
-    text = app.generate_docs(output_format="markdown", heading_level=1, usage_name="cpsgd")
+    text = command_line(full=True).generate_docs(output_format="markdown", heading_level=1, usage_name="cpsgd")
     contents = re.compile(r"^## Table of Contents\n.*?(?=^\*\*Commands)", re.MULTILINE | re.DOTALL)
     text = contents.sub("", text).replace("# cpsgd\n", "# Commands\n", 1)
+    # Where mkdocs runs as a module, the name of its program would stand in every usage.
+    text = re.sub(r"^(cpsgd\b[ \w-]*?) -m mkdocs\b", r"\1", text, flags=re.MULTILINE)
     return re.sub(r"^```console\n", "```text\n", text, flags=re.MULTILINE)
 
 

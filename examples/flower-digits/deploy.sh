@@ -62,7 +62,7 @@ done
 
 # 3. Each silo makes an identity, and the silos tell each other the public lines, not through the server: the roster.
 for ((silo = 0; silo < silos; silo++)); do
-  cpsgd identity create "$folder/silo-$silo.identity" --name "silo $silo" >> "$folder/roster"
+  cpsgd round identity create "$folder/silo-$silo.identity" --name "silo $silo" >> "$folder/roster"
 done
 
 # 4. Each silo makes a key pair for the SuperLink, has the public half registered, and starts its SuperNode. Its memory,

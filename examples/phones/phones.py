@@ -88,8 +88,8 @@ def lie(task: PairTask, round: int) -> bytes:
         round,
         NOBODY,
         bytes(64),
-        seal(task.helper.key, report.helper, shape, report.id, "helper"),
-        seal(task.leader.key, leader, shape, report.id, "leader"),
+        seal(task.key("helper", round), report.helper, shape, report.id, "helper"),
+        seal(task.key("leader", round), leader, shape, report.id, "leader"),
     ).to_bytes()
 
 

@@ -3,7 +3,8 @@
 A `Protocol` fixes the parameters of a round; `Protocol.encode` turns a client's vector into a private few-bit message;
 an `Aggregator` adds messages up and yields the unbiased mean. `plan` finds the best protocol for an (ε, δ) and a number
 of bits, `guarantee` says which ε is proved for a protocol, and by which theorem. In a training loop of one's own
-`RoundSimulator` takes the place of many clients, and `PrivateMean` that of an all-reduce among workers.
+`RoundSimulator` takes the place of many clients, and `PrivateMean` that of an all-reduce among workers. `make_private`
+makes an ordinary PyTorch loop on one machine private.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from cpsgd._lazy import on_demand
 if TYPE_CHECKING:
     from cpsgd.aggregator import Aggregator as Aggregator
     from cpsgd.engines.allreduce import PrivateMean as PrivateMean
+    from cpsgd.learning.private_loop import make_private as make_private
     from cpsgd.mechanisms import ErrorBound as ErrorBound
     from cpsgd.mechanisms import ExpectedError as ExpectedError
     from cpsgd.neighbours import Adjacency as Adjacency
@@ -38,6 +40,7 @@ __all__ = [
     "RoundSimulator",
     "Run",
     "guarantee",
+    "make_private",
     "plan",
 ]
 
@@ -47,6 +50,7 @@ _HOMES = {
     "ErrorBound": "mechanisms",
     "ExpectedError": "mechanisms",
     "PrivateMean": "engines.allreduce",
+    "make_private": "learning.private_loop",
     "RoundSimulator": "simulation.cpu",
     "Plan": "planner",
     "plan": "planner",

@@ -40,7 +40,7 @@ def to_dict(value: object, *computed: str, without: Collection[str] = ()) -> dic
     Example:
         >>> from cpsgd.neighbours import Participation
         >>> to_dict(Participation.poisson(0.5), "sampled")
-        {'scheme': 'poisson', 'rate': 0.5, 'sampled': True}
+        {'scheme': 'poisson', 'rate': 0.5, 'separation': 1, 'sampled': True}
     """
     names = [field.name for field in fields(value) if field.name not in without]  # type: ignore[arg-type]
     return {name: plain(getattr(value, name)) for name in (*names, *computed)}
@@ -79,9 +79,9 @@ def build(kind: type[T], data: object, **known: Any) -> T:
 
     Example:
         >>> from cpsgd.neighbours import Participation
-        >>> build(Participation, {"scheme": "once", "rates": 1.0})
+        >>> build(Participation, {"scheme": "once", "rate": 1.0})
         Traceback (most recent call last):
-        cpsgd.errors.ParameterError: Unknown fields ['rates'] of a Participation; it has ['rate', 'scheme'].
+        cpsgd.errors.ParameterError: Missing fields ['separation'] of a Participation.
     """
     readers = _readers(cast("Any", kind))
     values = named(kind.__name__, data, readers.keys() - known.keys())

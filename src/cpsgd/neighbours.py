@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
-from cpsgd import _validate
+from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 
-Scheme = Literal["once", "every", "poisson", "fixed-size"]
+Scheme = Literal["once", "every", "apart", "poisson", "fixed-size"]
 
 # dp_accounting's arithmetic fails for much smaller ones. Accounting for a larger rate than the real one is safe.
 _SMALLEST_RATE = 1e-7
@@ -72,13 +73,16 @@ class Adjacency(StrEnum):
 
 @dataclass(frozen=True)
 class Participation:
-    """The choice of clients for rounds. Use the constructors `once`, `every`, `poisson` and `fixed_size`.
+    """The choice of clients for rounds. Use the constructors `once`, `every`, `apart`, `poisson` and `fixed_size`.
 
     Attributes:
         scheme: "once": every client takes part in at most one round (disjoint cohorts, the paper's experiment).
-            "every": the same clients in every round. "poisson": each client's vector enters a round independently with
-            probability `rate`. "fixed-size": a round's cohort is a uniformly random subset, a fraction `rate` of all.
-        rate: The probability that a given client's vector enters a given round.
+            "every": the same clients in every round. "apart": any two rounds of one client are at least `separation`
+            rounds apart (several passes over the clients). "poisson": each client's vector enters a round independently
+            with probability `rate`. "fixed-size": a round's cohort is a uniformly random subset, a fraction `rate` of
+            all.
+        rate: The probability that a given client's vector enters a given round, where chance decides.
+        separation: For "apart", the least distance of two rounds of one client; 1 for all other schemes.
 
     Sampling protects only while nobody learns who was drawn. In addition:
 
@@ -95,17 +99,23 @@ class Participation:
 
     Example:
         >>> Participation.parse("poisson:0.01")
-        Participation(scheme='poisson', rate=0.01)
+        Participation(scheme='poisson', rate=0.01, separation=1)
         >>> Participation.fixed_size(cohort=100, population=10_000).rate
         0.01
+        >>> Participation.apart(250).counted_rounds(2500)
+        10
     """
 
     scheme: Scheme
     rate: float = 1.0
+    separation: int = 1
 
     def __post_init__(self) -> None:
         if self.scheme not in get_args(Scheme):
             raise ParameterError(f"Expected scheme to be one of {list(get_args(Scheme))}, got {self.scheme!r}.")
+        _validate.integer("separation", self.separation, low=1)
+        if self.separation > 1 and self.scheme != "apart":
+            raise ParameterError(f"Expected separation=1 for scheme {self.scheme!r}, got {self.separation}.")
         rate = _validate.positive("rate", self.rate, low=_SMALLEST_RATE, high=1.0 + 1e-12)
         if rate > 1.0 or (rate != 1.0 and not self.sampled):
             raise ParameterError(f"Expected rate=1 for scheme {self.scheme!r} and rate <= 1 always, got rate={rate!r}.")
@@ -121,6 +131,11 @@ class Participation:
         return cls("every")
 
     @classmethod
+    def apart(cls, separation: int) -> Self:
+        """Lets a client take part again after `separation` rounds at the earliest."""
+        return cls("apart", separation=separation)
+
+    @classmethod
     def poisson(cls, rate: float) -> Self:
         """Takes each client independently with probability `rate` in each round."""
         return cls("poisson", rate)
@@ -134,17 +149,22 @@ class Participation:
 
     @classmethod
     def parse(cls, text: str | Participation) -> Participation:
-        """Reads "once", "every", "poisson:RATE" or "fixed-size:RATE"."""
+        """Reads "once", "every", "apart:ROUNDS", "poisson:RATE" or "fixed-size:RATE"."""
         if isinstance(text, Participation):
             return text
         name, colon, value = text.partition(":")
-        if name not in get_args(Scheme) or (bool(colon) != (name in ("poisson", "fixed-size"))):
+        if name not in get_args(Scheme) or (bool(colon) != (name in ("apart", "poisson", "fixed-size"))):
             raise ParameterError(
-                f'Expected participation "once", "every", "poisson:RATE" or "fixed-size:RATE", got {text!r}.'
+                'Expected participation "once", "every", "apart:ROUNDS", "poisson:RATE" or "fixed-size:RATE", got '
+                f"{text!r}."
             )
         try:
+            if name == "apart":
+                return cls.apart(int(value))
             rate = float(value) if colon else 1.0
-        except ValueError:
+        except ValueError as error:
+            if isinstance(error, ParameterError):
+                raise
             raise ParameterError(f"Expected a number after the colon, got participation={text!r}.") from None
         return cls(name, rate)  # type: ignore[arg-type]  # the name was checked above
 
@@ -178,7 +198,7 @@ class Participation:
         """Returns the scheme with the largest rate that colluding clients may know, rounded up.
 
         Colluders know of themselves who was drawn and who sends noise only. Given that, another client was drawn with
-        a probability of at most q s/(s - k). docs/accounting.md, section 12, has the proof.
+        a probability of at most q s/(s - k). docs/proofs/fixed-size.md has the proof.
 
         Args:
             colluding: k, colluding clients among the messages of a round. They may be the same share of the population:
@@ -197,8 +217,22 @@ class Participation:
         return type(self)(self.scheme, min(1.0, rate))
 
     def counted_rounds(self, rounds: int) -> int:
-        """Returns the number of `rounds` rounds that one client's data can influence directly."""
-        return min(rounds, 1) if self.scheme == "once" else rounds
+        """Returns the largest number of `rounds` rounds that one client's data can influence directly."""
+        return min(rounds, 1) if self.scheme == "once" else -(-rounds // self.separation)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain JSON values; a separation only where there is one, so that older files read the same."""
+        apart = {"separation": self.separation} if self.scheme == "apart" else {}
+        return {"scheme": self.scheme, "rate": self.rate, **apart}
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """Returns the participation that `to_dict` wrote; raises `ParameterError` for anything else."""
+        if isinstance(data, Mapping) and data.get("scheme") != "apart":
+            data = {**data, "separation": 1} if "separation" not in data else {}
+        return _plain.build(cls, data)
 
     def __str__(self) -> str:
+        if self.scheme == "apart":
+            return f"apart:{self.separation}"
         return f"{self.scheme}:{self.rate:g}" if self.sampled else self.scheme

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -103,7 +103,7 @@ class Conditions:
         Args:
             surviving: Messages in the sums; see `Surviving`.
             rounds: Number of rounds; by default 1, or as many as `surviving` has entries.
-            participation: "once", "every", "poisson:RATE", "fixed-size:RATE" or a `Participation`.
+            participation: "once", "every", "apart:ROUNDS", "poisson:RATE", "fixed-size:RATE" or a `Participation`.
             adjacency: "replace-one" or "zero-out". Poisson sampling needs the latter, fixed-size sampling the former.
             colluding: Clients per round who may tell their noise.
             examples: The most examples of a client, where one of them is protected.
@@ -130,7 +130,7 @@ class Conditions:
         self.participation.check(self.adjacency)
         if self.examples is not None:
             object.__setattr__(self, "examples", _validate.integer("examples", self.examples, low=1, high=_MOST))
-            if self.participation.sampled:
+            if self.participation.scheme not in ("once", "every"):
                 raise ParameterError(
                     f"A guarantee for single examples needs participation 'once' or 'every', got {self.participation}."
                 )
@@ -149,6 +149,21 @@ class Conditions:
     def honest(self) -> int:
         """The fewest clients of a round whose noise counts; not positive where nobody is protected."""
         return self.surviving - self.colluding
+
+    @property
+    def of_one_client(self) -> Conditions:
+        """The rounds that count for one client where rounds are independent.
+
+        A client whose rounds are at least s apart is in ⌈T/s⌉ of T rounds at most. It pays no more than one that is in
+        as many rounds with the fewest messages, and in all of them.
+        """
+        if self.participation.scheme != "apart":
+            return self
+        left, sizes = self.participation.counted_rounds(self.rounds), []
+        for size, count in self.sizes:
+            sizes += [(size, min(count, left))] if left else []
+            left -= min(count, left)
+        return replace(self, sizes=tuple(sizes), participation=_EVERY)
 
     @property
     def unit(self) -> Literal["client", "example"]:
@@ -232,7 +247,7 @@ class Promise:
             "colluding": terms.colluding,
             "rounds": terms.rounds,
             # In full: a rate with fewer digits would be another one.
-            "participation": f"{scheme}:{rate!r}" if terms.participation.sampled else scheme,
+            "participation": f"{scheme}:{rate!r}" if terms.participation.sampled else str(terms.participation),
             "unit": terms.unit,
             **({} if terms.examples is None else {"examples": terms.examples}),
         }

@@ -52,7 +52,7 @@ class Run:
         Args:
             protocol: The parameters of each round.
             rounds: Number of rounds; by default 1, or as many as `surviving` has entries.
-            participation: "once", "every", "poisson:RATE", "fixed-size:RATE" or a `Participation`.
+            participation: "once", "every", "apart:ROUNDS", "poisson:RATE", "fixed-size:RATE" or a `Participation`.
             adjacency: "replace-one" or "zero-out".
             surviving: Messages in the sums; all of the protocol's clients by default.
             colluding: Clients per round who may tell their noise.
@@ -105,6 +105,12 @@ class Run:
     def sampling(self) -> Participation:
         """The participation that proofs account for: `participation` as colluding clients know it."""
         return self.participation.known_to(self.colluding, self.surviving)
+
+    @property
+    def of_one_client(self) -> Self:
+        """The run whose rounds all count for one client; where rounds are one event, the run itself."""
+        one_event = self.protocol.mechanism.memory.one_event
+        return self if one_event else replace(self, conditions=self.conditions.of_one_client)
 
     @property
     def adjacency(self) -> Adjacency:

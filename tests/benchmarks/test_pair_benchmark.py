@@ -17,6 +17,14 @@ def test_the_parts_of_a_report_are_measured() -> None:
 
 
 @pytest.mark.slow
+def test_a_liar_moves_the_mean_as_far_as_the_formula_says_and_no_farther() -> None:
+    found = pair.liar(1_000, tries=3)
+    assert found["by_attack"] == pytest.approx(found["by_formula"], rel=1e-3)
+    assert found["by_formula"] < 32.5
+    assert found["out_of_range_refused"] == 3
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_reports_are_counted_per_second() -> None:
     found = pair.load(100, 40, at_once=4)

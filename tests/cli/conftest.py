@@ -15,13 +15,13 @@ from cpsgd.cli.app import app
 
 
 class Cpsgd:
-    """Runs commands; a call returns the result with `exit_code`, `stdout` and `stderr`."""
+    """Runs commands such as `"table sum"`; a call returns the result with `exit_code`, `stdout` and `stderr`."""
 
     def __init__(self, invoke: Callable[..., Any]) -> None:
         self._invoke = invoke
 
-    def __call__(self, *arguments: object) -> Any:
-        return self._invoke(app, *arguments)
+    def __call__(self, command: object, *arguments: object) -> Any:
+        return self._invoke(app, *str(command).split(), *arguments)
 
     def succeeds(self, *arguments: object) -> Any:
         """Runs a command that ends with exit code 0."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cyclopts import App
 from numpy.typing import NDArray
 
 import cpsgd
-from cpsgd.cli.app import COMMANDS, app
+from cpsgd.cli.app import app, command_line
+from cpsgd.cli.commands import COMMANDS, GROUPS, RENAMED
 from cpsgd.cli.frame import new_app
 
 
@@ -25,14 +29,68 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_names_every_command_and_option(cpsgd: Any) -> None:
-    result = cpsgd.succeeds("--help")
-    for command, (place, _) in COMMANDS.items():
-        assert command in result.stdout
-        text = cpsgd.succeeds(command, "--help").stdout
-        if not place.endswith(":app"):
-            options = app[command].assemble_argument_collection()
-            assert {option.name for option in options if option.parse and option.name not in text} <= {"*"}
+PATHS: list[tuple[str, ...]] = [(name,) for name in COMMANDS if name not in GROUPS]
+PATHS += [(group, name) for group, (members, _) in GROUPS.items() for name in members]
+
+
+def app_of(path: tuple[str, ...], found: App = app) -> App:
+    """Returns the command of these words."""
+    for name in path:
+        found = found[name]
+    return found
+
+
+def subcommands(path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Returns a command, and those of its group if it is one."""
+    found = app_of(path)
+    inner = [name for name in found if not name.startswith("-")]
+    return [path, *((*path, name) for name in inner)]
+
+
+def test_the_overview_has_ten_commands(cpsgd: Any) -> None:
+    text = cpsgd.succeeds("--help").stdout
+    assert re.findall(r"^│ (\w[\w-]*) ", text, re.MULTILINE) == list(COMMANDS)
+    assert len(COMMANDS) == 10
+
+
+@pytest.mark.parametrize("path", [("table",), ("round",), *PATHS], ids=" ".join)
+def test_a_help_begins_with_an_example_and_fits_a_screen(
+    cpsgd: Any, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for each in subcommands(path):
+        text = cpsgd.succeeds(*each, "--help").stdout
+        # The example is a command that the parser understands.
+        words = shlex.split(re.sub(r"\s+", " ", text.partition("\n\n")[0].removeprefix("Example: ")))
+        assert words[0] == "cpsgd", text
+        app.parse_args(words[1:], exit_on_error=False, print_error=False)
+        assert "Usage: cpsgd" in text
+        assert text.count("\n") <= 40, text
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if app_of(path).default_command], ids=" ".join)
+def test_the_whole_help_names_every_option(path: tuple[str, ...], invoke: Any) -> None:
+    whole = command_line(full=True)
+    text = invoke(whole, *path, "--help-all").stdout
+    options = app_of(path, whole).assemble_argument_collection()
+    assert {option.name for option in options if option.parse and option.name not in text} <= {"*"}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_old_spellings_work_and_say_the_new_one(name: str, cpsgd: Any) -> None:
+    result = cpsgd(name, "nowhere.npy")
+    group = RENAMED[name] if name != "mean" else "round"
+    assert result.stderr.startswith(f"`cpsgd {name}` is now `cpsgd {group} {name}`.")
+    assert result.exit_code == 2
+
+
+def test_the_old_mean_is_of_vectors_or_of_columns(cpsgd: Any) -> None:
+    np.save("updates.npy", np.full((30, 20), 0.01))
+    Path("people.csv").write_text("age\n" + "40\n" * 300)
+    assert "cpsgd round mean" in cpsgd.succeeds("mean", "updates.npy").stderr
+    cost = ("--epsilon", 1, "--delta", 1e-6)
+    result = cpsgd.succeeds("mean", "people.csv", "--columns=age", "--bounds", "age=0:100", *cost)
+    assert "cpsgd table mean" in result.stderr
 
 
 def test_version(invoke: Any) -> None:
@@ -138,20 +196,20 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_misunderstandings_are_exit_code_2(cpsgd: Any, options: tuple[str, ...], words: str) -> None:
-    result = cpsgd("protocol", "--clients", 2, "--dim", 9, *options)
+    result = cpsgd("round protocol", "--clients", 2, "--dim", 9, *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in " ".join(result.stderr.replace("│", "").replace('"', "").split())
 
 
 def test_of_two_the_last_counts(cpsgd: Any) -> None:
-    result = cpsgd("protocol", "--clients", 2, "--dim", 9, "--no-rotate", "--clients", 3, "--rotate", "--json")
+    result = cpsgd("round protocol", "--clients", 2, "--dim", 9, "--no-rotate", "--clients", 3, "--rotate", "--json")
     protocol = json.loads(result.stdout)["protocol"]
     assert (protocol["clients"], protocol["rotate"]) == (3, True)
 
 
 def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.float32]) -> None:
     def run(*arguments: str) -> str:
-        result = process("-m", "cpsgd", *arguments, cwd=tmp_path)
+        result = process("-m", "cpsgd", *" ".join(arguments).split(), cwd=tmp_path)
         assert (result.returncode, result.stderr) == (0, ""), result.stderr
         return result.stdout
 
@@ -159,14 +217,16 @@ def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.f
     np.save(tmp_path / "table.npy", some)
     # No noise and many levels, so that the mean comes out nearly exactly.
     parameters = ("--clip-norm", "5", "--levels", "65536", "--trials", "0")
-    run("protocol", "--clients", "3", "--dim", "500", *parameters, "--out", "protocol.json")
+    run("round protocol", "--clients", "3", "--dim", "500", *parameters, "--out", "protocol.json")
     for i, vector in enumerate(some):
         np.save(tmp_path / f"{i}.npy", vector)
-        run("encode", f"{i}.npy", "--protocol", "protocol.json", "--round", "4", "--out", f"{i}.message")
+        run("round encode", f"{i}.npy", "--protocol", "protocol.json", "--round", "4", "--out", f"{i}.message")
     messages = [f"{i}.message" for i in range(3)]
-    answer = run("aggregate", *messages, "--protocol", "protocol.json", "--round", "4", "--out", "halves.npy", "--json")
+    answer = run(
+        "round aggregate", *messages, "--protocol", "protocol.json", "--round", "4", "--out", "halves.npy", "--json"
+    )
     assert json.loads(answer)["count"] == 3
-    run("mean", "table.npy", *parameters, "--out", "whole.npy")
+    run("round mean", "table.npy", *parameters, "--out", "whole.npy")
 
     truth = some.mean(axis=0)
     for name in ("halves.npy", "whole.npy"):
@@ -174,7 +234,7 @@ def test_all_halves_through_real_processes(tmp_path: Path, vectors: NDArray[np.f
 
 
 def test_a_failing_process_prints_one_line(tmp_path: Path) -> None:
-    result = process("-m", "cpsgd", "mean", "nowhere.npy", "--clip-norm", "1", cwd=tmp_path)
+    result = process("-m", "cpsgd", "round", "mean", "nowhere.npy", "--clip-norm", "1", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == "Error: nowhere.npy: No such file or directory.\n"
@@ -182,7 +242,7 @@ def test_a_failing_process_prints_one_line(tmp_path: Path) -> None:
 
 def test_output_survives_a_terminal_without_greek(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "cpsgd", "protocol", "--clients", "9", "--dim", "9", "--clip-norm", "1"]
+    command = [sys.executable, "-m", "cpsgd", "round", "protocol", "--clients", "9", "--dim", "9", "--clip-norm", "1"]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
     assert result.returncode == 0
     assert b"\\u03c0_sk" in result.stderr

@@ -37,7 +37,7 @@ def budget(cpsgd: Any) -> Any:
 
 def mean(cpsgd: Any, *options: object) -> Any:
     return cpsgd(
-        "mean", "table.npy", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people", *options
+        "round mean", "table.npy", "--protocol", "p.json", "--ledger", "b.ledger", "--population", "people", *options
     )
 
 
@@ -59,7 +59,7 @@ def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
     shown = budget.json("budget", "show", "b.ledger")
     (people,) = shown["populations"]
     assert (people["rounds"], people["unreleased"], len(people["entries"])) == (rounds, 0, rounds)
-    assert people["entries"][0]["event"]["label"] == "cpsgd mean table.npy"
+    assert people["entries"][0]["event"]["label"] == "cpsgd table mean table.npy"
 
 
 def test_one_mean_for_people(budget: Any) -> None:
@@ -71,7 +71,7 @@ def test_one_mean_for_people(budget: Any) -> None:
     assert Ledger("b.ledger").total("people").epsilon == expected
     shown = " ".join(budget("budget", "show", "b.ledger", "--population", "people").stdout.split())
     assert "of 0.3 at δ = 1e-06, replace-one neighbours, one client" in shown
-    assert "docs/accounting.md" in shown
+    assert "docs/proofs/" in shown
     assert "released" in shown
 
 
@@ -93,10 +93,10 @@ def test_a_table_that_is_damaged_at_its_end_costs_nothing(budget: Any) -> None:
     Path("table.csv").write_text(good * 199 + good.replace("0.01", "x"))
     before = Path("b.ledger").read_bytes()
     options = ("--protocol", "p.json", "--ledger", "b.ledger", "--population", "people")
-    budget.refuses("line 200, column 1: not a number", "mean", "table.csv", *options)
+    budget.refuses("line 200, column 1: not a number", "round mean", "table.csv", *options)
     assert Path("b.ledger").read_bytes() == before
     Path("table.csv").write_text(good * 200)  # the same options with a good table
-    budget.succeeds("mean", "table.csv", *options)
+    budget.succeeds("round mean", "table.csv", *options)
     assert Path("b.ledger").read_bytes() != before
 
 
@@ -125,7 +125,7 @@ def test_a_table_that_loses_rows_while_it_is_read_costs_nothing(budget: Any, mon
     before = Path("b.ledger").read_bytes()
     budget.refuses(
         "it had 200 rows, and then 150",
-        "mean",
+        "round mean",
         "table.csv",
         "--protocol",
         "p.json",
@@ -172,7 +172,7 @@ def test_what_was_reserved_and_not_released_is_shown(budget: Any) -> None:
     ],
 )
 def test_charges_that_are_refused(budget: Any, options: tuple[object, ...], words: str) -> None:
-    budget.refuses(words, "mean", "table.npy", *options)
+    budget.refuses(words, "round mean", "table.npy", *options)
     assert not Path("mean.npy").exists()
     assert not Path("none.ledger").exists()
     assert Ledger("b.ledger").total("people").rounds == 0

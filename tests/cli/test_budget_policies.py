@@ -28,13 +28,13 @@ def save_people() -> None:
 
 
 COMMANDS: dict[str, tuple[object, ...]] = {
-    "mean": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
-    "sum": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
-    "count": ("people.csv", "--columns", "z"),
-    "histogram": ("people.csv", "--columns", "x", "--edges", "0,0.5,1"),
-    "quantiles": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
-    "kmeans": ("people.csv", "--columns", "x,y", "--clusters", 2, "--rounds", 2),
-    "pca": ("people.csv", "--columns", "x,y", "--components", 1),
+    "table mean": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
+    "table sum": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
+    "table count": ("people.csv", "--columns", "z"),
+    "table histogram": ("people.csv", "--columns", "x", "--edges", "0,0.5,1"),
+    "table quantiles": ("people.csv", "--columns", "x", "--bounds", "x=0:1"),
+    "table kmeans": ("people.csv", "--columns", "x,y", "--clusters", 2, "--rounds", 2),
+    "table pca": ("people.csv", "--columns", "x,y", "--components", 1),
 }
 
 
@@ -60,7 +60,9 @@ def test_every_statistic_charges_a_ledger_and_tells_its_witness(cpsgd: Any, comm
 
 def test_a_witness_needs_a_ledger(cpsgd: Any) -> None:
     save_people()
-    cpsgd.refuses("give --ledger", "sum", *COMMANDS["sum"], "--epsilon", 1, "--delta", 1e-6, "--witness", "w.txt")
+    cpsgd.refuses(
+        "give --ledger", "table sum", *COMMANDS["table sum"], "--epsilon", 1, "--delta", 1e-6, "--witness", "w.txt"
+    )
 
 
 def test_policies_are_shown(cpsgd: Any) -> None:
@@ -94,8 +96,8 @@ def test_giving_up_a_round(cpsgd: Any) -> None:
 
 def test_lines_for_a_witness(cpsgd: Any) -> None:
     create(cpsgd)
-    cpsgd("identity", "create", "me.key")
-    cpsgd("identity", "create", "other.key")
+    cpsgd("round identity", "create", "me.key")
+    cpsgd("round identity", "create", "other.key")
     line = cpsgd("budget", "witness", "b.ledger", "--identity", "me.key", "--out", "w.txt").stdout
     assert Path("w.txt").read_text() == line
     old = Path("b.ledger").read_bytes()
@@ -125,8 +127,8 @@ def test_lines_for_a_witness(cpsgd: Any) -> None:
 def test_a_report_for_an_auditor(cpsgd: Any) -> None:
     create(cpsgd)
     Ledger("b.ledger").reserve("people", EVENT)
-    cpsgd("identity", "create", "me.key")
-    cpsgd("identity", "create", "other.key")
+    cpsgd("round identity", "create", "me.key")
+    cpsgd("round identity", "create", "other.key")
     facts = json.loads(
         cpsgd("budget", "report", "b.ledger", "--identity", "me.key", "--out", "r.json", "--json").stdout
     )

@@ -1,4 +1,4 @@
-"""`cpsgd encode` and `cpsgd aggregate`: the two halves, through files that may be damaged, foreign or repeated."""
+"""`cpsgd round encode|aggregate`: the two halves, through files that may be damaged, foreign or repeated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_encode_makes_a_message(cpsgd: Any, vectors: Vectors) -> None:
     contents = set()
     for name in ("line.npy", "row.npy", "two.npz", "row.csv", "line.npy"):
         key = ("--key", "a") if name == "two.npz" else ()
-        result = cpsgd("encode", name, *HALF, *key, "--out", "out.message", "--json")
+        result = cpsgd("round encode", name, *HALF, *key, "--out", "out.message", "--json")
         assert (result.exit_code, result.stderr) == (0, "")
         answer = json.loads(result.stdout)
         assert (answer["vector"], answer["out"], answer["round"]) == (name, "out.message", 3)
@@ -57,7 +57,7 @@ def test_encode_makes_a_message(cpsgd: Any, vectors: Vectors) -> None:
         np.testing.assert_allclose(aggregator.mean(), vectors[0], atol=0.1)
     # Fresh noise and a fresh id every time.
     assert len(contents) == 5
-    assert "out.message" in cpsgd("encode", "line.npy", *HALF, "--out", "out.message").stdout
+    assert "out.message" in cpsgd("round encode", "line.npy", *HALF, "--out", "out.message").stdout
 
 
 def test_encode_refuses_what_it_cannot_encode(cpsgd: Any, vectors: Vectors) -> None:
@@ -76,15 +76,17 @@ def test_encode_refuses_what_it_cannot_encode(cpsgd: Any, vectors: Vectors) -> N
         "table.csv": "table.csv: expected one vector, got 40 rows",
         "nowhere.npy": "nowhere.npy: No such file",
     }.items():
-        cpsgd.refuses(words, "encode", name, *HALF, "--out", "out.message")
-    assert cpsgd("encode", "good.npy", *HALF, "--out", "good.npy").exit_code == 2
-    assert cpsgd("encode", "good.npy", *HALF, "--out", "p.json").exit_code == 2
-    assert cpsgd("encode", "good.npy", "--protocol", "p.json", "--round", -1, "--out", "out.message").exit_code == 2
+        cpsgd.refuses(words, "round encode", name, *HALF, "--out", "out.message")
+    assert cpsgd("round encode", "good.npy", *HALF, "--out", "good.npy").exit_code == 2
+    assert cpsgd("round encode", "good.npy", *HALF, "--out", "p.json").exit_code == 2
+    assert (
+        cpsgd("round encode", "good.npy", "--protocol", "p.json", "--round", -1, "--out", "out.message").exit_code == 2
+    )
     assert not Path("out.message").exists()
 
 
 def test_aggregate_writes_the_mean(cpsgd: Any, messages: list[str]) -> None:
-    result = cpsgd("aggregate", *messages, *HALF, "--out", "mean.npy", "--json")
+    result = cpsgd("round aggregate", *messages, *HALF, "--out", "mean.npy", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     answer = json.loads(result.stdout)
     # So little noise proves nothing, and that is said.
@@ -105,7 +107,7 @@ def test_aggregate_writes_the_mean(cpsgd: Any, messages: list[str]) -> None:
         "state": None,
     }
     np.testing.assert_array_equal(np.load("mean.npy"), mean_of(messages))
-    assert "4 accepted, 0 refused" in cpsgd("aggregate", *messages, *HALF, "--out", "mean.csv").stdout
+    assert "4 accepted, 0 refused" in cpsgd("round aggregate", *messages, *HALF, "--out", "mean.csv").stdout
     np.testing.assert_array_equal(np.loadtxt("mean.csv", delimiter=",", dtype=np.float32), mean_of(messages))
 
 
@@ -141,7 +143,7 @@ def test_bad_messages_are_refused_by_name_and_the_others_count(
         "nowhere": "FileNotFoundError",
     }
     files = [messages[0], *bad, messages[1], messages[0]]
-    result = cpsgd("aggregate", *files, *HALF, "--out", "mean.npy", "--state", "sums", "--json")
+    result = cpsgd("round aggregate", *files, *HALF, "--out", "mean.npy", "--state", "sums", "--json")
     assert result.exit_code == 1
     answer = json.loads(result.stdout)
     assert (answer["accepted"], answer["count"], answer["out"], answer["state"]) == (2, 2, "mean.npy", "sums")
@@ -157,19 +159,19 @@ def test_bad_messages_are_refused_by_name_and_the_others_count(
 
 def test_messages_may_arrive_in_several_calls(cpsgd: Any, messages: list[str]) -> None:
     # Without --out the mean is not even computed.
-    first = cpsgd("aggregate", messages[0], *HALF, "--state", "sums", "--json")
+    first = cpsgd("round aggregate", messages[0], *HALF, "--state", "sums", "--json")
     assert (first.exit_code, json.loads(first.stdout)["out"]) == (0, None)
     assert not list(Path().glob("*.npy"))
-    second = cpsgd.succeeds("aggregate", *messages[1:3], *HALF, "--state", "sums", "--out", "mean.npy")
+    second = cpsgd.succeeds("round aggregate", *messages[1:3], *HALF, "--state", "sums", "--out", "mean.npy")
     assert "2 accepted, 0 refused, 3 with those before" in second.stdout
     np.testing.assert_array_equal(np.load("mean.npy"), mean_of(messages[:3]))
 
     before = Path("sums").read_bytes()
-    repeated = cpsgd("aggregate", *messages[:3], *HALF, "--state", "sums", "--json")
+    repeated = cpsgd("round aggregate", *messages[:3], *HALF, "--state", "sums", "--json")
     assert repeated.exit_code == 1
     assert json.loads(repeated.stdout)["count"] == 3
     assert Path("sums").read_bytes() == before
-    third = cpsgd("aggregate", *messages[2:], *HALF, "--state", "sums", "--out", "mean.npy", "--json")
+    third = cpsgd("round aggregate", *messages[2:], *HALF, "--state", "sums", "--out", "mean.npy", "--json")
     assert third.exit_code == 1
     assert json.loads(third.stdout)["count"] == 4
     np.testing.assert_array_equal(np.load("mean.npy"), mean_of(messages))
@@ -178,11 +180,11 @@ def test_messages_may_arrive_in_several_calls(cpsgd: Any, messages: list[str]) -
 
 
 def test_a_state_that_does_not_fit_is_left_alone(cpsgd: Any, messages: list[str]) -> None:
-    cpsgd("aggregate", messages[0], *HALF, "--state", "sums")
+    cpsgd("round aggregate", messages[0], *HALF, "--state", "sums")
     before = Path("sums").read_bytes()
     cpsgd.refuses(
         "sums: was saved for round 3, this is round 4",
-        "aggregate",
+        "round aggregate",
         messages[1],
         "--protocol",
         "p.json",
@@ -195,7 +197,7 @@ def test_a_state_that_does_not_fit_is_left_alone(cpsgd: Any, messages: list[str]
     Path("other.json").write_text(other.to_json())
     cpsgd.refuses(
         "sums: The state was saved for a protocol with other parameters",
-        "aggregate",
+        "round aggregate",
         messages[1],
         "--protocol",
         "other.json",
@@ -207,14 +209,14 @@ def test_a_state_that_does_not_fit_is_left_alone(cpsgd: Any, messages: list[str]
     assert Path("sums").read_bytes() == before
     damaged = before[:-1] + bytes([before[-1] ^ 1])
     Path("sums").write_bytes(damaged)
-    cpsgd.refuses("damaged", "aggregate", messages[1], *HALF, "--state", "sums", "--out", "mean.npy")
+    cpsgd.refuses("damaged", "round aggregate", messages[1], *HALF, "--state", "sums", "--out", "mean.npy")
     assert Path("sums").read_bytes() == damaged
     assert not Path("mean.npy").exists()
 
 
 def test_when_all_are_refused_nothing_is_written(cpsgd: Any, messages: list[str]) -> None:
     Path("bad").write_bytes(b"bad")
-    result = cpsgd("aggregate", "bad", *HALF, "--state", "sums", "--out", "mean.npy", "--json")
+    result = cpsgd("round aggregate", "bad", *HALF, "--state", "sums", "--out", "mean.npy", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["out"] is None
     assert "Did not write mean.npy" in result.stderr
@@ -236,5 +238,5 @@ def test_when_all_are_refused_nothing_is_written(cpsgd: Any, messages: list[str]
 )
 def test_wrong_options(cpsgd: Any, messages: list[str], options: tuple[object, ...], words: str) -> None:
     before = {path: path.read_bytes() for path in Path().iterdir()}
-    cpsgd.refuses(words, "aggregate", *messages, *HALF, *options)
+    cpsgd.refuses(words, "round aggregate", *messages, *HALF, *options)
     assert {path: path.read_bytes() for path in Path().iterdir()} == before

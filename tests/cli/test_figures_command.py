@@ -1,4 +1,4 @@
-"""`cpsgd figures frontier`."""
+"""`python -m reproduction.frontier`."""
 
 from __future__ import annotations
 

@@ -9,9 +9,13 @@ from inspect import cleandoc
 
 import pytest
 
-from cpsgd.cli.app import COMMANDS
+from cpsgd.cli.commands import COMMANDS, GROUPS
 
 OTHER_PACKAGES = ("dp_accounting", "flwr", "matplotlib", "nvflare", "pandas", "pyarrow", "scipy", "sklearn", "torch")
+
+
+EVERY = {name: command for name, command in COMMANDS.items() if name not in GROUPS}
+EVERY |= {f"{group} {name}": command for group, (members, _) in GROUPS.items() for name, command in members.items()}
 
 
 def imported(program: str, names: tuple[str, ...]) -> str:
@@ -50,7 +54,7 @@ def test_the_package_imports_nothing_heavy() -> None:
 
 
 def test_the_overview_imports_no_command() -> None:
-    modules = tuple({f"cpsgd.cli.{place.partition(':')[0]}" for place, _ in COMMANDS.values()})
+    modules = tuple({f"cpsgd.cli.{command.place.partition(':')[0]}" for command in EVERY.values()})
     assert imported("from cpsgd.cli.app import main; main(['--help'])", (*modules, "numpy")) == ""
 
 
@@ -60,9 +64,9 @@ def test_a_name_brings_what_it_needs() -> None:
     assert imported(planning, ("cpsgd.planner.planning", "matplotlib")) == "cpsgd.planner.planning"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_overviews_line_is_the_commands_own(name: str) -> None:
-    place, line = COMMANDS[name]
+    place, line = EVERY[name].place, EVERY[name].line
     module, _, function = place.partition(":")
     command = getattr(import_module(f"cpsgd.cli.{module}"), function)
     if function == "app":

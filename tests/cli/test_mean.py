@@ -1,4 +1,4 @@
-"""`cpsgd mean`: the whole round, the three file formats, and every way a table can be wrong."""
+"""`cpsgd round mean`: the whole round, the three file formats, and every way a table can be wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Vectors = NDArray[np.float32]
 
 def test_json_says_what_was_sent_and_how_wrong_it_is(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
-    result = cpsgd("mean", "table.npy", "--clip-norm", 1, "--levels", 3, "--trials", 13, "--round", 5, "--json")
+    result = cpsgd("round mean", "table.npy", "--clip-norm", 1, "--levels", 3, "--trials", 13, "--round", 5, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     answer = json.loads(result.stdout)
     protocol = Protocol.rotated_binomial(clients=40, dim=500, clip_norm=1.0, levels=3, trials=13)
@@ -50,7 +50,7 @@ def test_json_says_what_was_sent_and_how_wrong_it_is(cpsgd: Any, vectors: Vector
 
 def test_text_says_the_same(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
-    text = cpsgd("mean", "table.npy", "--clip-norm", 1).stdout
+    text = cpsgd("round mean", "table.npy", "--clip-norm", 1).stdout
     for words in (
         "40 of 500 coordinates",
         "314 bytes per client",
@@ -64,7 +64,7 @@ def test_text_says_the_same(cpsgd: Any, vectors: Vectors) -> None:
     ):
         assert words in text
     assert "none" not in text
-    assert "none: trials=0 adds no noise" in cpsgd("mean", "table.npy", "--clip-norm", 1, "--trials", 0).stdout
+    assert "none: trials=0 adds no noise" in cpsgd("round mean", "table.npy", "--clip-norm", 1, "--trials", 0).stdout
 
 
 def test_formats_are_equivalent(cpsgd: Any, vectors: Vectors) -> None:
@@ -81,7 +81,7 @@ def test_formats_are_equivalent(cpsgd: Any, vectors: Vectors) -> None:
     errors = []
     for name in ("c.npy", "fortran.npy", "double.npy", "one.npz", "two.npz", "plain.csv", "header.csv"):
         key = ("--key", "table") if name == "two.npz" else ()
-        result = cpsgd.succeeds("mean", name, *options, *key, "--out", "out.npy")
+        result = cpsgd.succeeds("round mean", name, *options, *key, "--out", "out.npy")
         answer = json.loads(result.stdout)
         assert (answer["clients"], answer["dim"]) == (40, 500)
         errors.append([answer["squared_error"][part] for part in ("rounding", "clipping")])
@@ -97,10 +97,10 @@ def test_blocks_and_threads_change_nothing(
     np.save("table.npy", vectors)
     np.savetxt("table.csv", vectors, delimiter=",")
     options = ("--clip-norm", 5, "--trials", 0, "--levels", 65536, "--json", "--out", "out.npy")
-    whole = json.loads(cpsgd("mean", f"table.{suffix}", *options, "--threads", 1).stdout)
+    whole = json.loads(cpsgd("round mean", f"table.{suffix}", *options, "--threads", 1).stdout)
     # Blocks of three rows, the last of one.
     monkeypatch.setattr(mean, "_BLOCK", 3 * 500)
-    parts = json.loads(cpsgd("mean", f"table.{suffix}", *options, "--threads", 3).stdout)
+    parts = json.loads(cpsgd("round mean", f"table.{suffix}", *options, "--threads", 3).stdout)
     assert parts["clients"] == whole["clients"] == 40
     for part in ("rounding", "clipping"):
         assert parts["squared_error"][part] == pytest.approx(whole["squared_error"][part], rel=1e-9)
@@ -109,10 +109,10 @@ def test_blocks_and_threads_change_nothing(
 
 def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, vectors: Vectors, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("table.npy", vectors)
-    assert cpsgd("mean", "table.npy", "--clip-norm", 1).stderr == ""
+    assert cpsgd("round mean", "table.npy", "--clip-norm", 1).stderr == ""
     # What rich takes for "there is a terminal".
     monkeypatch.setenv("FORCE_COLOR", "1")
-    result = cpsgd("mean", "table.npy", "--clip-norm", 1, "--json")
+    result = cpsgd("round mean", "table.npy", "--clip-norm", 1, "--json")
     assert "40/40" in result.stderr
     assert json.loads(result.stdout)["clients"] == 40
 
@@ -120,19 +120,19 @@ def test_progress_goes_to_a_terminal_on_stderr(cpsgd: Any, vectors: Vectors, mon
 def test_mean_as_csv_is_one_row(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
     options = ("--clip-norm", 2, "--levels", 65536, "--trials", 0)
-    cpsgd.succeeds("mean", "table.npy", *options, "--out", "mean.csv")
+    cpsgd.succeeds("round mean", "table.npy", *options, "--out", "mean.csv")
     assert Path("mean.csv").read_text().count("\n") == 1
     np.testing.assert_allclose(np.loadtxt("mean.csv", delimiter=","), vectors.mean(axis=0), atol=1e-3)
 
 
 def test_other_protocols(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
-    gaussian = cpsgd.json("mean", "table.npy", "--clip-norm", 2, "--sigma", 0.1)
+    gaussian = cpsgd.json("round mean", "table.npy", "--clip-norm", 2, "--sigma", 0.1)
     assert gaussian["name"] == "gaussian"
     assert gaussian["squared_error"]["noise"] == pytest.approx(500 * 0.01 / 40)
-    plain = cpsgd.json("mean", "table.npy", "--clip-norm", 2, "--no-rotate", "--p", 0.3)
+    plain = cpsgd.json("round mean", "table.npy", "--clip-norm", 2, "--no-rotate", "--p", 0.3)
     assert (plain["name"], plain["protocol"]["p"]) == ("binomial", 0.3)
-    seeded = cpsgd.json("mean", "table.npy", "--clip-norm", 2, "--seed", 9, "--range", 0.3)
+    seeded = cpsgd.json("round mean", "table.npy", "--clip-norm", 2, "--seed", 9, "--range", 0.3)
     assert seeded["protocol"]["rotation_seed"] == 9
     assert seeded["protocol"]["coordinate_range"] == 0.3
 
@@ -141,19 +141,19 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
     np.save("table.npy", vectors)
     protocol = Protocol.rotated_binomial(clients=1000, dim=500, clip_norm=1.0, levels=2, trials=6)
     Path("p.json").write_text(protocol.to_json())
-    answer = cpsgd.json("mean", "table.npy", "--protocol", "p.json")
+    answer = cpsgd.json("round mean", "table.npy", "--protocol", "p.json")
     assert Protocol.from_dict(answer["protocol"]) == protocol
     assert answer["clients"] == 40
-    assert "made for 1,000" in cpsgd("mean", "table.npy", "--protocol", "p.json").stdout
+    assert "made for 1,000" in cpsgd("round mean", "table.npy", "--protocol", "p.json").stdout
 
     cpsgd.refuses(
-        "leave out --levels, --range", "mean", "table.npy", "--protocol", "p.json", "--levels", 2, "--range", 1
+        "leave out --levels, --range", "round mean", "table.npy", "--protocol", "p.json", "--levels", 2, "--range", 1
     )
     np.save("narrow.npy", vectors[:, :9])
-    cpsgd.refuses("500 coordinates", "mean", "narrow.npy", "--protocol", "p.json")
+    cpsgd.refuses("500 coordinates", "round mean", "narrow.npy", "--protocol", "p.json")
     for text in ("{", "[]", '{"clients": 3}', "\udcff", "x" * 70_000):
         Path("p.json").write_bytes(text.encode(errors="surrogateescape"))
-        cpsgd.refuses("p.json", "mean", "table.npy", "--protocol", "p.json")
+        cpsgd.refuses("p.json", "round mean", "table.npy", "--protocol", "p.json")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_protocol_file(cpsgd: Any, vectors: Vectors) -> None:
 def test_wrong_options(cpsgd: Any, vectors: Vectors, options: tuple[object, ...], words: str) -> None:
     Path("folder.npy").mkdir()
     np.save("table.npy", vectors)
-    result = cpsgd.refuses(words, "mean", "table.npy", *options)
+    result = cpsgd.refuses(words, "round mean", "table.npy", *options)
     assert result.stdout == ""
     assert not Path("mean.npy").exists()
 
@@ -186,7 +186,7 @@ def test_wrong_options(cpsgd: Any, vectors: Vectors, options: tuple[object, ...]
 def test_the_clip_norm_does_not_follow_the_data(cpsgd: Any, vectors: Vectors) -> None:
     for size in (0.1, 10.0):
         np.save("table.npy", size * vectors)
-        facts = cpsgd.json("mean", "table.npy")
+        facts = cpsgd.json("round mean", "table.npy")
         assert facts["protocol"]["clip_norm"] == 1.0
 
 
@@ -201,7 +201,7 @@ def test_the_first_row_that_is_not_finite_is_named(
     np.savez("table.npz", table)
     np.savetxt("table.csv", table, delimiter=",")
     monkeypatch.setattr(mean, "_BLOCK", 500)
-    result = cpsgd("mean", f"table.{suffix}", "--clip-norm", 1, "--threads", 4)
+    result = cpsgd("round mean", f"table.{suffix}", "--clip-norm", 1, "--threads", 4)
     assert result.exit_code == 2
     assert f"table.{suffix}, row 7: NaN or infinite at coordinate 3 " in result.stderr
     assert not Path("mean.npy").exists()
@@ -227,7 +227,7 @@ def test_the_first_row_that_is_not_finite_is_named(
 )
 def test_wrong_csv(cpsgd: Any, text: str, words: str) -> None:
     Path("table.csv").write_bytes(text.encode(errors="surrogateescape"))
-    result = cpsgd.refuses(words, "mean", "table.csv", "--clip-norm", 1)
+    result = cpsgd.refuses(words, "round mean", "table.csv", "--clip-norm", 1)
     assert "table.csv" in result.stderr
     for private in ("secret", "six", "two"):
         assert private not in result.stderr
@@ -279,13 +279,13 @@ def test_wrong_arrays(cpsgd: Any, vectors: Vectors) -> None:
         "nowhere.csv": "No such file",
         "nowhere.npz": "No such file",
     }.items():
-        result = cpsgd("mean", name, "--clip-norm", 1, "--out", "out.npy")
+        result = cpsgd("round mean", name, "--clip-norm", 1, "--out", "out.npy")
         assert result.exit_code == 2, name
         assert words in result.stderr, (name, result.stderr)
         assert name in result.stderr
-    result = cpsgd("mean", "several.npz", "--key", "c", "--clip-norm", 1)
+    result = cpsgd("round mean", "several.npz", "--key", "c", "--clip-norm", 1)
     assert "no array 'c', but a, b" in result.stderr
-    result = cpsgd("mean", "damaged.npz", "--key", "a", "--clip-norm", 1)
+    result = cpsgd("round mean", "damaged.npz", "--key", "a", "--clip-norm", 1)
     assert "not a readable .npz" in result.stderr
     assert not Path("out.npy").exists()
 
@@ -293,20 +293,22 @@ def test_wrong_arrays(cpsgd: Any, vectors: Vectors) -> None:
 def test_integers_and_a_single_client(cpsgd: Any) -> None:
     np.save("table.npy", np.array([[3, 0, -4]], dtype=np.int8))
     options = ("--clip-norm", 5, "--range", 5, "--levels", 65536, "--trials", 0)
-    cpsgd.succeeds("mean", "table.npy", *options)
+    cpsgd.succeeds("round mean", "table.npy", *options)
     np.testing.assert_allclose(np.load("mean.npy"), [3, 0, -4], atol=1e-3)
 
 
 def test_the_planner_chooses_what_keeps_epsilon(cpsgd: Any) -> None:
     vectors = np.random.default_rng(1).standard_normal((1500, 300)) / 300**0.5
     np.save("table.npy", vectors)
-    facts = cpsgd.json("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 4)
+    facts = cpsgd.json("round mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 4)
     assert 1.9 < facts["epsilon"] <= 2
     assert facts["delta"] == 1e-6
     assert facts["bits_per_coordinate"] <= 4
     protocol = Protocol.from_dict(facts["protocol"])
     assert facts["epsilon"] == guarantee(protocol, 1e-6).epsilon
-    text = cpsgd("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--seed", 3, "--mechanism", "binomial").stdout
+    text = cpsgd(
+        "round mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--seed", 3, "--mechanism", "binomial"
+    ).stdout
     assert "at δ = 1e-06, replace-one" in text
     assert "proved by" in text
 
@@ -315,7 +317,7 @@ def test_epsilon_is_for_the_rows_that_are_there(cpsgd: Any) -> None:
     np.save("table.npy", np.zeros((500, 40)))
     protocol = Protocol.rotated_binomial(clients=100_000, dim=40, clip_norm=1.0, levels=2, trials=14)
     Path("p.json").write_text(protocol.to_json())
-    facts = cpsgd.json("mean", "table.npy", "--protocol", "p.json", "--delta", 1e-6)
+    facts = cpsgd.json("round mean", "table.npy", "--protocol", "p.json", "--delta", 1e-6)
     assert facts["epsilon"] == guarantee(protocol, 1e-6, surviving=500).epsilon > guarantee(protocol, 1e-6).epsilon
 
 
@@ -331,7 +333,7 @@ def test_epsilon_is_for_the_rows_that_are_there(cpsgd: Any) -> None:
 )
 def test_wishes_that_cannot_be_met(cpsgd: Any, vectors: Vectors, options: tuple[object, ...], words: str) -> None:
     np.save("table.npy", vectors)
-    cpsgd.refuses(words, "mean", "table.npy", *options)
+    cpsgd.refuses(words, "round mean", "table.npy", *options)
     assert not Path("mean.npy").exists()
 
 
@@ -339,19 +341,24 @@ def test_a_stated_distance(cpsgd: Any) -> None:
     rows = np.eye(8, dtype=np.float32)[np.random.default_rng(0).integers(8, size=500)]
     np.save("table.npy", rows)
     stated = ("--replace-one-distance", 1.4142136, "--distance-reason", "rows are one-hot")
-    common = ("mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 6)
+    common = ("round mean", "table.npy", "--epsilon", 2, "--delta", 1e-6, "--bits", 6)
     found = cpsgd.json(*common, *stated)
     usual = cpsgd.json(*common)
     assert found["epsilon"] <= 2.0
     assert found["squared_error"]["noise"] == pytest.approx(0.5 * usual["squared_error"]["noise"], rel=0.1)
     protocol = Protocol.from_dict(found["protocol"])
     assert (protocol.replace_one_distance, protocol.distance_reason) == (1.4142136, "rows are one-hot")
-    text = cpsgd("mean", "table.npy", "--levels", 9, "--trials", 40, "--delta", 1e-6, *stated).stdout
+    text = cpsgd("round mean", "table.npy", "--levels", 9, "--trials", 40, "--delta", 1e-6, *stated).stdout
     assert "replace-one distance 1.41421 because rows are one-hot" in text
     Path("p.json").write_text(protocol.to_json(), encoding="utf-8")
-    cpsgd.succeeds("mean", "table.npy", "--protocol", "p.json")
+    cpsgd.succeeds("round mean", "table.npy", "--protocol", "p.json")
     cpsgd.refuses(
-        "leave out --replace-one-distance, --distance-reason", "mean", "table.npy", "--protocol", "p.json", *stated
+        "leave out --replace-one-distance, --distance-reason",
+        "round mean",
+        "table.npy",
+        "--protocol",
+        "p.json",
+        *stated,
     )
 
 
@@ -365,7 +372,7 @@ def test_a_mean_that_is_charged_and_cannot_be_written_says_both(
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("cpsgd.cli._files.write_vector", full)
-    command = ("mean", "table.npy", "--clip-norm", 1, "--levels", 3, "--trials", 200)
+    command = ("round mean", "table.npy", "--clip-norm", 1, "--levels", 3, "--trials", 200)
     cpsgd.refuses(
         "mean.npy: No space left on device. It was charged to the ledger",
         *command,

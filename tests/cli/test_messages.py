@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROUND = ("protocol", "--clients", 3, "--dim", 10)
+ROUND = ("round protocol", "--clients", 3, "--dim", 10)
 PLAN = ("plan", "--clients", 300, "--dim", 10, "--epsilon", 1)
 
 
@@ -38,6 +38,6 @@ def test_huge_vectors_do_not_warn(cpsgd: Any) -> None:
     np.save("big.npy", np.full((5, 10), 1e300))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = cpsgd("mean", "big.npy", "--trials", 200)
+        result = cpsgd("round mean", "big.npy", "--trials", 200)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "squared error inf measured, inf expected" in result.stdout

@@ -46,7 +46,7 @@ def test_a_task_and_its_secrets_are_files(cpsgd: Any, protocol_file: Path, tmp_p
         assert stat.S_IMODE((folder / f"{role}.json").stat().st_mode) == 0o600
         Secrets.read(folder / f"{role}.json")
     assert json.loads((folder / "collector.json").read_text()).keys() >= {"collector"}
-    assert Secrets.read(folder / "collector.json").private == b""
+    assert Secrets.read(folder / "collector.json").private == ()
     again = cpsgd("pair", "create", "--protocol", protocol_file, *URLS, "--out", "task")
     assert again.exit_code == 2
     assert PairTask.read(folder / "task.json") == task
@@ -74,7 +74,7 @@ def test_tokens_are_made_for_clients_and_servers(cpsgd: Any, protocol_file: Path
         for role in ("leader", "helper")
     }
     leader, helper, task = Leader(books["leader"]), Helper(books["helper"]), books["leader"].task
-    keys = {"leader_key": task.leader.key, "helper_key": task.helper.key}
+    keys = {"leader_key": task.key("leader", 0), "helper_key": task.key("helper", 0)}
     verdicts = []
     for line in [*lines[:2], lines[0]]:
         (tmp_path / "own.txt").write_text(line + "\n")
@@ -129,7 +129,7 @@ def test_a_round_by_commands_over_tls_with_roster_and_budget(cpsgd: Any, tmp_pat
     folder.mkdir()
     roster = []
     for index in range(9):
-        roster.append(cpsgd.json("identity", "create", f"client{index}.key")["public_key"])
+        roster.append(cpsgd.json("round identity", "create", f"client{index}.key")["public_key"])
         np.save(f"v{index}.npy", np.full(DIM, 0.1))
     Path("roster").write_text("\n".join(roster) + "\n")
     cpsgd.succeeds("budget", "create", "b.ledger", "--population", "phones", "--epsilon", 20, "--delta", 1e-4)

@@ -63,11 +63,11 @@ def test_the_protocol_of_a_plan_encodes(plan: Run, cpsgd: Any) -> None:
     Path("protocol.json").write_text(json.dumps(json.loads(plan("--bits 3 --mechanism coins --json"))["protocol"]))
     np.save("vector.npy", np.full(4096, 0.01))
     result = cpsgd(
-        *["encode", "vector.npy", "--protocol", "protocol.json", "--round", "1", "--out", "message", "--json"]
+        *["round encode", "vector.npy", "--protocol", "protocol.json", "--round", "1", "--out", "message", "--json"]
     )
     assert json.loads(result.stdout)["bits_per_coordinate"] == 3.0
     # One message is not what was promised.
-    result = cpsgd(*["aggregate", "message", "--protocol", "protocol.json", "--round", "1", "--out", "mean.npy"])
+    result = cpsgd(*["round aggregate", "message", "--protocol", "protocol.json", "--round", "1", "--out", "mean.npy"])
     assert result.exit_code != 0
     assert "promise" in result.stderr
 

@@ -87,7 +87,7 @@ def test_rounds_beyond_any_proof_are_refused(cpsgd: Any) -> None:
 
 def test_epsilon_of_a_protocol_file_or_of_floats(cpsgd: Any, as_json: Json) -> None:
     described = EPSILON.removeprefix("epsilon ").removesuffix(" --delta 1e-9")
-    cpsgd.succeeds("protocol", *described.split(), "--out", "p.json")
+    cpsgd.succeeds("round protocol", *described.split(), "--out", "p.json")
     assert as_json("epsilon --protocol p.json --delta 1e-9")["epsilon"] == as_json(EPSILON)["epsilon"]
     floats = as_json("epsilon --clients 100 --dim 10 --clip-norm 1 --sigma 0.5 --delta 1e-6")
     assert 1.0 < floats["epsilon"] < 3.0

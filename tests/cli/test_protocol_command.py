@@ -1,4 +1,4 @@
-"""`cpsgd protocol`: the file, and what it promises."""
+"""`cpsgd round protocol`: the file, and what it promises."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_file_is_the_protocol(cpsgd: Any) -> None:
         ),
         ("--sigma", 0.5): Protocol.gaussian(clients=1000, dim=4096, clip_norm=2.0, sigma=0.5),
     }.items():
-        result = cpsgd("protocol", *ROUND, *options, "--out", "p.json")
+        result = cpsgd("round protocol", *ROUND, *options, "--out", "p.json")
         assert (result.exit_code, result.stderr) == (0, "")
         found = Protocol.from_json(Path("p.json").read_text())
         assert replace(found, promise=None) == expected
@@ -35,13 +35,13 @@ def test_the_file_is_the_protocol(cpsgd: Any) -> None:
 
 
 def test_without_a_file_stdout_holds_the_json_alone(cpsgd: Any) -> None:
-    result = cpsgd("protocol", *ROUND)
+    result = cpsgd("round protocol", *ROUND)
     protocol = Protocol.from_json(result.stdout)
     assert protocol.fingerprint.hex() in result.stderr
 
 
 def test_promises(cpsgd: Any) -> None:
-    answer = cpsgd.json("protocol", *ROUND)
+    answer = cpsgd.json("round protocol", *ROUND)
     protocol = Protocol.from_dict(answer["protocol"])
     bound = protocol.error_bound()
     assert answer["error_bound"] == {"squared_error": bound.squared_error, "theorem": bound.theorem, "reason": None}
@@ -50,25 +50,28 @@ def test_promises(cpsgd: Any) -> None:
     assert answer["bits_per_coordinate"] == 4.0
     assert answer["out"] is None
 
-    text = cpsgd("protocol", *ROUND, "--out", "p.json").stdout
+    text = cpsgd("round protocol", *ROUND, "--out", "p.json").stdout
     for words in ("2,112 bytes", "4.125 bits per coordinate", "7.76× against float32", "Theorem 4", "p.json"):
         assert words in text
 
 
 def test_a_bound_that_does_not_apply_is_explained(cpsgd: Any) -> None:
-    answer = cpsgd.json("protocol", *ROUND, "--range", 0.1)
+    answer = cpsgd.json("round protocol", *ROUND, "--range", 0.1)
     assert answer["error_bound"]["squared_error"] is None
     assert "Theorem 4 needs coordinate_range" in answer["error_bound"]["reason"]
-    assert "none is published: Theorem 4 needs" in cpsgd("protocol", *ROUND, "--range", 0.1, "--out", "p.json").stdout
+    assert (
+        "none is published: Theorem 4 needs"
+        in cpsgd("round protocol", *ROUND, "--range", 0.1, "--out", "p.json").stdout
+    )
 
 
 def test_an_existing_file_is_described(cpsgd: Any) -> None:
     protocol = Protocol.rotated_binomial(clients=9, dim=50, clip_norm=1.0, levels=2, trials=6, modulus=64)
     Path("p.json").write_text(protocol.to_json())
-    answer = cpsgd.json("protocol", "--protocol", "p.json")
+    answer = cpsgd.json("round protocol", "--protocol", "p.json")
     assert Protocol.from_dict(answer["protocol"]) == protocol
-    assert "sums modulo 64" in cpsgd("protocol", "--protocol", "p.json").stderr
-    cpsgd.refuses("--clients", "protocol", "--protocol", "p.json", "--clients", 3)
+    assert "sums modulo 64" in cpsgd("round protocol", "--protocol", "p.json").stderr
+    cpsgd.refuses("--clients", "round protocol", "--protocol", "p.json", "--clients", 3)
 
 
 @pytest.mark.parametrize(
@@ -83,5 +86,5 @@ def test_an_existing_file_is_described(cpsgd: Any) -> None:
     ],
 )
 def test_wrong_options(cpsgd: Any, options: tuple[object, ...], words: str) -> None:
-    result = cpsgd.refuses(words, "protocol", *options)
+    result = cpsgd.refuses(words, "round protocol", *options)
     assert result.stdout == ""

@@ -134,7 +134,9 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     assert "m = 200 trials" in result.stdout
     for word in ("test accuracy", "proved by", "published", "float32", "report.html"):
         assert word in result.stdout
-    assert "protects all that one client holds" in " ".join(result.stdout.split())
+    printed = " ".join(result.stdout.split())
+    assert "protects nobody, since the noise can be repeated; with secret noise all that one client holds" in printed
+    assert "This run protects nobody: its noise can be repeated." in printed
     assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())
 
 

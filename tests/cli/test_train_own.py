@@ -100,8 +100,57 @@ def test_images_with_a_model_of_ones_own_whose_weights_follow_from_the_seed(cpsg
     ]
     losses = [result["loss"] for result in found]
     assert losses[0] == losses[1] != losses[2]
-    named = cpsgd(*options("images", 400, "--model", "mlp-5"))
-    assert "Sequential, 410 parameters" in named.stdout
+    assert "returns a model of its own" in cpsgd(*options("images", 400, "--model", "mlp-5")).stderr
+
+
+def test_noise_on_data_of_ones_own_is_secret_unless_a_seed_is_asked_for(cpsgd: Any, tmp_path: Path) -> None:
+    losses = []
+    for name, more, protected in (("a", (), True), ("b", (), True), ("c", ("--seed", 0), False)):
+        result = cpsgd.succeeds(*options("images", 400, "--run", name, *more))
+        run = tmp_path / "runs" / name
+        summary = json.loads((run / "summary.json").read_text())
+        card = json.loads((run / "model-card.json").read_text())["privacy"]
+        losses.append(summary["results"][0]["loss"])
+        assert summary["seeded"] is not protected
+        assert ("protects nobody" not in result.stdout) is protected
+        assert ("protects nobody" not in (run / "report.html").read_text()) is protected
+        assert card["protects"] == ("one client" if protected else "nobody")
+    assert losses[0] != losses[1]
+
+
+def test_files_name_the_model_that_was_trained(cpsgd: Any, tmp_path: Path) -> None:
+    cpsgd.succeeds(*options("images", 400, "--run", "a"))
+    run, name = tmp_path / "runs" / "a", "Sequential(Conv2d, Flatten, Linear)"
+    assert json.loads((run / "config.json").read_text())["model"] == name
+    assert json.loads((run / "summary.json").read_text())["settings"]["model"] == name
+    assert name in (run / "report.html").read_text()
+    cpsgd.succeeds("train", "--resume", "--run", "a")
+
+
+def test_bits_are_chosen_for_accuracy_where_nothing_is_sent(cpsgd: Any, tmp_path: Path) -> None:
+    own = ["train", "--data", "mydata:images", "--no-baselines", "--epsilon", 8, "--rounds", 2, "--json"]
+    for cohort, more, chosen, kind in (
+        (400, ("--participation", "every"), "for accuracy", "rounded-gaussian"),
+        (200, (), "for accuracy", "correlated-gaussian"),
+        (200, ("--optimizer", "adam"), "for accuracy", "rounded-gaussian"),
+        (200, ("--bits", 1), "at most 1 bits", "coins"),
+    ):
+        result = cpsgd.succeeds(*own, "--cohort", cohort, *more)
+        assert chosen in result.stderr
+        assert json.loads(result.stdout)["protocol"]["mechanism"] == kind
+
+
+def test_rounds_are_printed_where_they_are_evaluated_and_written_for_tensorboard(cpsgd: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    more = ("--evaluate-every", 5, "--tensorboard", "--run", "a")
+    result = cpsgd.succeeds(*[12 if part == 3 else part for part in options("images", 400, *more)])
+    lines = [line.split()[2] for line in result.stdout.splitlines() if line.startswith("private ")]
+    assert lines == ["5/12", "10/12", "12/12"]
+    events = EventAccumulator(str(tmp_path / "runs" / "a" / "tensorboard" / "private"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [5, 10, 12]
+    assert [event.step for event in events.Scalars("survivors")] == list(range(1, 13))
 
 
 def test_the_clip_norm_may_adapt(cpsgd: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`cpsgd kmeans` and `cpsgd pca`."""
+"""`cpsgd table kmeans` and `cpsgd table pca`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.usefixtures("fixed_seed")
 
 PLACES = np.array([[0.5, 0.5], [-0.5, 0.4], [0.0, -0.6]])
 COST = ("--epsilon", 8, "--delta", 1e-6)
-KMEANS = ("kmeans", "points.npy", "--clusters", 3, *COST, "--rounds", 4)
-PCA = ("pca", "points.npy", "--components", 2, *COST)
+KMEANS = ("table kmeans", "points.npy", "--clusters", 3, *COST, "--rounds", 4)
+PCA = ("table pca", "points.npy", "--components", 2, *COST)
 
 
 def blobs() -> np.ndarray:
@@ -37,7 +37,7 @@ def test_centres_of_a_table(cpsgd: Any, suffix: str) -> None:
     save("kmeans")
     np.savetxt("points.csv", blobs(), delimiter=",")
     bits = ("--bits", 8) if suffix == "csv" else ()
-    text = cpsgd("kmeans", f"points.{suffix}", *KMEANS[2:], *bits, "--out", "c.csv").stdout
+    text = cpsgd("table kmeans", f"points.{suffix}", *KMEANS[2:], *bits, "--out", "c.csv").stdout
     centres = np.loadtxt("c.csv", delimiter=",")
     assert np.linalg.norm(centres[:, None] - PLACES, axis=2).min(axis=0).max() < 0.1
     for words in ("1,500 with a point of 2 coordinates", "at δ = 1e-06, replace-one", "proved by", "inertia", "c.csv"):
@@ -115,7 +115,7 @@ def test_a_bad_row_is_named(cpsgd: Any, command: tuple[Any, ...], bad: float) ->
 def test_clusters_of_named_columns(cpsgd: Any) -> None:
     lines = [f"{1000000 + i // 3},{x:.5f},{y:.5f}" for i, (x, y) in enumerate(blobs())]
     Path("people.csv").write_text("id,x,y\n" + "\n".join(lines) + "\n")
-    command = ("kmeans", "people.csv", *KMEANS[2:], "--bits", 8)
+    command = ("table kmeans", "people.csv", *KMEANS[2:], "--bits", 8)
     for wrong in ((), ("--user", "id")):
         cpsgd.refuses("--columns", *command, *wrong)
         assert not Path("centres.npy").exists()

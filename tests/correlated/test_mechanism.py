@@ -282,7 +282,7 @@ def test_z_on_its_grid_counts_as_less_than_it_is(sigma: float) -> None:
     points = sigma * 2.0**given.noise_bits
     assert 2048 <= points < 4096
     assert given.noise.law(100).deviation ** 2 <= 100 * sigma**2 * (1.0 - 5.0 / points**2)
-    # Section 14, Lemma 4, for as many draws as twice the messages may use.
+    # docs/proofs/correlated-gaussian.md, Lemma 4, for as many draws as twice the messages may use.
     own, z = (2.0 * 2.0**given.noise_bits / (1.0 + given.correlation.inherited)) ** 2, points**2 - 5.0
     uneven = 2.0 * math.exp(-2.0 * math.pi**2 * own * z / (own + z))
     rounding = uniformity(OWN_DEVIATION**2, 10_000)

@@ -44,18 +44,18 @@ def test_it_says_what_the_run_was(page: str) -> None:
     for words in (
         "done: private training on digits",
         "Finished round 4 of 10",
-        "ε = 1 spent of 2",
+        "ε = 1 spent of 2; protects nobody",
         "35.00% test accuracy, private",
         "90.00% test accuracy, no privacy",
         "4 bits per coordinate",
         "8.0× shorter than float32",
-        "private 4 35.00% 1.7000 1 4 0.0001 0 6",
-        "no privacy 4 90.00% 1.7000 ∞ 32 0.0004 0 6",
+        "private 4 35.00% 1.7000 1; protects nobody 4 50 bytes 16 kB 6",
+        "no privacy 4 90.00% 1.7000 ∞ 32 400 bytes 16 kB 6",
         "proved by a theorem",
         "a simulation that protects nobody, since its noise follows from seed 3",
         "published bound ε = 3 for the same protocol, by paper-theorem",
         "limit ε = 2",
-        "MB per client and round",
+        "sent per client and round",
     ):
         assert words in text
 
@@ -107,7 +107,7 @@ def test_a_summary_of_another_shape_is_no_failure(tmp_path: Path, changes: dict[
     (path / "summary.json").write_text(json.dumps(summary("r") | changes if changes else {}))
     text = run_view.saved_page(runs.read(path, "r"))
     assert "Finished" in text
-    assert "<b>" not in text.replace("<b>ε", "").replace("<li><b>", "")
+    assert "<b>" not in text.replace("<b>ε", "").replace("<b>protects nobody", "").replace("<li><b>", "")
 
 
 def test_settings_without_end_are_cut(tmp_path: Path) -> None:

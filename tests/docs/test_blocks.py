@@ -96,7 +96,7 @@ def test_a_wrong_output_is_noticed(tmp_path: Path, runner: Runner) -> None:
 
 
 def test_a_command_that_fails_is_noticed(tmp_path: Path, runner: Runner) -> None:
-    (block,) = written(tmp_path / "page.md", "```console\n$ cpsgd encode nothing.npy\n```\n")
+    (block,) = written(tmp_path / "page.md", "```console\n$ cpsgd round encode nothing.npy\n```\n")
     with pytest.raises(AssertionError, match="nothing"):
         runner.run(block)
 

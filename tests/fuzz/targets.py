@@ -312,7 +312,7 @@ def archives() -> list[bytes]:
 
 
 def read_rows(path: Path) -> None:
-    """The rows of a file as `cpsgd mean` reads them."""
+    """The rows of a file as `cpsgd round mean` reads them."""
     _files.read_points(_files.open_rows(path))
 
 
@@ -337,7 +337,7 @@ def arrow_files(write: Callable[[pyarrow.Table, io.BytesIO], object]) -> Callabl
 
 def read_idx(path: Path) -> None:
     """One of MNIST's files."""
-    mnist._unpack(path, mnist.TEST_LABELS)
+    mnist.read(path, mnist.TEST_LABELS)
 
 
 def idx_seeds() -> list[bytes]:

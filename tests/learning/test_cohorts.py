@@ -89,3 +89,25 @@ def test_bad_input() -> None:
         make("every")
     with pytest.raises(ParameterError, match="once"):
         make("twice")
+
+
+@pytest.mark.parametrize(("population", "cohort"), [(1000, 250), (997, 100), (50, 50), (50, 49), (60, 25)])
+def test_passes_go_round_and_keep_clients_apart(population: int, cohort: int) -> None:
+    cohorts = make("apart", population=population, cohort=cohort, rounds=40)
+    apart = cohorts.participation.separation
+    assert apart == population // cohort
+    last: dict[int, int] = {}
+    counts = np.zeros(population, dtype=int)
+    for number, clients in enumerate(cohorts.several(range(40))):
+        assert clients.tolist() == cohorts.clients(number).tolist()
+        assert len(set(clients.tolist())) == cohort
+        counts[clients] += 1
+        for client in clients.tolist():
+            assert number - last.get(client, number - apart) >= apart
+            last[client] = number
+    assert counts.max() <= cohorts.participation.counted_rounds(40)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_one_pass_is_the_same_as_once() -> None:
+    assert make("apart").clients(3).tolist() == make("once").clients(3).tolist()

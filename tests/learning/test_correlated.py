@@ -277,3 +277,56 @@ def test_more_messages_than_were_planned_are_not_released(ledger: Ledger) -> Non
         ledger.release(entry, survivors=101)
     assert ledger.head == head
     assert ledger.release(entry, survivors=100).released
+
+
+# ------------------------------------------------------------------ several passes
+
+
+@pytest.mark.parametrize("bands", [None, 4])
+def test_passes_are_played_and_paid_for(bands: int | None, tmp_path: Path) -> None:
+    """Cohorts that together are several times the population; one event, or one for each pass."""
+    size, rounds, apart = DATA.size, 12, 3
+    cohort = size // apart
+    planned = plan(
+        cohort, WIDTH, 8.0, 1e-5, 1.0, bits=14, rounds=rounds, participation=f"apart:{apart}", correlated=bands
+    )
+    ledger = opened(tmp_path, epsilon=8.5)
+    run = make_trainer(
+        DATA,
+        planned,
+        mlp(DATA.feature_dim, DATA.classes or 0, hidden=(), seed=0),
+        **{"cohort": cohort, "rounds": None, "lr": 0.5, "seed": None, "ledger": ledger, "population": "people"},
+    )
+    epsilons = [metrics.epsilon for metrics in run.run()]
+    assert epsilons[-1] == pytest.approx(planned.guarantee.epsilon)
+    steps = set(epsilons)
+    assert len(steps) == (1 if bands else rounds // apart)
+    partitions = {entry.event.partition for entry in ledger.events("people")}
+    assert len(partitions) == len(steps)
+    # A ledger certifies rounds of independent noise one by one, the run's own account together.
+    assert planned.guarantee.epsilon <= charge(ledger) <= (1.0 if bands else 1.01) * planned.guarantee.epsilon
+    assert str(run.guarantee().run.participation) == f"apart:{apart}"  # type: ignore[union-attr]
+
+
+def test_clients_that_would_come_too_soon_are_refused() -> None:
+    planned = plan(DATA.size // 3, WIDTH, 8.0, 1e-5, 1.0, bits=14, rounds=12, participation="apart:4", correlated=4)
+    model = mlp(DATA.feature_dim, DATA.classes or 0, hidden=(), seed=0)
+    with pytest.raises(ParameterError, match="brings clients back after 3 rounds"):
+        make_trainer(DATA, planned, model, **{"cohort": DATA.size // 3, "rounds": None, "lr": 0.5, "seed": 1})
+
+
+def test_settings_choose_passes() -> None:
+    settings = Settings.of({"clients": 2000, "rounds": 10, "passes": 5, "model": "linear", "baselines": False})
+    found = Experiment(settings)
+    assert (found.settings.cohort, found.settings.participation) == (1000, "apart")
+    assert str(found.protocol.promise.conditions.participation) == "apart:2"  # type: ignore[union-attr]
+    assert Settings.of(settings.to_dict()) == settings
+    limits = {"passes": "auto", "downlink": 6000.0, "correlated": "2"}
+    chosen = Experiment(Settings.of({"clients": 2000, "rounds": 10, "model": "linear", "baselines": False, **limits}))
+    assert chosen.passes is not None
+    assert chosen.passes.chosen.bytes_down <= 6000
+    assert chosen.settings.cohort == chosen.passes.chosen.cohort
+    with pytest.raises(ParameterError, match="passes takes the place of cohort"):
+        Settings.of({"passes": 5, "cohort": 10})
+    with pytest.raises(ParameterError, match="give passes"):
+        Settings.of({"uplink": 5.0})

@@ -97,7 +97,7 @@ def test_a_preset_and_what_is_given_on_top() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"participation": "twice"}, "Known are once, every, poisson, fixed-size"),
+        ({"participation": "twice"}, "Known are once, every, apart, poisson, fixed-size"),
         ({"adjacency": "remove"}, "Known are replace-one, zero-out"),
         ({"optimizer": ["sgd"]}, "Known are sgd, momentum, adagrad, adam"),
         ({"dropout": 1}, r"dropout in \[0, 1\)"),

@@ -182,7 +182,7 @@ def test_a_plan_at_delta_zero_keeps_epsilon_and_predicts_its_error() -> None:
     vectors = np.full((180, 2), 0.4)
     errors = []
     for round in range(200):
-        simulator = RoundSimulator(found.protocol, round=round, seed=round)
+        simulator = RoundSimulator(found.protocol, round=0, seed=round)
         simulator.add(vectors.astype(np.float32))
         errors.append(float(np.sum((simulator.mean() - 0.4) ** 2)))
     # 200 rounds of two coordinates: the mean of squares of Laplace noise is within a third.

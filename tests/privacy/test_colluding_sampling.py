@@ -118,7 +118,7 @@ def test_no_enumerated_population_has_a_larger_delta_than_is_claimed(population:
 @pytest.mark.parametrize("rate", [0.1, 0.3])
 def test_colluders_who_fill_up_are_covered(population: int, messages: int, colluders: int, rate: float) -> None:
     colluding = min(colluders, messages)
-    assert colluders <= colluding / messages * (population - messages)  # the limit in section 12
+    assert colluders <= colluding / messages * (population - messages)  # the limit in docs/proofs/fixed-size.md
     laws = [
         poisson(population, messages, colluders, rate, [own, *[-1] * (population - 1)])
         for own in (1, 0)  # zero-out neighbours

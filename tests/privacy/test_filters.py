@@ -288,7 +288,7 @@ def test_divergences_of_sampled_rounds_are_not_below_the_exact_ones(mu: float, r
     budget = Filter.of(1.0, 1e-3, 100)
     by_poisson = Filter(1.0, 1e-3, budget.limit, order).cost(Rounds(mu), Participation.poisson(rate))
     assert exact * (1 - 1e-9) <= by_poisson.size <= exact * (1 + 1e-5)
-    # The pair of section 12, whose two halves mirror each other.
+    # The pair of docs/proofs/fixed-size.md, whose two halves mirror each other.
     both = integral(lambda x: (ratio(x) ** order - 1) * (1 - ratio(x) ** (1 - order)), m / 2)
     exact = float(mpmath.log1p(both) / (order - 1))
     found, left_out = sampled_divergence(mu, rate, order)

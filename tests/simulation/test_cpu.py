@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chisquare
 
 from cpsgd import Aggregator, Protocol, plan
-from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, VectorError
+from cpsgd.errors import EmptyError, GuaranteeError, InfeasibleError, ParameterError, VectorError
 from cpsgd.mechanisms import Binomial, Coins, DiscreteGaussian, Mechanism, Skellam, binomial
 from cpsgd.mechanisms.noise import Noise
 from cpsgd.randomness import Keystream
@@ -264,3 +264,10 @@ def test_bad_input() -> None:
         RoundSimulator(protocol(dim=3), round=0, seed=-1)
     with pytest.raises(EmptyError):
         float_mean(3, 1.0).mean()
+
+
+def test_the_round_after_the_last_one_promised_is_refused() -> None:
+    best = plan(clients=50, dim=3, epsilon=4.0, delta=1e-5, rounds=2)
+    RoundSimulator(best.protocol, round=1)
+    with pytest.raises(InfeasibleError, match=r"about 2 rounds.*number 2"):
+        RoundSimulator(best.protocol, round=2)

@@ -24,7 +24,7 @@ from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import ClippingWarning, Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.ranks import Ranges, beyond
 from cpsgd.statistics.rows import RowQuestion, users_of
-from cpsgd.statistics.sum_noise import noise_for
+from cpsgd.statistics.table_noise import noise_for
 from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}

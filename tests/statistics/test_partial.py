@@ -12,7 +12,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
 from cpsgd.statistics import Histogram, Mean, Quantiles
 from cpsgd.statistics.partial import CutUsers, Job, SumTask
-from cpsgd.statistics.sum_noise import noise_for
+from cpsgd.statistics.table_noise import noise_for
 
 
 def table(rows: int = 400) -> dict[str, np.ndarray]:

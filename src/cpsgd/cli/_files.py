@@ -183,7 +183,7 @@ def read_vector(path: Path, key: str | None = None) -> Array:
     if _suffix(path, key) == ".csv":
         rows = _csv_rows(path)
         if rows.clients != 1:
-            raise VectorError(f"{path}: expected one vector, got {rows.clients} rows; `cpsgd mean` takes many.")
+            raise VectorError(f"{path}: expected one vector, got {rows.clients} rows; `cpsgd round mean` takes many.")
         return np.asarray(next(rows.blocks(1))[1][0])
     array = _open_array(path, key)
     if array.ndim == 2 and array.shape[0] == 1:

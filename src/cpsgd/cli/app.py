@@ -3,62 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
-from cpsgd.cli.frame import launch, new_app
+from cpsgd.cli import output
+from cpsgd.cli.commands import COMMANDS, GROUPS, RENAMED, Command
+from cpsgd.cli.frame import HELP_FLAGS, ShortHelp, launch, new_app
 
-COMMANDS = {
-    "train": ("train:run", "Train a model from many simulated clients through a private mean, beside its baselines."),
-    "plan": (
-        "plan:run",
-        "Find the best protocol for your requirements: its mechanism, parameters, proved ε and expected error.",
-    ),
-    "privacy": ("privacy:app", "Compute the ε of given parameters, and name its theorem."),
-    "mean": ("mean:run", "Estimate the mean of a table's rows by a whole round on this machine."),
-    "sum": ("columns:sum", "Sum a table's columns, so that (ε, δ) protects each user."),
-    "count": (
-        "columns:count",
-        "Count a table's rows, or the ones in columns of 0 and 1, so that (ε, δ) protects each user.",
-    ),
-    "histogram": (
-        "columns:histogram",
-        "Count the rows with a column's value in each bin or of each category, so that (ε, δ) protects each user.",
-    ),
-    "quantiles": ("columns:quantiles", "Find quantiles of a table's columns, so that (ε, δ) protects each user."),
-    "kmeans": (
-        "unsupervised:kmeans",
-        "Find the centres of clusters of a table's rows, so that (ε, δ) protects each row.",
-    ),
-    "pca": (
-        "unsupervised:pca",
-        "Find the directions of largest variance of a table's rows, so that (ε, δ) protects each row.",
-    ),
-    "protocol": (
-        "exchange:protocol",
-        "Write a protocol file, and say what a round with it sends and how wrong it can be.",
-    ),
-    "encode": ("exchange:encode", "Turn a vector into a private message, as a client does."),
-    "aggregate": ("exchange:aggregate", "Add up messages and write their mean, as the server does."),
-    "audit": ("audit:run", "Attack real rounds, and compare what can be learned with the ε that is claimed."),
-    "budget": ("budget:app", "Keep privacy budgets on a durable ledger."),
-    "dashboard": ("dashboard:run", "Plan, watch runs, and read budgets and audits in the browser."),
-    "identity": (
-        "identities:app",
-        "Make keys by which clients of secure aggregation know each other, whatever the server says.",
-    ),
-    "pair": (
-        "pair:app",
-        "Sum vectors of clients that send one message each, by two servers that do not collude.",
-    ),
-    "data": ("data:app", "Bring data sets to this machine."),
-    "figures": ("figures:app", "Draw pictures that are computed, not measured."),
-}
-"""In the help's order: each command's place in this package, and its line in the overview.
-
-The line is the first of the command's docstring (a test compares them), so that the overview imports no command.
-"""
+_COLUMNS = ("--columns", "--bounds", "--user", "--group-by")
+_NAMED = (".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".arrow")
 
 
 def _version() -> str:
@@ -67,13 +22,60 @@ def _version() -> str:
     return f"cpsgd {__version__}"
 
 
-def command_line(named: Sequence[str] = tuple(COMMANDS)) -> App:
-    """Returns the app. Commands that are `named` show their own help, all others their line in the overview."""
+def command_line(*, full: bool = False) -> App:
+    """Returns the app.
+
+    Args:
+        full: The help of a command shows its whole docstring and every option.
+    """
     app = new_app("cpsgd", "Private means of many people's vectors, over low-bandwidth connections.", _version)
-    for index, (name, (place, line)) in enumerate(COMMANDS.items()):
-        own = name in named and not place.endswith(":app")
-        app.command(f"cpsgd.cli.{place}", name=name, sort_key=index, help=None if own else line)
+    for index, (name, command) in enumerate(COMMANDS.items()):
+        if name not in GROUPS:
+            _add(app, ("cpsgd", name), command, index, full)
+            continue
+        group = new_app(name, command.line, example=command.example)
+        for place, (inner, member) in enumerate(GROUPS[name][0].items()):
+            _add(group, ("cpsgd", name, inner), member, place, full)
+        group.sort_key = index
+        app.command(group)
+    for name in RENAMED:
+        app.command(_old_spelling(name), name=name, show=False, help_flags=())
+    app.command("cpsgd.cli.figures:app", name="figures", show=False, help="Draw pictures of the repository.")
     return app
+
+
+def _add(app: App, path: tuple[str, ...], command: Command, index: int, full: bool) -> None:
+    """Adds a command, with its example and the help that fits a screen."""
+    place = f"cpsgd.cli.{command.place}"
+    if place.endswith(":app"):
+        app.command(place, name=path[-1], sort_key=index, help=command.line)
+        return
+    shortened = bool(command.everyday) and not full
+    app.command(
+        place,
+        name=path[-1],
+        sort_key=index,
+        help=None if full else command.line,
+        help_prologue=f"Example: `{command.example}`",
+        help_epilogue=f"All options: `{' '.join(path)} --help-all`." if shortened else None,
+        help_formatter=ShortHelp(command.everyday) if shortened else None,
+    )
+
+
+def _old_spelling(name: str) -> Callable[..., None]:
+    """Returns the command of an old name, which says the new one and runs it."""
+
+    def forward(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+        group = "table" if name == "mean" and _is_of_columns(tokens) else "round" if name == "mean" else RENAMED[name]
+        output.complain(f"`cpsgd {name}` is now `cpsgd {group} {name}`.")
+        command_line(full=HELP_FLAGS[1] in tokens)([group, name, *tokens])
+
+    return forward
+
+
+def _is_of_columns(tokens: Sequence[str]) -> bool:
+    """Returns whether these arguments of the old `cpsgd mean` are about named columns and not about vectors."""
+    return any(token.partition("=")[0] in _COLUMNS or token.lower().endswith(_NAMED) for token in tokens)
 
 
 app = command_line()
@@ -82,4 +84,4 @@ app = command_line()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the console script."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    launch(command_line(arguments), arguments)
+    launch(command_line(full=HELP_FLAGS[1] in arguments), arguments)

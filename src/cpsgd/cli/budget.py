@@ -12,7 +12,8 @@ from rich.markup import escape
 from cpsgd._durable import write_file
 from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.cli import _files, options, output
-from cpsgd.cli.frame import new_app
+from cpsgd.cli.commands import COMMANDS
+from cpsgd.cli.frame import command, new_app
 from cpsgd.cli.options import file_option
 from cpsgd.errors import LedgerAccessError, LedgerError, ParameterError, ReportError
 from cpsgd.ledger import Budget, Ledger, Witness
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 else:
     BudgetFields = options.from_class(Budget)
 
-app = new_app("budget")
+app = new_app("budget", example=COMMANDS["budget"].example)
 
 LedgerFile = Annotated[Path, Parameter(name="LEDGER", help="The ledger's file.")]
 Witnesses = Annotated[
@@ -48,7 +49,7 @@ _CHOICE = {
 _SHOWN = 10
 
 
-@app.command
+@command(app, "cpsgd budget create ledger.sqlite --population patients --epsilon 4 --delta 1e-6")
 def create(
     ledger: LedgerFile,
     /,
@@ -71,7 +72,7 @@ def create(
     _answer(json, {"ledger": ledger, "budget": opened.to_dict(), "head": str(book.head)}, output.facts(rows))
 
 
-@app.command
+@command(app, "cpsgd budget show ledger.sqlite")
 def show(
     ledger: LedgerFile,
     /,
@@ -114,7 +115,7 @@ def show(
     _answer(json, data, *tables)
 
 
-@app.command
+@command(app, "cpsgd budget verify ledger.sqlite")
 def verify(
     ledger: LedgerFile,
     /,
@@ -168,7 +169,7 @@ def verify(
         raise SystemExit(1)
 
 
-@app.command
+@command(app, "cpsgd budget export ledger.sqlite --out ledger.json")
 def export(
     ledger: LedgerFile,
     /,
@@ -188,7 +189,7 @@ def export(
     _answer(json, {"ledger": ledger, "out": out, "records": count, "head": data["head"]}, output.facts(rows))
 
 
-@app.command
+@command(app, "cpsgd budget repair ledger.sqlite")
 def repair(
     ledger: LedgerFile,
     /,
@@ -216,7 +217,7 @@ def repair(
     _answer(json, {"ledger": ledger, "head": head}, output.facts(rows))
 
 
-@app.command
+@command(app, 'cpsgd budget abandon ledger.sqlite 17 --reason "the server stopped"')
 def abandon(
     ledger: LedgerFile,
     entry: Annotated[int, Parameter(name="ENTRY", help="Number of the entry, as `cpsgd budget show` has it.")],
@@ -237,14 +238,14 @@ def abandon(
     _answer(json, data, output.facts([("given up", f"entry {entry}"), *_rows(total)]))
 
 
-@app.command(name="witness")
+@command(app, "cpsgd budget witness ledger.sqlite", name="witness")
 def show_line(
     ledger: LedgerFile,
     /,
     *,
     out: Annotated[Path | None, file_option("Append the line to this file, elsewhere, and print it, too.")] = None,
     identity: Annotated[
-        Path | None, file_option("Sign with this identity; see `cpsgd identity create`.", metavar="KEYFILE")
+        Path | None, file_option("Sign with this identity; see `cpsgd round identity create`.", metavar="KEYFILE")
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -267,7 +268,7 @@ def show_line(
         print(seen)
 
 
-@app.command
+@command(app, "cpsgd budget report ledger.sqlite --identity office.key --out report.json")
 def report(
     ledger: LedgerFile,
     /,
@@ -289,7 +290,7 @@ def report(
     _answer(json, facts, output.facts([("written", escape(str(out)))]))
 
 
-@app.command
+@command(app, "cpsgd budget check-report report.json")
 def check_report(
     file: Annotated[Path, Parameter(name="REPORT", help="The file that `cpsgd budget report` wrote.")],
     /,

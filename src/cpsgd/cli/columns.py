@@ -1,4 +1,4 @@
-"""`cpsgd mean|sum|count|histogram|quantiles TABLE`: private statistics of a table's named columns."""
+"""`cpsgd table mean|sum|count|histogram|quantiles TABLE`: private statistics of a table's named columns."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import csv
 import io
 import json as json_module
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from cpsgd.statistics.results import Statistic
 
 TABLE = Group("Table", sort_key=3)
-# Files with named columns, which are never a table of vectors.
-_NAMED = (".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".arrow")
 # Values that are printed.
 _SHOWN = 60
 # Given twice, the second list would not add to the first but replace it.
@@ -36,8 +34,7 @@ class CostOptions:
 
     Attributes:
         epsilon: ε, per user or per row.
-        delta: δ of the guarantee. With one, noise may be Gaussian, which is less where there are many values; none is
-            spent where it does not help.
+        delta: δ of the guarantee; none is spent where it does not help.
     """
 
     epsilon: float
@@ -82,20 +79,22 @@ class ColumnOptions:
     Attributes:
         columns: Names of columns, separated by commas.
         bounds: Public bounds of columns, as age=0:100,income=0:1e5; values beyond are moved to them. Columns without
-            bounds get some privately, from a tenth of the budget. Choose them without looking at the data.
+            bounds get some privately, from a part of the budget. Choose them without looking at the data.
         user: The column that says whose a row is; ε is then per user, all their rows together.
-        group_by: A column and its groups, as sex=f,m; rows of no group are left out.
+        group_by: Columns and their groups, as "sex=f,m;city=Bern,Basel". Groups of columns alone, as city, are found
+            privately, which needs --delta.
+        groups_per_user: With --user and groups that are found: the most groups that a user is counted in.
+        missing: A missing value counts as: drop (nothing), bounds (their middle), or a value.
+        neighbours: replace-one (the number of users is public) or add-remove (it is not shown).
     """
 
     columns: _List = None
     bounds: _List = None
     user: str | None = None
     group_by: _List = None
-
-    @property
-    def given(self) -> bool:
-        """Whether any of these options was given."""
-        return any(getattr(self, entry.name) is not None for entry in fields(self))
+    groups_per_user: Annotated[int, WHOLE] = 1
+    missing: str | None = None
+    neighbours: Literal["replace-one", "add-remove"] = "replace-one"
 
     @property
     def names(self) -> list[str] | None:
@@ -104,13 +103,31 @@ class ColumnOptions:
 
     @property
     def whose(self) -> dict[str, Any]:
-        """The user and the groups, for `cpsgd.statistics`."""
+        """The user, the groups and the neighbours, for `cpsgd.statistics`."""
+        found: dict[str, Any] = {"user": self.user, "missing": self._missing, "neighbours": self.neighbours}
         if self.group_by is None:
-            return {"user": self.user}
-        column, _, groups = self.group_by.partition("=")
-        if not column or not groups:
-            raise ParameterError("Expected --group-by as COLUMN=GROUP,GROUP: groups are public, like bounds.")
-        return {"user": self.user, "group_by": {column: split_names(groups)}}
+            return found
+        parts = [part.partition("=") for part in self.group_by.split(";")]
+        listed = [bool(equals) for _, equals, _ in parts]
+        if not all(column.strip() for column, _, _ in parts) or (any(listed) and not all(listed)):
+            raise ParameterError(
+                "Expected --group-by as COLUMN=GROUP,GROUP;COLUMN=GROUP,GROUP where groups are known, or COLUMN;COLUMN "
+                "where they are to be found."
+            )
+        names = [column.strip() for column, _, _ in parts]
+        if all(listed):
+            groups = {name: split_names(text) for name, (_, _, text) in zip(names, parts, strict=True)}
+            return found | {"group_by": groups}
+        return found | {"group_by": names, "groups_per_user": self.groups_per_user}
+
+    @property
+    def _missing(self) -> str | float | None:
+        if self.missing is None or self.missing in ("drop", "bounds"):
+            return self.missing
+        try:
+            return float(self.missing)
+        except ValueError:
+            return self.missing
 
     @property
     def about(self) -> dict[str, Any]:
@@ -176,10 +193,12 @@ class StatisticChoice:
 Choice = Annotated[StatisticChoice, options.FLAT]
 
 
-def is_table(file: Path, columns: ColumnOptions) -> bool:
-    """Returns whether a file is a table of named columns: it always has names, or options speak of columns."""
-    folder = file.is_dir() and file.suffix.lower() not in (".npy", ".npz")
-    return columns.given or file.name.lower().endswith(_NAMED) or folder
+def mean(file: File, /, *, chosen: Choice) -> None:
+    """Average a table's columns, so that (ε, δ) protects each user.
+
+    Each column has its own bounds. Without --user each row is another person's.
+    """
+    release("mean", file, chosen, **chosen.columns.about)
 
 
 def sum(file: File, /, *, chosen: Choice, rows_per_user: RowsPerUser = None) -> None:
@@ -286,14 +305,14 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
     """Returns the rows of a result's table."""
     rows = found.rows()
     values = [
-        (name if group is None else f"{group} {name}", f"{value:.6g}  [{low:.6g}, {high:.6g}]")
+        (name if group is None else f"{group} · {name}", f"{value:.6g}  [{low:.6g}, {high:.6g}]")
         for group, name, value, low, high in rows[:_SHOWN]
     ]
     if len(rows) > _SHOWN:
         values.append(("…", f"{len(rows) - _SHOWN:,} more; --out or --json has all"))
     bounds = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in found.bounds.items())
     return [
-        (found.statistic, f"of {found.users:,} {found.unit}s, intervals hold with {100 * found.confidence:g} %"),
+        (found.statistic, f"of {_many(found)}, intervals hold with {100 * found.confidence:g} %"),
         *values,
         *([("bounds", bounds)] if bounds else []),
         *[
@@ -307,6 +326,10 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         *([] if result.out is None else [("values", str(result.out))]),
         *([] if result.plot is None else [("picture", str(result.plot))]),
     ]
+
+
+def _many(found: Statistic) -> str:
+    return f"all {found.unit}s" if found.users is None else f"{found.users:,} {found.unit}s"
 
 
 def _written(found: Statistic, path: Path) -> bytes:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cpsgd.cli import options, output
-from cpsgd.cli.frame import new_app
+from cpsgd.cli.commands import COMMANDS
+from cpsgd.cli.frame import command, new_app
 
 if TYPE_CHECKING:
     from cpsgd.learning.datasets.mnist import Part
 
-app = new_app("data")
+app = new_app("data", example=COMMANDS["data"].example)
 
 
-@app.command
+@command(app, "cpsgd data mnist")
 def mnist(
     *,
     folder: Annotated[

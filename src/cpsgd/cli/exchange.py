@@ -1,4 +1,4 @@
-"""`cpsgd protocol`, `encode` and `aggregate`: a round through files, as its parties would do it one by one."""
+"""`cpsgd round protocol`, `encode` and `aggregate`: a round through files, as its parties would do it one by one."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def encode(
 
 
 def aggregate(
-    *messages: Annotated[Path, Parameter(name="MESSAGE", help="Files written by `cpsgd encode`.")],
+    *messages: Annotated[Path, Parameter(name="MESSAGE", help="Files written by `cpsgd round encode`.")],
     protocol: options.ProtocolFile,
     round: options.Round,
     out: Annotated[Path | None, Parameter(metavar="FILE", help="Where the mean goes, .npy or .csv.")] = None,
@@ -145,7 +145,7 @@ def aggregate(
     file promises is not written, the ε that would be true is named, and the exit code is 2.
     """
     if not messages:
-        raise ParameterError("Missing MESSAGE: give the files written by `cpsgd encode`.")
+        raise ParameterError("Missing MESSAGE: give the files written by `cpsgd round encode`.")
     if out is None and state is None:
         raise ParameterError(
             "Missing --out (where the mean goes) or --state (to add up now and ask for the mean later)."

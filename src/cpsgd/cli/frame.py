@@ -5,22 +5,62 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from attrs import evolve
 from cyclopts import App, Group, Parameter
+from cyclopts.help import DefaultFormatter
 
 from cpsgd.cli import output
 from cpsgd.errors import CpsgdError
 
+if TYPE_CHECKING:
+    from cyclopts.help import HelpPanel
+    from rich.console import Console, ConsoleOptions
 
-def new_app(name: str, help: str | None = None, version: Callable[[], str] | None = None) -> App:
+_Function = TypeVar("_Function", bound=Callable[..., None])
+
+HELP_FLAGS = ("--help", "--help-all")
+"""The help that fits a screen, and the one with every option."""
+
+
+@dataclass(frozen=True)
+class ShortHelp:
+    """Shows the options that most people need; `--help-all` shows all of them.
+
+    Attributes:
+        everyday: These options, with their dashes.
+    """
+
+    everyday: tuple[str, ...]
+
+    def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
+        """Prints the line of usage."""
+        DefaultFormatter().render_usage(console, options, usage)
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        """Prints a panel of the help without the other options."""
+        entries = [
+            entry
+            for entry in panel.entries
+            if panel.format == "command" or entry.positional_label or {*entry.positive_names} & {*self.everyday}
+        ]
+        if entries:
+            DefaultFormatter()(console, options, evolve(panel, entries=entries))
+
+
+def new_app(
+    name: str, help: str | None = None, version: Callable[[], str] | None = None, *, example: str | None = None
+) -> App:
     """Returns an empty command line, or a group of commands; without `help` it shows that of its only command."""
     return App(
         name=name,
         help=help,
+        help_prologue=None if example is None else f"Example: `{example}`",
         version=version,
         version_flags=("--version",) if version is not None else (),
-        help_flags=("--help",),
+        help_flags=HELP_FLAGS,
         # Joins the lines of a paragraph.
         help_format="markdown",
         group_parameters=Group("Options", sort_key=0),
@@ -31,6 +71,30 @@ def new_app(name: str, help: str | None = None, version: Callable[[], str] | Non
             negative=(), allow_repeating=True, show_default=lambda default: None if default is False else default
         ),
     )
+
+
+def command(
+    app: App, example: str, *, name: str | None = None, everyday: tuple[str, ...] = ()
+) -> Callable[[_Function], _Function]:
+    """Returns a decorator that adds a command to a group, with the example that its help begins with.
+
+    Args:
+        app: The group.
+        example: A command line.
+        name: The command's name, if not the function's.
+        everyday: The options of its help; all of them if empty. The rest is at `--help-all`.
+    """
+
+    def add(function: _Function) -> _Function:
+        app.command(function, name=name, help_prologue=f"Example: `{example}`", help_formatter=short(everyday))
+        return function
+
+    return add
+
+
+def short(everyday: tuple[str, ...]) -> ShortHelp | None:
+    """Returns the formatter of a help with these options alone; None, the usual one, if there are none."""
+    return ShortHelp(everyday) if everyday and "--help-all" not in sys.argv else None
 
 
 def launch(app: App, arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`cpsgd identity`: the keys by which clients of secure aggregation know each other."""
+"""`cpsgd round identity`: the keys by which clients of secure aggregation know each other."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cpsgd.cli import options, output
-from cpsgd.cli.frame import new_app
+from cpsgd.cli.commands import ROUND
+from cpsgd.cli.frame import command, new_app
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-app = new_app("identity")
+app = new_app("identity", example=ROUND["identity"].example)
 
 KeyFile = Annotated[Path, Parameter(name="KEYFILE", help="The private key's file, as ssh-keygen makes it.")]
 Name = Annotated[
@@ -24,7 +25,7 @@ Name = Annotated[
 ]
 
 
-@app.command
+@command(app, "cpsgd round identity create silo-1.key --name silo-1")
 def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Make an identity and print its public key, the line for the roster.
 
@@ -39,7 +40,7 @@ def create(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False
     _show(create_identity(keyfile, called), keyfile, called, json)
 
 
-@app.command
+@command(app, "cpsgd round identity show silo-1.key")
 def show(keyfile: KeyFile, /, *, name: Name = None, json: options.Json = False) -> None:
     """Print the public key of an identity, the line for the roster, with the name that it was given."""
     from cpsgd.secagg import read_identity

@@ -1,6 +1,6 @@
-"""`cpsgd mean`: a whole round on this machine, from a table of vectors to the estimate of their mean.
+"""`cpsgd round mean`: a whole round on this machine, from a table of vectors to the estimate of their mean.
 
-The mean of named columns is one of the statistics in `cpsgd.cli.columns`.
+The mean of named columns, `cpsgd table mean`, is one of the statistics in `cpsgd.cli.columns`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from cyclopts import Parameter, validators
 
 from cpsgd._numbers import rounded_down, rounded_up
 from cpsgd.cli import _files, options, output
-from cpsgd.cli import columns as table
-from cpsgd.cli.columns import NO_BUDGET, NO_COLUMNS, BudgetOptions
+from cpsgd.cli.columns import NO_BUDGET, BudgetOptions, Budgets
 from cpsgd.cli.frame import whole
 from cpsgd.errors import NonFiniteError, ParameterError, VectorError
 
@@ -41,21 +40,11 @@ def run(
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,
     required: options.Required = options.NO_REQUIREMENTS,
-    columns: table.Columns = NO_COLUMNS,
-    budget: table.Budgets = NO_BUDGET,
+    budget: Budgets = NO_BUDGET,
     round: options.Round = 0,
     accept_epsilon: options.AcceptEpsilon = None,
     key: options.Key = None,
-    out: Annotated[
-        Path | None,
-        options.file_option(
-            "Where the mean goes: .npy (mean.npy if not given) or .csv; of named columns .json or .csv."
-        ),
-    ] = None,
-    plot: Annotated[Path | None, options.file_option("Draw the means of named columns.", group=table.TABLE)] = None,
-    confidence: Annotated[
-        float, Parameter(group=table.TABLE, help="Probability with which an interval holds the mean without noise.")
-    ] = 0.95,
+    out: Annotated[Path, options.file_option("Where the mean goes: .npy or .csv.")] = Path("mean.npy"),
     threads: Annotated[
         int | None,
         Parameter(
@@ -78,37 +67,7 @@ def run(
     With --ledger the mean is a release: the round is refused if too little is left of the population's budget, and
     charged to it before the mean is computed. A table that cannot be read to its end costs nothing. The real error is
     then not shown, because no budget covers it.
-
-    With --columns, --bounds, --user or --group-by, and for .tsv, .csv.gz and .parquet files, it is the mean of named
-    columns instead, each with its own bounds (docs/statistics.md): --epsilon and --delta are needed, and there is no
-    simulation's error. Of a .csv file with a header say which: --columns, or --clip-norm if rows are vectors.
     """
-    if table.is_table(file, columns):
-        vectors_only = {
-            "--round": round or None,
-            "--key": key,
-            "--threads": threads,
-            "--accept-epsilon": accept_epsilon,
-        }
-        if others := ", ".join(name for name, value in vectors_only.items() if value is not None):
-            raise ParameterError(f"{others} is for tables of vectors, not for named columns; leave it out.")
-        if others := ", ".join(name for name in parameters.given if name != "--mechanism"):
-            raise ParameterError(f"Of named columns the planner chooses {others}; leave it out.")
-        cost = options.given(required)
-        if "epsilon" not in cost:
-            raise ParameterError("Missing --epsilon: a mean of people's columns is released with it.")
-        chosen = table.StatisticChoice(
-            cost=table.CostOptions(**cost),
-            columns=columns,
-            budget=budget,
-            result=table.ResultOptions(confidence=confidence, out=out, plot=plot),
-            json=json,
-        )
-        table.release("mean", file, chosen, **columns.about)
-        return
-    if plot is not None:
-        raise ParameterError("--plot is for the means of named columns; name them with --columns.")
-    out = Path("mean.npy") if out is None else out
     import numpy as np
 
     from cpsgd.aggregator import Aggregator
@@ -118,15 +77,15 @@ def run(
     rows = _files.open_rows(file, key)
     if rows.named and not {"--clip-norm", "--protocol"} & parameters.given.keys():
         raise ParameterError(
-            f"{file} names its columns, and an id among them would be averaged, too. Say which you mean with --columns "
-            "(and --bounds), or --clip-norm if its rows are vectors."
+            f"{file} names its columns, and an id among them would be averaged, too. Ask `cpsgd table mean` for "
+            "named columns, or give --clip-norm if its rows are vectors."
         )
     protocol = parameters.protocol(required, clients=rows.clients, dim=rows.dim)
     if protocol.dim != rows.dim:
         raise ParameterError(f"The protocol is for {protocol.dim} coordinates, the rows of {file} have {rows.dim}.")
 
     privacy, privacy_facts = output.privacy(protocol, required.delta, rows.clients, accept_epsilon=accept_epsilon)
-    charge = _quote(budget, protocol, survivors=rows.clients, round=round, label=f"cpsgd mean {file.name}")
+    charge = _quote(budget, protocol, survivors=rows.clients, round=round, label=f"cpsgd round mean {file.name}")
 
     aggregator = Aggregator(protocol, round, max_dim=protocol.dim)
     expectation = Expectation(protocol, round)

@@ -37,7 +37,9 @@ def file_option(help: str, *, name: str | None = None, metavar: str = "FILE", gr
 Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]
 Key = Annotated[str | None, Parameter(help="Name of the array in an .npz file that holds several.")]
 Table = Annotated[Path, Parameter(name="FILE", help="An .npy, .npz or .csv table, one row per client.")]
-ProtocolFile = Annotated[Path, file_option("The protocol's JSON, as written by `cpsgd protocol`.", name="--protocol")]
+ProtocolFile = Annotated[
+    Path, file_option("The protocol's JSON, as written by `cpsgd round protocol`.", name="--protocol")
+]
 AcceptEpsilon = Annotated[
     float | None,
     Parameter(
@@ -52,6 +54,7 @@ def from_class(
     source: type[Any],
     *names: str,
     unset: bool = False,
+    optional: Collection[str] = (),
     text: Collection[str] = (),
     groups: Mapping[str, Group] | None = None,
 ) -> type[Any]:
@@ -61,6 +64,7 @@ def from_class(
         source: A dataclass whose docstring, or those of its bases, describe its fields under `Attributes:`.
         names: The fields to take; all if none are named.
         unset: Every option may be left out and is then None, so that `given` can tell what was said.
+        optional: Fields without a default that may be left out and are then None.
         text: Fields that the command reads itself.
         groups: The panel of the help that each field belongs to; all to the default one if None.
 
@@ -73,7 +77,8 @@ def from_class(
         if names and original.name not in names:
             continue
         kinds = set(_kinds(hints[original.name]))
-        optional = unset or type(None) in kinds
+        absent = unset or original.name in optional
+        may_be_none = absent or type(None) in kinds
         kinds -= {type(None)}
         kinds |= {str} if original.name in text else set()
         said: dict[str, Any] = {"help": helps[original.name]}
@@ -85,8 +90,8 @@ def from_class(
             said["negative"] = f"--no-{original.name}".replace("_", "-")
         hint = str if str in kinds else hints[original.name]
         # The defaults of these library classes are plain values.
-        default: Any = field(default=None if unset else original.default)
-        made.append((original.name, Annotated[hint | None if optional else hint, Parameter(**said)], default))
+        default: Any = field(default=None if absent else original.default)
+        made.append((original.name, Annotated[hint | None if may_be_none else hint, Parameter(**said)], default))
     named = {"__module__": source.__module__}
     return make_dataclass(f"{source.__name__}Options", made, namespace=named, frozen=True, kw_only=True)
 
@@ -191,7 +196,7 @@ class ProtocolChoice:
             if others := beside("--protocol", "--adjacency"):
                 raise ParameterError(
                     f"The protocol file already fixes every parameter; leave out {others}, or write a new file with "
-                    "`cpsgd protocol`."
+                    "`cpsgd round protocol`."
                 )
             from cpsgd.cli import _files
 

@@ -14,6 +14,7 @@ from cyclopts import Parameter, validators
 from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
+from cpsgd.cli.commands import COMMANDS
 from cpsgd.cli.frame import WHOLE, new_app
 from cpsgd.errors import CpsgdError, ParameterError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from cpsgd.engines.pair.running import PairServerOptions
     from cpsgd.engines.pair.task import PairTask, Secrets
 
-app = new_app("pair")
+app = new_app("pair", example=COMMANDS["pair"].example)
 
 TaskFile = Annotated[Path, options.file_option("The task, task.json as `cpsgd pair create` wrote it.", name="--task")]
 Certificates = Annotated[
@@ -31,6 +32,26 @@ Certificates = Annotated[
 Insecure = Annotated[bool, Parameter(help="Speak plain http to other machines, where another program encrypts.")]
 Rounds = Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=1), help="Number of rounds.")]
 _AT_ONCE = 8
+
+
+@app.command
+def keys(
+    *,
+    out: Annotated[Path, options.file_option("Where the private keys go, a new file that only you may read.")],
+    public: Annotated[Path, options.file_option("Where the public keys go, for whoever runs `cpsgd pair create`.")],
+    rounds: Rounds = 1,
+    json: options.Json = False,
+) -> None:
+    """Make a server's own keys, so that nobody else ever has the private ones.
+
+    Each server's operator runs this, and hands the public file to whoever runs `cpsgd pair create`. The server is then
+    started with --keys. It deletes each key when its rounds are closed.
+    """
+    from cpsgd.engines.pair.running import write_keys
+
+    count = write_keys(out, public, rounds)
+    rows = [("keys", f"{count:,}"), ("private", escape(str(out))), ("public", escape(str(public)))]
+    output.answer(json, {"keys": count, "private": out, "public": public}, output.facts(rows))
 
 
 @app.command
@@ -48,15 +69,28 @@ def create(
         ),
     ] = "roster",
     tokens: Annotated[int, options.COUNT, Parameter(help="With --admission tokens: number of tokens to make.")] = 0,
+    leader_keys: Annotated[
+        Path | None,
+        options.file_option("The leader's public keys, as `cpsgd pair keys` wrote them; made if not given."),
+    ] = None,
+    helper_keys: Annotated[
+        Path | None,
+        options.file_option("The helper's public keys, as `cpsgd pair keys` wrote them; made if not given."),
+    ] = None,
+    server_messages: Annotated[
+        int, options.COUNT, Parameter(help="Messages of zero that each server adds, as the protocol was planned.")
+    ] = 0,
     insecure: Insecure = False,
     json: options.Json = False,
 ) -> None:
     """Make a task from a protocol that `cpsgd plan --pair --out` wrote, and the secrets of its parties.
 
     task.json is public: clients need it, and must get it from somebody they trust. leader.json, helper.json and
-    collector.json are secrets, each for one party: move them there, and keep no copies.
+    collector.json are secrets, each for one party: move them there, and keep no copies. Without --leader-keys and
+    --helper-keys they hold private keys, and whoever makes the task could read every message: let each server make its
+    own with `cpsgd pair keys`.
     """
-    from cpsgd.engines.pair.running import write_task
+    from cpsgd.engines.pair.running import read_public_keys, write_task
     from cpsgd.engines.pair.task import check_address, create_task
 
     for url in (leader, helper):
@@ -64,14 +98,21 @@ def create(
     if (admission == "tokens") != (tokens > 0):
         raise ParameterError("Give --tokens with --admission tokens, and only with that: a number of clients.")
     task, secrets = create_task(
-        _files.read_protocol(protocol), leader=leader, helper=helper, rounds=rounds, admission=admission
+        _files.read_protocol(protocol),
+        leader=leader,
+        helper=helper,
+        rounds=rounds,
+        admission=admission,
+        server_messages=server_messages,
+        leader_keys=None if leader_keys is None else read_public_keys(leader_keys),
+        helper_keys=None if helper_keys is None else read_public_keys(helper_keys),
     )
     files = write_task(out, task, secrets, tokens=tokens)
     upload = task.shape(0).upload_bytes
     rows = [
         ("task", task.id.hex()),
         ("promises", escape(str(task.protocol.promise))),
-        ("rounds", f"{rounds:,}, each of {task.surviving:,} to {task.protocol.clients:,} reports"),
+        ("rounds", f"{rounds:,}, each of {task.surviving:,} to {task.clients:,} reports"),
         ("upload", f"{upload:,} bytes"),
         *(("written", escape(str(file))) for file in files),
     ]

@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Group, Parameter
 from rich.markup import escape
 
 from cpsgd._durable import write_file
+from cpsgd._numbers import size
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.privacy import guarantee_rows
+from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import Requirements
 
 if TYPE_CHECKING:
     from cpsgd.planner import Plan
+    from cpsgd.planner.passes import PassesPlan
 
     Required = Any  # made when the program runs
 else:
-    Required = options.from_class(Requirements)
+    Required = options.from_class(Requirements, optional=("clients",))
+
+_PASSES = Group("Several passes over a population, instead of --clients and --participation", sort_key=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassOptions:
+    """Options of a population whose clients may take part several times.
+
+    Attributes:
+        population: Number of all clients: passes, cohort, bands and bits are chosen, and all options shown.
+        passes: Only so many passes over the population.
+        uplink: The most bytes that a client may send over the whole training.
+        downlink: The most bytes that a client may receive over the whole training.
+    """
+
+    population: Annotated[int | None, options.COUNT] = None
+    passes: Annotated[int | None, options.COUNT] = None
+    uplink: float | None = None
+    downlink: float | None = None
+
+
+_NO_PASSES = PassOptions()
 
 
 def run(
     *,
     required: Annotated[Required, options.FLAT],
+    many: Annotated[PassOptions, Parameter(name="*", group=_PASSES)] = _NO_PASSES,
     out: Annotated[Path | None, options.file_option("Where the protocol's JSON goes, with its promise.")] = None,
     plot: Annotated[Path | None, options.file_option("Draw the frontier into this file.")] = None,
     json: options.Json = False,
@@ -34,7 +61,10 @@ def run(
     _files.check_picture(plot)
     if out is not None:
         _files.check_output(out)
-    found = plan_for(Requirements(**vars(required)))
+    passes = None if many.population is None else _planned_passes(required, many)
+    if passes is None:
+        _check_clients(required, many)
+    found = plan_for(Requirements(**vars(required))) if passes is None else passes.plan
     if out is not None:
         write_file(out, (found.protocol.to_json() + "\n").encode())
     if plot is not None:
@@ -46,7 +76,43 @@ def run(
     upload = _upload(found) if required.pair else {}
     if upload:
         notes.append(f"Upload to two servers: {upload['upload_bytes']:,} bytes with its proof")
-    output.answer(json, {**found.to_dict(), **upload, "out": out}, _summary(found), _frontier(found), *notes)
+    shown = _frontier(found) if passes is None else options_table(passes)
+    values = (found if passes is None else passes).to_dict()
+    output.answer(json, {**values, **upload, "out": out}, _summary(found), shown, *notes)
+
+
+def _planned_passes(required: Any, many: PassOptions) -> PassesPlan:
+    """Returns the plan for a population."""
+    from cpsgd.planner.passes import plan_passes
+
+    usual = {entry.name: entry.default for entry in fields(Requirements)}
+    given = {name: value for name, value in vars(required).items() if value != usual[name] and value is not None}
+    return plan_passes(**{"rounds": 1, **given, **vars(many)})
+
+
+def _check_clients(required: Any, many: PassOptions) -> None:
+    if given := [f"--{name}" for name in ("passes", "uplink", "downlink") if getattr(many, name) is not None]:
+        raise ParameterError(f"{', '.join(given)} is about several passes over a population: give --population, too.")
+    if required.clients is None:
+        raise ParameterError("Missing --clients, the messages per round; or --population, for several passes over it.")
+
+
+def options_table(found: PassesPlan) -> object:
+    """Returns the table of all options for a population, the chosen one marked."""
+    rows = [
+        (
+            f"{'▸ ' if option == found.chosen else ''}{option.passes}",
+            f"{option.cohort:,}",
+            f"{option.bands}",
+            f"{option.bits:g}",
+            size(option.bytes_up),
+            size(option.bytes_down),
+            f"{option.squared_error:.4g}",
+        )
+        for option in found.options
+    ]
+    columns = ("passes", "clients per round", "bands", "bits", "bytes up", "bytes down", "noise in the model")
+    return output.grid(columns, rows, title="\nOptions: what a client sends and receives over all its rounds")
 
 
 def _upload(found: Plan) -> dict[str, int]:
@@ -84,6 +150,9 @@ def _summary(found: Plan) -> object:
         rows.append(("rounds", f"{found.rounds:,}, participation {found.participation}"))
         if found.participation.scheme == "once":
             rows.append(("", "[yellow]no client may take part in more than one of them[/yellow]"))
+        if found.participation.scheme == "apart":
+            apart = f"two rounds of one client must be at least {found.participation.separation} apart"
+            rows.append(("", f"[yellow]{apart}[/yellow]"))
     rows += [(name, f"[yellow]{text}[/yellow]") for name, text in output.secrecy(found.participation)]
     if found.surviving < protocol.clients:
         rows.append(("dropouts", f"a round that ends with fewer than {found.surviving:,} messages must be refused"))

@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from cpsgd._numbers import rounded_up
 from cpsgd.cli import options, output
-from cpsgd.cli.frame import WHOLE, new_app
+from cpsgd.cli.commands import COMMANDS
+from cpsgd.cli.frame import WHOLE, command, new_app
 from cpsgd.errors import ParameterError
 from cpsgd.planner.requirements import Requirements
 from cpsgd.registry import parameters_of, required
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 else:
     Rounds = options.from_class(Requirements, "delta", "rounds", "participation", "adjacency", "colluding")
 
-app = new_app("privacy")
+app = new_app("privacy", example=COMMANDS["privacy"].example)
 
 
-@app.command
+@command(app, "cpsgd privacy theorem --trials 1000000 --dim 1000 --delta 1e-6 --l1 10 --l2 3 --linf 1")
 def theorem(
     *,
     trials: Annotated[int, WHOLE, Parameter(help="N, the coin flips behind the noise of each coordinate of the sum.")],
@@ -56,7 +57,14 @@ def theorem(
     output.answer(json, data, output.facts(rows))
 
 
-@app.command
+@command(
+    app,
+    "cpsgd privacy epsilon --protocol protocol.json --delta 1e-6",
+    everyday=(
+        *("--protocol", "--clients", "--dim", "--clip-norm", "--mechanism", "--levels", "--trials"),
+        *("--delta", "--rounds", "--participation", "--adjacency", "--surviving", "--json"),
+    ),
+)
 def epsilon(
     *,
     parameters: options.Parameters = options.NO_PARAMETERS,

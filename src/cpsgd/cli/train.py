@@ -17,6 +17,7 @@ from rich.markup import escape
 from cpsgd._durable import create_file, write_file
 from cpsgd._numbers import rounded_up, size
 from cpsgd.cli import options, output
+from cpsgd.cli.plan import options_table
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
 from cpsgd.learning.settings import CHANGEABLE_ON_RESUME, NO_SEED, PRESETS, Settings, read_file
 from cpsgd.registry import MechanismOptions
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 _CONFIG = "config.json"
 _SUMMARY = "summary.json"
+_SECRET_NOISE = "Use --device cpu --seed none for secret noise."
 
 _SETUP, _PRIVACY = Group("What is trained", sort_key=1), Group("Privacy and bits", sort_key=2)
 _LEARNING, _RUN = Group("Learning", sort_key=3), Group("Run", sort_key=4)
 # The panels of the help; a setting that is named nowhere here is about learning.
 _PANELS = {
-    _SETUP: ("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
+    _SETUP: (
+        *("preset", "dataset", "data", "clients", "model", "cohort", "rounds", "participation", "dropout"),
+        *("passes", "uplink", "downlink"),
+    ),
     _PRIVACY: (
         *("epsilon", "delta", "bits", "clip_norm", "correlated", "examples", "adjacency", "colluding"),
         *(entry.name for entry in fields(MechanismOptions)),
@@ -66,6 +71,10 @@ def run(
     resume: Annotated[
         bool, Parameter(group=_RUN, help="Continue --run NAME, or the latest, where it stopped.")
     ] = False,
+    tensorboard: Annotated[
+        bool,
+        Parameter(group=_RUN, negative=(), help="Write the rounds' figures for TensorBoard to runs/NAME/tensorboard."),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Train a model from many simulated clients through a private mean, beside its baselines.
@@ -93,7 +102,7 @@ def run(
             _assist(settings, None)
             return
         folder = _new_folder(name, _kind(settings))
-    _train(settings, folder, resume=resume, json=json)
+    _train(settings, folder, resume=resume, boards=tensorboard, json=json)
 
 
 def _assist(settings: Settings, begun: Path | None) -> None:
@@ -113,12 +122,16 @@ def _seed(text: str) -> int | str:
     return text if text == NO_SEED else int(text)
 
 
-def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> None:
-    """Trains the private run and its baselines in a folder, and writes their reports there."""
+def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json: bool) -> None:
+    """Trains the private run and its baselines in a folder, and writes their reports there.
+
+    With `boards`, also writes each one's figures for TensorBoard.
+    """
     try:
         from cpsgd.dashboard import run_view
-        from cpsgd.learning import checkpoints, export
+        from cpsgd.learning import checkpoints, devices, export
         from cpsgd.learning.experiment import PRIVATE, Experiment, folder_of
+        from cpsgd.learning.metrics import tensorboard
         from cpsgd.planner import Plan
     except ImportError as error:
         raise CpsgdError(str(error)) from None
@@ -130,8 +143,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
     console = Console(stderr=json, highlight=False)
     protocol = experiment.protocol
     console.print(
-        f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {settings.cohort:,} per round, "
-        f"{settings.rounds:,} rounds; {experiment.model_name}, {experiment.dim:,} parameters",
+        f"{experiment.dataset.name}: {experiment.dataset.size:,} clients, {experiment.settings.cohort:,} per round, "
+        f"{settings.rounds:,} rounds; {experiment.settings.model}, {experiment.dim:,} parameters",
         soft_wrap=True,
     )
     console.print(
@@ -140,25 +153,40 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         f"{size(protocol.message_bytes)} per message",
         soft_wrap=True,
     )
+    console.print(f"chosen {_choice(settings)}", soft_wrap=True)
     planned = experiment.mechanisms[PRIVATE]
     if isinstance(planned, Plan) and planned.prefix is not None:
         console.print(f"over the run: {planned.prefix}", markup=False, soft_wrap=True)
+    if experiment.passes is not None:
+        console.print(options_table(experiment.passes))
     console.print(live.device_text(settings.device), soft_wrap=True)
+    if run_report.is_simulation(settings.to_dict(), devices.resolve(settings.device).type):
+        console.print(
+            f"This run {run_report.NOBODY}: its noise can be repeated. " + _SECRET_NOISE,
+            style="bold yellow",
+            soft_wrap=True,
+        )
     results: list[Result] = []
     # Before anything can be charged, so that whatever was charged can be continued.
     if resume:
         os.utime(folder / _CONFIG)  # the latest run is now this one
     else:
-        _begin(folder, settings)
+        _begin(folder, experiment.settings)
     try:
         # All runs are checked before the first round of any is charged.
         trainers = {
-            name: experiment.trainer(name, folder_of(folder, name), resume=resume) for name in experiment.mechanisms
+            name: experiment.trainer(
+                name,
+                folder_of(folder, name),
+                resume=resume,
+                callbacks=[tensorboard(folder / "tensorboard" / name.replace(" ", "-"))] if boards else [],
+            )
+            for name in experiment.mechanisms
         }
         console.print(f"folder: {folder}\n", markup=False, soft_wrap=True)
         with live.interrupts() as asked, live.Display(console) as display:
             for name, trainer in trainers.items():
-                display.start(name, trainer.rounds, trainer.round)
+                display.start(name, trainer.rounds, trainer.round, settings.evaluate_every)
                 for metrics in trainer.run():
                     display.show(metrics)
                     if asked():
@@ -183,8 +211,19 @@ def _train(settings: Settings, folder: Path, *, resume: bool, json: bool) -> Non
         output.show_json(summary)
         return
     console.print()
-    console.print(_table(results))
+    simulated = run_report.is_simulation(summary["settings"], summary["device"])
+    console.print(_table(results, f"; {run_report.NOBODY}" if simulated else ""))
     console.print(output.facts(_facts(summary, results)))
+
+
+def _choice(settings: Settings) -> str:
+    """Returns what the protocol was chosen for, in words."""
+    if settings.explicit:
+        return "by its parameters, as given"
+    if settings.for_accuracy:
+        return "for accuracy: all data are on this machine and nothing is sent (--bits plans a deployment's messages)"
+    limit = "the fewest bits near the best" if settings.bits is None else f"at most {settings.bits:g} bits"
+    return f"for messages that a deployment's clients would send: {limit} per coordinate"
 
 
 # ------------------------------------------------------------------ run directories
@@ -287,17 +326,17 @@ def _budget(settings: Settings) -> dict[str, Any] | None:
     return {"ledger": settings.ledger, **Ledger(settings.ledger).total(settings.population).to_dict()}
 
 
-def _table(results: list[Result]) -> object:
-    """Returns the table of results, the private run marked and first."""
+def _table(results: list[Result], remark: str) -> object:
+    """Returns the table of results, the private run marked and first; the remark stands beside its ε."""
     from cpsgd.reports import run_report
 
     rows = [
         (
             f"▸ {result.name}" if index == 0 else result.name,
             run_report.score_text(result.to_dict()),
-            "∞" if result.guarantee is None else rounded_up(result.guarantee.epsilon),
+            "∞" if result.guarantee is None else rounded_up(result.guarantee.epsilon) + remark,
             f"{result.bits_per_coordinate:.4g}",
-            f"{result.bytes_per_client / 1e6:.4f}",
+            size(result.bytes_per_client),
             f"{sum(metrics.seconds for metrics in result.history):.0f}",
         )
         for index, result in enumerate(results)
@@ -308,7 +347,7 @@ def _table(results: list[Result]) -> object:
             f"test {run_report.score_name(results[0].to_dict())}",
             "ε",
             "bits",
-            "MB per client and round",
+            "sent per client",
             "seconds",
         ),
         rows,
@@ -333,8 +372,8 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
         *facts,
         (
             "sent",
-            f"{private.bytes_per_client / 1e6:.4f} MB per client and round, {private.bits_per_coordinate:.4g} bits per "
-            f"coordinate; float32 {floats / 1e6:.4f} MB ({floats / private.bytes_per_client:.1f}×)",
+            f"{size(private.bytes_per_client)} per client and round, {private.bits_per_coordinate:.4g} bits per "
+            f"coordinate; float32 {size(floats)} ({floats / private.bytes_per_client:.1f}×)",
         ),
         *_budget_facts(summary["budget"]),
         ("note", run_report.seed_text(summary)),

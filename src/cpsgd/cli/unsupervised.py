@@ -1,4 +1,4 @@
-"""`cpsgd kmeans` and `cpsgd pca`: clusters and principal components of a table's rows, by rounds on this machine."""
+"""`cpsgd table kmeans|pca`: clusters and principal components of a table's rows, by rounds on this machine."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def apart(distance: float, *, dim: int, clip_norm: float, unit: float) -> float:
     The bound is distance · unit + √d + 2^-16 D · unit. Putting two vectors on the grid moves them apart by at most √d.
     Clipping, to the norm as well as to the range, is a projection. What `enforce` does to one vector alone brings it
     nearer to zero, from which the other is D away at most; so a distance below D counts as D. The rest is for float32
-    arithmetic, some hundred roundings per vector, each of 2^-24 of its norm. docs/accounting.md, section 10, has the
+    arithmetic, some hundred roundings per vector, each of 2^-24 of its norm. docs/proofs/nearer-vectors.md has the
     proof.
 
     Args:

@@ -14,7 +14,7 @@ travel through the server, which must not read them:
 Sealed is with ChaCha20-Poly1305 under a key from HKDF-SHA-256, to which the federation (the run and the protocol), the
 lineage, the round and both public keys are bound. Both public keys serve for one baton. The length depends on b alone.
 
-Anybody can seal a baton: that a stranger's seeds do no harm is shown in docs/accounting.md, section 15.
+Anybody can seal a baton: that a stranger's seeds do no harm is shown in docs/proofs/seeds.md.
 """
 
 from __future__ import annotations
@@ -87,11 +87,16 @@ class Place:
     @property
     def baton_bytes(self) -> int:
         """Length of the baton in bytes."""
-        return _HEADER_BYTES + _flag_bytes(self.bands) + SEED_BYTES * (self.bands - 1) + TAG_BYTES
+        return baton_bytes(self.bands)
 
     def bound(self, ephemeral: bytes, public: bytes) -> bytes:
         """Returns the bytes that the sealing is bound to."""
         return self.federation + _PLACE.pack(self.lineage, self.round, self.bands) + ephemeral + public
+
+
+def baton_bytes(bands: int) -> int:
+    """Returns the length of a baton for noise with this many bands."""
+    return _HEADER_BYTES + _flag_bytes(bands) + SEED_BYTES * (bands - 1) + TAG_BYTES
 
 
 def seal(slots: Sequence[bytes | None], public: bytes, place: Place) -> bytes:

@@ -6,7 +6,7 @@ is exactly linear in all of them before it is rounded, and so is a sum of messag
 
 A client's own noise must fill so fine a grid. It is a sum of draws, each 2^9 times as fine as the one before, whose
 deviation is at least four points of the coarser grid. Together they are a discrete Gaussian on the finest grid, up to a
-factor within 1 ± 10^-130 (docs/accounting.md, section 14).
+factor within 1 ± 10^-130 (docs/proofs/correlated-gaussian.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FINE_RATIO = fine_gaussian.LEAST_RATIO
 @lru_cache(maxsize=16)
 def _rounder(ratio: float) -> GaussianRounder:
     table = fine_gaussian.table(ratio, fine_gaussian.farthest(ratio))
-    return GaussianRounder(1, _WINDOW, 1, table.high, table.low)
+    return GaussianRounder(1, _WINDOW, 0, table.high, table.low)
 
 
 def farthest_point(ratio: float) -> int:
@@ -64,16 +64,10 @@ def farthest_point(ratio: float) -> int:
 
 
 def draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> Points:
-    """Draws `count` discrete Gaussians with a deviation of `ratio` cells, from DRAW_BYTES of keystream each.
-
-    The kernel rounds n to n/2, and n + 1 to (n + 1)/2, both down; together these are n.
-    """
-    rounder, total = _rounder(ratio), np.full(count, -_WINDOW, dtype=np.int64)
+    """Draws `count` discrete Gaussians with a deviation of `ratio` cells, from DRAW_BYTES of keystream each."""
     values = np.empty(count, dtype=np.uint32)
-    for point in (0.0, 1.0):
-        rounder.values(np.full(count, point, dtype=np.float32), keystream[: DRAW_BYTES * count], values)
-        total += values
-    return total
+    _rounder(ratio).values(np.zeros(count, dtype=np.float32), keystream[: DRAW_BYTES * count], values)
+    return values.astype(np.int64) - _WINDOW // 2
 
 
 def own_shifts(fraction_bits: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ that it draws, the others from its predecessors' seeds (`Correlation` has the we
 own, which nobody else knows, and rounds to the nearest integer. A client without seeds begins a lineage, which is
 always safe: only accuracy is lost by noise that nobody takes away.
 
-Everything that is proved is about the whole run of `run_length` rounds (docs/accounting.md, section 14): `law` and
+Everything that is proved is about the whole run of `run_length` rounds (docs/proofs/correlated-gaussian.md): `law` and
 `sensitivity` are such that one guarantee of the Gaussian mechanism is that of all the run's rounds together, for the
 participation that `separation` states. The noise's `variation` and `slack` count all its rounds.
 

@@ -1,6 +1,7 @@
 """`RunMemory`: the memory of noise that is correlated over the rounds of a run.
 
-Everything that is proved is about the whole run (docs/accounting.md, section 14): one guarantee pays for all rounds.
+Everything that is proved is about the whole run: one guarantee pays for all rounds
+(docs/proofs/correlated-gaussian.md).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpsgd.correlated.batons import baton_bytes
 from cpsgd.correlated.draws import SEED_BYTES, Points
 from cpsgd.correlated.run_sums import SimulatedLineages
 from cpsgd.errors import ConditionError, ParameterError
@@ -55,6 +57,11 @@ class RunMemory(NoiseMemory):
     def hands_on(self) -> bool:  # type: ignore[override]
         """Whether `untrusted_holders` are allowed for."""
         return self.of.untrusted_holders is not None
+
+    @property
+    def handed_bytes(self) -> int:  # type: ignore[override]
+        """The length of a baton, where batons are handed on."""
+        return baton_bytes(self.bands) if self.hands_on else 0
 
     # ------------------------------------------------------------------ a client's state
 
@@ -122,11 +129,14 @@ class RunMemory(NoiseMemory):
                 "Amplification by sampling is not proved for noise that is correlated over rounds; use participation "
                 "'once', or independent noise."
             )
-        if participation.scheme == "every" and rounds > 1 and self.separation != 1:
-            apart = "in one of them at most" if self.separation is None else f"{self.separation} apart"
+        # The sensitivity is that of clients whose rounds are `separation` apart, or further.
+        nearest = {"every": 1, "apart": participation.separation}.get(participation.scheme, rounds)
+        if nearest < min(rounds, rounds if self.separation is None else self.separation):
+            made = "in one of them at most" if self.separation is None else f"at least {self.separation} rounds apart"
+            asked = "in every round" if nearest == 1 else f"{nearest} rounds apart"
             raise ConditionError(
-                f"The run's noise is for clients that take part {apart}, not in every round; use participation 'once', "
-                "separation=1 (which does not pay), or independent noise."
+                f"The run's noise is for clients that take part {made}, not {asked}: plan for this participation, or "
+                "use independent noise."
             )
 
     def check_stateless(self, reason: str) -> None:
@@ -152,6 +162,6 @@ class RunMemory(NoiseMemory):
         """Returns 1: the run is one event."""
         return min(rounds, 1)
 
-    def charging(self, participation: Participation, run: str) -> tuple[Participation, str]:
+    def charging(self, participation: Participation, run: str, round: int) -> tuple[Participation, str]:
         """Returns the run as a partition: each round costs what the run does, and together they cost that once."""
         return Participation.once(), run

@@ -3,9 +3,9 @@
 A round's sum of n messages has four parts: the clients' grid points; Σ_k g_k Z_(t-k), Z_t the sum of the noise that n
 clients drew in round t; their own noise; and the rounding errors. All of these have laws that can be drawn at once.
 Sums of discrete Gaussians are discrete Gaussians, within 1e-40. Given the sum before the rounding, what was rounded off
-is n - 1 uniform numbers (docs/accounting.md, section 14). Their sum is drawn as a Gaussian where there are more than
-32. Only that messages are cut off at their window's ends, which δ pays for, is left out. Lineages do not break: every
-round has the same number of clients.
+is n - 1 uniform numbers (docs/proofs/correlated-gaussian.md). Their sum is drawn as a Gaussian where there are more
+than 32. Only that messages are cut off at their window's ends, which δ pays for, is left out. Lineages do not break:
+every round has the same number of clients.
 
 Z_t follows from a key of its round (`Slots`), so that a run can be resumed. With a seed the keys follow from it.
 Without one, each is drawn from the operating system, kept until no later round needs it, and never drawn twice.
@@ -226,7 +226,7 @@ def wide_draw(deviation: float, stream: Keystream, count: int) -> Points:
     """Draws `count` discrete Gaussians with any deviation from 2048 on.
 
     A draw on a coarse grid and finer ones, each 2^9 times as fine as the one before, down to the integers: together
-    they are what one draw of all their variance would be, within 1e-130 (docs/accounting.md, section 14).
+    they are what one draw of all their variance would be, within 1e-130 (docs/proofs/correlated-gaussian.md).
     """
     coarse = 0
     while True:

@@ -1,6 +1,6 @@
 """The seeds that a client holds, in a file beside its memory: written before they are used, forgotten when handed on.
 
-The rule that privacy rests on (docs/accounting.md, section 15): *at any time at most one honest client holds a seed,
+The rule that privacy rests on (docs/proofs/seeds.md): *at any time at most one honest client holds a seed,
 and it uses it at most once in a round*. So a client removes seeds from its disk before the baton with them leaves. A
 baton opens with a key that serves once. A client that took over a lineage for a round uses it in no earlier one. A
 fresh seed is drawn from the operating system for each round and is on the disk before anything is computed with it.

@@ -5,7 +5,7 @@ A client checks itself that it takes part as the noise of a run was made for, an
 * *Whole clients* that may be in one round, or in rounds at least s apart, refuse the others, and pay for each run.
 * *Examples* that are in one round each, and clients that may be in every round, pay for all runs in which no round was
   answered twice as for one. A server that is stopped goes on under another name of the run: lineages break, and the
-  rounds before and after together cost no more than the run (docs/accounting.md, section 15). Where a round is
+  rounds before and after together cost no more than the run (docs/proofs/seeds.md). Where a round is
   answered again, another run is paid for.
 * Rounds with *independent noise* have no such rules; each is paid for.
 """

@@ -7,8 +7,8 @@ Lampert 2025). The weights are the first b coefficients of √(1 - x) = 1 - x/2 
 to multiples of 2^-14, so that clients compute with integers. C, its inverse, has the coefficients c_0 = 1 >= c_k >= 0.
 
 The price is sensitivity: a client whose vector moves by Δ in one round moves C x by Δ ‖c‖, and not by Δ. For a client
-in one round of a long run ‖c‖² is 1.33, 1.88 and 2.34 with 2, 8 and 32 bands. docs/accounting.md, section 14, has the
-proofs, for lineages that break, adaptive rounds and seeds that are told.
+in one round of a long run ‖c‖² is 1.33, 1.88 and 2.34 with 2, 8 and 32 bands.
+docs/proofs/correlated-gaussian.md has the proofs, for lineages that break, adaptive rounds and seeds that are told.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class Correlation:
     def sensitivity(self) -> float:
         """The largest norm of C x over all x with ‖x_t‖ <= 1 that the participation allows, rounded up.
 
-        Rounds 0, s, 2s, ... are the worst, with the same x_t in each: docs/accounting.md, section 14. The proof wants
-        coefficients that do not rise; where rounding made one rise, it counts for those before, too.
+        Rounds 0, s, 2s, ... are the worst, with the same x_t in each (docs/proofs/correlated-gaussian.md). The proof
+        wants coefficients that do not rise; where rounding made one rise, it counts for those before, too.
         """
         if self.separation is None or self.separation >= self.rounds:
             return self.column_norm

@@ -42,6 +42,7 @@ def view(run: RecordedRun) -> dict[str, Any]:
         "score_name": _score_name(run.private),
         "cards": _cards(run),
         "share": _share(run),
+        "nobody": run_report.NOBODY if _simulated(run) else None,
         "charts": [chart for chart in (comparison([run], "score"), comparison([run], "loss"), _spending(run)) if chart],
         "rows": [row(run, curve) for curve in run.curves],
         "facts_of": [(title, rows) for title, rows in _facts(run) if rows],
@@ -101,15 +102,16 @@ def row(run: RecordedRun, curve: RunCurve) -> dict[str, str]:
     result = _results(run).get(curve.name, {})
     loss, epsilon, total = curve.last("loss"), curve.last("epsilon"), curve.last("bytes_total")
     bits, length = values.number(result.get("bits_per_coordinate")), curve.last("message")
+    remark = f"; {run_report.NOBODY}" if _simulated(run) else ""
     return {
         "name": curve.name,
         "rounds": f"{len(curve.rounds):,}",
         "score": score_text(curve),
         "loss": "–" if loss is None else f"{loss:.4f}",
-        "epsilon": ("∞" if run.summary is not None else "–") if epsilon is None else rounded_up(epsilon),
+        "epsilon": ("∞" if run.summary is not None else "–") if epsilon is None else rounded_up(epsilon) + remark,
         "bits": "–" if bits is None else f"{bits:.4g}",
-        "message": "–" if length is None else f"{length / 1e6:.4f}",
-        "total": "–" if total is None else f"{total / 1e6:,.0f}",
+        "message": "–" if length is None else size(length),
+        "total": "–" if total is None else size(total),
         "seconds": f"{sum(each.seconds for each in curve.rounds):,.0f}",
     }
 
@@ -150,6 +152,11 @@ def _spending(run: RecordedRun) -> Chart | None:
         return None
     rounds = linear("round", 0.0, float(max(run.rounds or 0, points[-1][0])), "{:,.0f}".format, whole=True)
     return spending_chart("ε spent against rounds, with the limit", points, run.limit, rounds, "round {:,.0f}")
+
+
+def _simulated(run: RecordedRun) -> bool:
+    device = values.mapping(run.summary).get("device")
+    return run_report.is_simulation(run.settings, device if isinstance(device, str) else None)
 
 
 def _randomness(run: RecordedRun) -> str | None:

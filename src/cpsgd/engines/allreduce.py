@@ -262,7 +262,7 @@ class PrivateMean:
     def _event(self, number: int) -> RoundEvent:
         """Returns a round as the ledger records it."""
         scheme = Participation.parse(self._participation)
-        participation, partition = self.protocol.mechanism.memory.charging(scheme, self._run)
+        participation, partition = self.protocol.mechanism.memory.charging(scheme, self._run, number)
         return RoundEvent(
             self.protocol,
             survivors=self.workers,

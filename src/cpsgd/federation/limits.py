@@ -3,7 +3,7 @@
 A client's history is how often it answered each *kind* of round (`RoundKind`). Rounds of one kind cost what
 `cpsgd.guarantee` proves. No round is refused for being different from those before: a client that raises its ε, or took
 part in a rehearsal with another plan, goes on with what is left. From the second kind on a privacy filter decides, so
-that a server may have chosen each plan by all it has seen (docs/accounting.md, section 16, "A client's own limit").
+that a server may have chosen each plan by all it has seen (docs/proofs/adaptive.md, "A client's own limit").
 """
 
 from __future__ import annotations

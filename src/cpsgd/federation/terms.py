@@ -117,7 +117,7 @@ class Terms:
 
     def event(self, round: int, name: str) -> RoundEvent:
         """Returns the ledger's event of a round, of the run that the ledger knows by this name."""
-        participation, partition = self.rules.memory.charging(self.plan.participation, name)
+        participation, partition = self.rules.memory.charging(self.plan.participation, name, round)
         return RoundEvent(
             self.plan.protocol,
             survivors=self.plan.surviving,

@@ -59,7 +59,7 @@ class Cohorts:
             raise InfeasibleError(
                 f"Each of {population:,} clients takes part once: that is enough for {population // cohort:,} disjoint "
                 f"cohorts of {cohort:,}, not for {rounds:,} rounds. Use smaller cohorts, fewer rounds, or "
-                "participation fixed-size or every."
+                "participation apart (several passes over the clients), fixed-size or every."
             )
         if scheme == "every" and cohort != population:
             raise ParameterError(
@@ -76,9 +76,7 @@ class Cohorts:
     @property
     def participation(self) -> Participation:
         """The participation for the accounting, with the sampling rate."""
-        if self.scheme in ("poisson", "fixed-size"):
-            return Participation(self.scheme, self.cohort / self.population)
-        return Participation(self.scheme)
+        return participation_of(self.scheme, self.cohort, self.population)
 
     @property
     def adjacency(self) -> Adjacency:
@@ -95,20 +93,24 @@ class Cohorts:
         """Returns the numbers of the clients in a round's cohort."""
         if self.scheme == "every":
             return np.arange(self.population)
-        if self.scheme == "once":
-            if (round + 1) * self.cohort > self.population:
-                raise InfeasibleError(f"Round {round:,} would need clients who took part before: all are used up.")
-            return permuted(np.arange(round * self.cohort, (round + 1) * self.cohort), self.population, self.key)
+        if self.scheme in ("once", "apart"):
+            return self.several(range(round, round + 1))[0]
         generator, size = self.generator("cohort", round), self.cohort
         if self.scheme == "poisson":
             size = int(generator.binomial(self.population, size / self.population))
         return np.sort(generator.choice(self.population, size, replace=False, shuffle=False)).astype(np.int64)
 
     def several(self, rounds: range) -> list[NDArray[np.int64]]:
-        """Returns `clients` of consecutive rounds, faster than one by one."""
-        if self.scheme != "once" or not rounds or rounds[-1] * self.cohort + self.cohort > self.population:
+        """Returns `clients` of consecutive rounds, faster than one by one.
+
+        With "once" and "apart" clients come in one order, the next cohort after the last. With "apart" the first follow
+        the last again. So a client comes back after ⌊population / cohort⌋ rounds at the earliest.
+        """
+        if self.scheme not in ("once", "apart") or not rounds:
             return [self.clients(round) for round in rounds]
-        numbers = np.arange(rounds[0] * self.cohort, (rounds[-1] + 1) * self.cohort)
+        if self.scheme == "once" and (rounds[-1] + 1) * self.cohort > self.population:
+            raise InfeasibleError(f"Round {rounds[-1]:,} would need clients who took part before: all are used up.")
+        numbers = np.arange(rounds[0] * self.cohort, (rounds[-1] + 1) * self.cohort) % self.population
         return list(permuted(numbers, self.population, self.key).reshape(-1, self.cohort))
 
     def arrived(self, round: int, messages: int, dropout: float) -> NDArray[np.bool_]:
@@ -121,6 +123,18 @@ class Cohorts:
         """Returns the random generator for one purpose in one round."""
         digest = hashlib.sha256(f"cpsgd {purpose} v1".encode() + struct.pack("<QQ", self.key, round)).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+
+def participation_of(scheme: Scheme, cohort: int, population: int) -> Participation:
+    """Returns the participation of cohorts that are drawn by a scheme, with its rate or separation.
+
+    Example:
+        >>> str(participation_of("apart", cohort=100_000, population=25_000_000))
+        'apart:250'
+    """
+    if scheme == "apart":
+        return Participation.apart(population // cohort)
+    return Participation(scheme, cohort / population if scheme in ("poisson", "fixed-size") else 1.0)
 
 
 def permuted(numbers: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:

@@ -116,13 +116,19 @@ def agreed(
     if scheme is None:
         # In a single round "every" and "once" are the same.
         scheme = "once" if terms.rounds == 1 and not planned.sampled else planned.scheme
-    run = Participation(scheme, planned.rate if scheme == planned.scheme else 1.0)
+    apart = max(1, population // cohorts.cohort) if scheme == "apart" else 1
+    run = Participation(scheme, planned.rate if scheme == planned.scheme else 1.0, apart)
     planned_for = f"The plan is for {terms.rounds:,} rounds with participation {planned}"
     rate = cohorts.cohort / population
     if planned.sampled and scheme == planned.scheme and not math.isclose(rate, planned.rate, rel_tol=_SAME_RATE):
         raise ParameterError(
             f"{planned_for}, and a cohort of {cohorts.cohort:,} is {rate:g} of the population: plan with "
             f"{scheme}:{rate:g}."
+        )
+    if planned.scheme == run.scheme == "apart" and apart < min(planned.separation, rounds):
+        raise ParameterError(
+            f"{planned_for}, and a cohort of {cohorts.cohort:,} out of {population:,} brings clients back after "
+            f"{apart:,} rounds: use smaller cohorts, or plan with participation apart:{apart}."
         )
     sampled = planned.sampled or run.sampled
     if (sampled and scheme != planned.scheme) or run.counted_rounds(rounds) < planned.counted_rounds(terms.rounds):

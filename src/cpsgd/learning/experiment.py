@@ -10,12 +10,13 @@ import importlib
 import math
 import secrets
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.errors import ConditionError, ParameterError, UserFunctionError
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError, UserFunctionError
 from cpsgd.learning import estimators, models
 from cpsgd.learning.checkpoints import begun_protocol
 from cpsgd.learning.cohorts import Cohorts
@@ -23,15 +24,16 @@ from cpsgd.learning.datasets import Dataset, load
 from cpsgd.learning.devices import own_code
 from cpsgd.learning.estimators import NO_PRIVACY as NO_PRIVACY
 from cpsgd.learning.estimators import Estimator, NoPrivacy
-from cpsgd.learning.metrics import RoundMetrics
+from cpsgd.learning.metrics import Callback, RoundMetrics
 from cpsgd.learning.models import Loss, trainable
 from cpsgd.learning.optimization import loss_for
 from cpsgd.learning.option_groups import AccountOptions, FolderOptions
 from cpsgd.learning.run_account import SAMPLED_SIZES
-from cpsgd.learning.settings import Settings, without_privacy
+from cpsgd.learning.settings import AUTO, Settings, TaskOptions, without_privacy
 from cpsgd.learning.trainer import Trainer
 from cpsgd.planner import Plan, plan
 from cpsgd.planner.examples import plan_examples, sum_norm
+from cpsgd.planner.passes import PassesPlan, plan_passes, schedule
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
@@ -46,6 +48,8 @@ PRIVATE = "private"
 """Name of the run that the others are compared with."""
 
 _MORE_BITS = 4.0
+# More gain nothing: the noise is then within 0.1 % of the Gaussian mechanism's.
+_ACCURATE_BITS = 16.0
 MORE_BITS = f"{_MORE_BITS:g} bits"
 """Name of the baseline that is as private and sends more bits."""
 
@@ -105,7 +109,9 @@ class Experiment:
     """Everything that follows from settings, checked before a round is charged.
 
     Attributes:
+        settings: The settings; where passes are planned, with the cohort, bands and bits that were chosen.
         dim: Number of the model's parameters, d.
+        passes: All options for passes over the clients, where one of them was chosen.
         mechanisms: The private protocol and the baselines, by name.
     """
 
@@ -118,8 +124,13 @@ class Experiment:
         # Without a seed, runs in the same process still start from the same weights.
         self._first_weights = secrets.randbits(63) if settings.seed is None else settings.seed
         self._task = self._load_task(dataset)
+        if self._task.model is not None:
+            self.settings = settings = _naming(settings, self._task.model)
         self.dataset = self._task.dataset
         self.dim = sum(p.numel() for p in trainable(self._model(settings)).values())
+        self.passes: PassesPlan | None = None
+        if settings.passes is not None:
+            self.settings = settings = self._with_passes(settings)
         # The cohorts' sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
         self._terms = Conditions.of(
@@ -138,6 +149,34 @@ class Experiment:
             kept = {name: begun_protocol(folder_of(begun, name)) for name in self.mechanisms}
             self.mechanisms |= {name: protocol for name, protocol in kept.items() if protocol is not None}
 
+    def _with_passes(self, settings: Settings) -> Settings:
+        """Returns the settings with the cohort that their passes need; with those that are best, if they say auto."""
+        size, changes = self.dataset.size, dict[str, Any](passes=None, uplink=None, downlink=None)
+        wanted = None if settings.passes == AUTO else int(settings.passes or 1)
+        if wanted is None or settings.uplink is not None or settings.downlink is not None:
+            if settings.examples is not None or settings.explicit:
+                raise ParameterError("passes are planned for whole clients: leave out examples and parameters.")
+            self.passes = plan_passes(
+                size,
+                self._coordinates,
+                settings.epsilon,
+                settings.delta,
+                clip_norm=settings.clip_norm,
+                rounds=settings.rounds,
+                passes=wanted,
+                uplink=settings.uplink,
+                downlink=settings.downlink,
+                bits=settings.bits,
+                correlated=settings.correlated,
+                colluding=settings.colluding,
+                workload=_workload(settings),
+            )
+            chosen = self.passes.chosen
+            wanted = chosen.passes
+            changes |= {"bits": chosen.bits, "correlated": str(chosen.bands) if chosen.bands > 1 else None}
+        who, cohort = schedule(size, settings.rounds, wanted)
+        return replace(settings, cohort=cohort, participation=who.scheme, **changes)
+
     @property
     def protocol(self) -> Protocol:
         """The private run's protocol."""
@@ -152,7 +191,7 @@ class Experiment:
         other._first_weights = seed
         return other
 
-    def trainer(self, name: str, folder: Path | None, *, resume: bool) -> Trainer:
+    def trainer(self, name: str, folder: Path | None, *, resume: bool, callbacks: Sequence[Callback] = ()) -> Trainer:
         """Makes the trainer of one of the runs; `folder` is that run's own."""
         settings, mechanism = self._settings_of(name), self.mechanisms[name]
         account: AccountOptions = settings
@@ -170,6 +209,7 @@ class Experiment:
             account=account,
             run=settings,
             folder=FolderOptions(run_dir=folder, resume=resume, checkpoint_every=settings.evaluate_every),
+            callbacks=callbacks,
         )
 
     def result(self, name: str, trainer: Trainer) -> Result:
@@ -230,11 +270,6 @@ class Experiment:
             found[NO_PRIVACY] = NoPrivacy(_UNCLIPPED)
         return found
 
-    @property
-    def model_name(self) -> str:
-        """The model's name in the settings, or its class."""
-        return self.settings.model if self._task.model is None else type(self._task.model).__name__
-
     def _load_task(self, dataset: Dataset | None) -> Task:
         if dataset is None and self.settings.data is not None:
             return load_task(self.settings.data, seed=self._first_weights)
@@ -277,7 +312,7 @@ class Experiment:
             "epsilon": settings.epsilon,
             "delta": self._accounted_delta,
             "clip_norm": settings.clip_norm,
-            "bits": bits,
+            "bits": _ACCURATE_BITS if settings.for_accuracy else bits,
             "rounds": settings.rounds,
             "adjacency": self._terms.adjacency,
             "dropout": 1.0 - self._terms.surviving / cohorts.messages,
@@ -287,12 +322,28 @@ class Experiment:
         if settings.correlated is not None:
             if settings.examples is not None:
                 raise ParameterError("Noise that is correlated over rounds protects whole clients: leave out examples.")
-            name = "momentum" if settings.optimizer == "momentum" else "sgd"
-            requirements |= {"correlated": settings.correlated, "workload": f"{name}-{settings.schedule}"}
+            requirements |= {"correlated": settings.correlated, "workload": _workload(settings)}
         if settings.examples is not None:
             scheme = settings.participation
             return plan_examples(**requirements, participation=scheme, examples=settings.examples).protocol
-        return plan(**requirements, participation=cohorts.participation)
+        independent = plan(**requirements, participation=cohorts.participation)
+        return self._cancelling(requirements) or independent if settings.for_accuracy else independent
+
+    def _cancelling(self, requirements: dict[str, Any]) -> Plan | None:
+        """Returns a plan whose later rounds cancel noise of earlier ones, if it is possible and pays off.
+
+        Its error in the model must be known to be smaller: the optimizer adds means up, and the clip norm is fixed.
+        """
+        settings = self.settings
+        steady = settings.participation == "once" and settings.dropout == 0.0 and settings.clip_quantile is None
+        if not steady or settings.rounds < 2 or settings.mechanism or settings.optimizer not in ("sgd", "momentum"):
+            return None
+        workload = f"{settings.optimizer}-{settings.schedule}"
+        try:
+            found = plan(**requirements, participation="once", correlated="auto", workload=workload)
+        except InfeasibleError:
+            return None
+        return found if found.prefix is not None and found.prefix.gain > 1.0 else None
 
     def _gaussian_sigma(self) -> float:
         """Returns the Gaussian noise per client for the private run's (ε, δ).
@@ -327,6 +378,26 @@ class Experiment:
         # With sampling, `Spending` rounds the number of messages down by up to this much.
         slack = cohorts.messages // SAMPLED_SIZES + 1 if cohorts.participation.sampled else 1
         return max(1, cohorts.fewest_survivors(settings.dropout, settings.rounds) - slack)
+
+
+def _workload(settings: Settings) -> str:
+    """Returns the workload that correlated noise is judged by: the optimizer's and its schedule's."""
+    return f"{'momentum' if settings.optimizer == 'momentum' else 'sgd'}-{settings.schedule}"
+
+
+def _naming(settings: Settings, model: torch.nn.Module) -> Settings:
+    """Returns the settings with the name of a user's own model: its class, and the layers of a `Sequential`.
+
+    Raises `ParameterError` if the settings ask for another model.
+    """
+    kind, layers = type(model).__name__, [type(layer).__name__ for layer in model.children()]
+    name = f"{kind}({', '.join(layers)})" if type(model) is torch.nn.Sequential else kind
+    if settings.model not in (TaskOptions.model, name):
+        raise ParameterError(
+            f"The function {settings.data} returns a model of its own, {name}, and the settings ask for "
+            f"model={settings.model!r}: leave the model out of one of them."
+        )
+    return replace(settings, model=name)
 
 
 def folder_of(run: Path, name: str) -> Path:

@@ -40,6 +40,7 @@ def privacy_facts(guarantee: Guarantee | None, config: Mapping[str, Any]) -> dic
     noise = "follows from a seed or a counter: a simulation, which protects nobody" if simulated else "secret"
     run = guarantee.run
     return {
+        "protects": "nobody" if simulated else f"one {run.conditions.unit}",
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "unit": run.conditions.unit,

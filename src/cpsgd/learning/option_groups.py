@@ -42,8 +42,9 @@ class CohortOptions(OptionGroup):
     Attributes:
         cohort: Clients per round, n; with Poisson sampling, on average.
         rounds: Number of rounds in all; in Python, if None, that of the plan.
-        participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), poisson or
-            fixed-size (a new random cohort per round). In Python, if None, that of the plan, or once without a plan.
+        participation: How clients are chosen: once (disjoint cohorts), every (all clients in every round), apart (all
+            clients in turn, again and again), poisson or fixed-size (a new random cohort per round). In Python, if
+            None, that of the plan, or once without a plan.
         dropout: Probability that a message does not arrive.
     """
 
@@ -186,8 +187,8 @@ class RunOptions(OptionGroup):
 
     Attributes:
         seed: First weights, cohorts and noise follow from it: the run can be repeated, and is a simulation that
-            protects nobody. With none, the default with a ledger and in Python, noise on a CPU comes from the operating
-            system.
+            protects nobody. With none, noise on a CPU comes from the operating system. None is the default with data of
+            your own, with a ledger and in Python.
         device: Device that computes everything: cpu, cuda (an NVIDIA GPU; cuda:1 is the second) or auto.
         memory_limit: MiB that the clients computed together may take, by default 1024 and on a GPU 4096. A run may be
             resumed with another limit.

@@ -251,7 +251,7 @@ class RunCharges:
     def _event(self, cohorts: Cohorts, number: int, survivors: int) -> RoundEvent:
         """Returns a round as the ledger records it."""
         # The cohorts of one run are disjoint, or its rounds one event; those of two runs are not.
-        participation, partition = self._protocol.mechanism.memory.charging(cohorts.participation, self.run)
+        participation, partition = self._protocol.mechanism.memory.charging(cohorts.participation, self.run, number)
         return RoundEvent(
             self._protocol,
             survivors=self._spending.rounded_down(survivors),

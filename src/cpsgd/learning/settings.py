@@ -34,6 +34,9 @@ from cpsgd.registry import MechanismOptions, parameters_of, required
 NO_SEED = "none"
 """Text for no seed in files and on the command line."""
 
+AUTO = "auto"
+"""Text for a number that is to be chosen."""
+
 OWN = "own"
 """Name of the preset and of the data set for a user's own data."""
 
@@ -47,12 +50,16 @@ class TaskOptions(OptionGroup):
 
     Attributes:
         preset: Settings to start from: digits or paper; own, the default with `data`.
-        dataset: The data set: digits, infinite-digits, mnist or infinite-mnist.
+        dataset: The data set: digits, infinite-digits, mnist, infinite-mnist or fashion-mnist.
         data: Your own data instead: module:function, where the function returns a data set of
             cpsgd.learning.datasets, or one with a model, or with a model and a loss.
         clients: Number of clients in the population; by default all of the data set's.
         model: The model: linear, or mlp with the widths of its hidden layers, as mlp-60-60; scaled-mlp-60-60 scales
             shades first.
+        passes: Number of times that each client takes part, in cohorts as large as that needs for `rounds`; auto
+            chooses it, the bands of correlated noise and the bits. It takes the place of `cohort` and `participation`.
+        uplink: With `passes`, the most bytes that a client may send over the whole training.
+        downlink: With `passes`, the most bytes that a client may receive over the whole training.
         baselines: Run the baselines, too: without privacy, with Gaussian noise, rounded without noise, and as private
             with 4 bits if the run has fewer.
     """
@@ -62,7 +69,17 @@ class TaskOptions(OptionGroup):
     data: str | None = None
     clients: int | None = None
     model: str = "mlp-60-60"
+    passes: str | None = None
+    uplink: float | None = None
+    downlink: float | None = None
     baselines: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.passes is None and (self.uplink is not None or self.downlink is not None):
+            raise ParameterError("uplink and downlink limit passes over the clients: give passes, a number or auto.")
+        if self.passes is not None and self.passes != AUTO and not self.passes.isdecimal():
+            raise ParameterError(f"Expected passes to be a number or {AUTO}, got passes={self.passes!r:.50}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +87,9 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
     """The protocol: a number of bits, for which it is planned, or the mechanism's parameters.
 
     Attributes:
-        bits: Bits per coordinate, for which the planner picks the mechanism and its parameters; 1 by default.
+        bits: Bits per coordinate that a client may send, for which the planner picks the mechanism and its parameters.
+            By default 1 for the presets, which simulate a deployment. With data of your own nothing is sent, and bits
+            and correlation are chosen for accuracy.
         clip_norm: Largest Euclidean norm of an update, D; longer ones are scaled down to it; 1 by default. With
             `examples`, it is that of each example's gradient.
         correlated: Number of rounds that each draw of noise is part of, if later rounds are to cancel noise of earlier
@@ -159,22 +178,39 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
                 f"Give data of your own, or a dataset with its number of clients, not both; the preset is {OWN!r} with "
                 "data, and never without."
             )
+        if own and changes.get("passes") is not None:
+            changes.setdefault("cohort", 1)  # what the passes need is known when the data is
         if own and "cohort" not in changes:
             raise ParameterError("Missing cohort: with data of your own, say how many clients take part per round.")
         spelled_out = {entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"}
         if spelled_out & changes.keys() and "bits" not in changes:
             changes["bits"] = None
-        if changes.get("correlated") is not None and "bits" not in changes:
-            changes["bits"] = None  # one bit has no room for the noise of earlier rounds
+        if (own or changes.get("correlated") is not None) and "bits" not in changes:
+            # Data of one's own are trained on one machine: nothing is sent that would have to be short. And one bit
+            # has no room for the noise of earlier rounds.
+            changes["bits"] = None
+        if changes.get("passes") is not None:
+            if chosen := sorted({"cohort", "participation"} & changes.keys()):
+                raise ParameterError(f"passes takes the place of {' and '.join(chosen)}: leave one of them out.")
+            changes |= {"participation": "apart"}
+            if changes["passes"] == AUTO and "bits" not in changes:
+                changes["bits"] = None
         if "dataset" in changes and "clients" not in changes:
             changes["clients"] = None  # the preset's number belongs to its own data set
-        if changes.get("ledger") is not None and "seed" not in changes:
-            changes["seed"] = None  # a run that is charged as private must not have noise from a known seed
+        if "seed" not in changes and (own or changes.get("ledger") is not None):
+            changes["seed"] = None  # noise from a known seed protects nobody: it is for data that everybody has
         return cls(**{**PRESETS[preset], "preset": preset, **changes})
 
+    @property
+    def for_accuracy(self) -> bool:
+        """Whether the protocol is chosen for accuracy alone: the data are here, and nothing says what may be sent."""
+        return self.data is not None and self.bits is None and self.correlated is None and not self.explicit
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain JSON values, without those that are None."""
+        """Returns plain JSON values, without those that are None, and those that `passes` takes the place of."""
         values = {**asdict(self), "seed": NO_SEED if self.seed is None else self.seed}
+        if self.passes is not None:
+            values |= {"cohort": None, "participation": None}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -228,7 +264,7 @@ def _checked(name: str, value: object) -> object:
     """Returns the value if it has the setting's type; otherwise raises `ParameterError`."""
     if name == "seed" and value == NO_SEED:
         return None
-    if name == "correlated" and isinstance(value, int) and not isinstance(value, bool):
+    if name in ("correlated", "passes") and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     kind = _kinds()[name]
     if get_origin(kind) is Literal or issubclass(kind, StrEnum):

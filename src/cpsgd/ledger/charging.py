@@ -1,4 +1,4 @@
-"""The cost of rounds of different kinds together. docs/accounting.md, section 9, has the proofs.
+"""The cost of rounds of different kinds together. docs/proofs/composition.md has the proofs.
 
 Fix one client (or example) of the population. It contributes to a sequence of rounds, each of them μ-GDP but for its
 tails:

@@ -193,6 +193,11 @@ class RoundEvent:
                 "Noise is correlated over the rounds of a run, which is one event: give the run's name as partition, "
                 "too, with participation 'once'."
             )
+        if self.taking_part.scheme == "apart":
+            raise ParameterError(
+                f"participation={str(self.taking_part)!r}: any {self.taking_part.separation} consecutive rounds are "
+                "disjoint; charge them with participation 'once' and a partition of their own."
+            )
         if self.partition and self.taking_part.scheme != "once":
             raise ParameterError("A partition is for rounds with participation 'once'; leave it out.")
         if self.examples is not None:

@@ -3,7 +3,7 @@
 A client adds the difference of two Pólya variables (negative binomial of real shape 1/m, m = `shares`). The sum over m
 clients is the difference of two geometric variables: the discrete Laplace law, P(Z = z) proportional to e^(-|z|/t)
 (Ács and Castelluccia, "I Have a DREAM!", 2011; Goryczka and Xiong, "A Comprehensive Comparison of Multiparty Secure
-Additions with Differential Privacy", 2015). docs/accounting.md, section 17, has the proofs, also for fewer and for more
+Additions with Differential Privacy", 2015). docs/proofs/pure-laplace.md has the proofs, also for fewer and for more
 honest clients than m.
 
 Messages are integers modulo `window`, and so are sums. Only then may noise be unbounded, and only unbounded noise has

@@ -11,7 +11,7 @@ should vanish and is
 
     e^(-2π²r²t²) (sin(πt/a) / sin(π(k+t)/a))^m :
 
-D has zeros of order m where H's characteristic function repeats itself. docs/accounting.md, section 13, bounds the
+D has zeros of order m where H's characteristic function repeats itself. docs/proofs/rounded-gaussian.md bounds the
 total variation that follows (`SMOOTHING`).
 """
 

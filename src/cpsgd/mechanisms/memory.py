@@ -56,6 +56,7 @@ class NoiseMemory:
             in one round at most.
         one_event: Whether one guarantee covers all rounds of a run, so that a run is charged as one round.
         hands_on: Whether a client may be handed the seeds of another one's noise.
+        handed_bytes: Bytes of seeds that a client is handed in a round, and hands on.
     """
 
     rounds: float = math.inf
@@ -63,6 +64,7 @@ class NoiseMemory:
     separation: int | None = 1
     one_event: bool = False
     hands_on: bool = False
+    handed_bytes: int = 0
 
     # ------------------------------------------------------------------ a client's state
 
@@ -119,11 +121,14 @@ class NoiseMemory:
         """Returns how many rounds pay for a run of `rounds` rounds."""
         return rounds
 
-    def charging(self, participation: Participation, run: str) -> tuple[Participation, str]:
+    def charging(self, participation: Participation, run: str, round: int) -> tuple[Participation, str]:
         """Returns the participation and the partition that a round of this run is charged with.
 
-        Rounds of one partition are disjoint, or one event: together they cost as much as the costliest of them.
+        Rounds of one partition are disjoint, or one event: together they cost as much as the costliest of them. Where a
+        client's rounds are at least s apart, any s consecutive rounds are disjoint.
         """
+        if participation.scheme == "apart":
+            return Participation.once(), f"{run} pass {round // participation.separation + 1}"
         return participation, run if participation.scheme == "once" else ""
 
 

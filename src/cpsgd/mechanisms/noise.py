@@ -36,7 +36,7 @@ class SumRounding:
 
     The sum of n grid points, centred, gets Gaussian noise of this deviation and n - 1 numbers uniform on one level.
     It is then rounded to the nearest level, and `centre` is added once per client. This is the law of a sum of numbers
-    that are rounded one by one (docs/accounting.md, section 13).
+    that are rounded one by one (docs/proofs/rounded-gaussian.md).
 
     Attributes:
         deviation: Standard deviation of the Gaussian noise, in grid points.

@@ -2,10 +2,9 @@
 
 A client adds Gaussian noise to a coordinate, in units of a step s, and rounds to the nearest integer. Given the sum of
 the clients' noisy numbers, their fractional parts have a density within 1 ± τ of uniform, whatever the clients hold; τ
-falls like 2n exp(-2π²σ²(1 - 1/n)). So the sum of the rounded numbers is that of the unrounded ones,
-which is exactly Gaussian, rounded at random in a way that has nothing to do with the data. docs/accounting.md, section
-13, has the proof. Rounds, sampling and few clients then cost what they cost the Gaussian mechanism, and rounding is a
-variance of 1/12.
+falls like 2n exp(-2π²σ²(1 - 1/n)). So the sum of the rounded numbers is that of the unrounded ones, which is exactly
+Gaussian, rounded at random in a way that has nothing to do with the data (docs/proofs/rounded-gaussian.md). Rounds,
+sampling and few clients then cost what they cost the Gaussian mechanism, and rounding is a variance of 1/12.
 
 Coordinates and noise lie on a grid of 2^F points per step (`fine_gaussian`). A message holds `window` integers; numbers
 beyond it are cut off at its ends. That, too, is a total variation that δ pays for (`variation`).

@@ -5,7 +5,7 @@ NeurIPS 2018. This is the baseline; the certificates of this package are several
 up. If a condition of the theorem fails, `ConditionError` names a remedy.
 
 For comparison only: the theorem is false for neighbours several standard deviations of the noise apart
-(docs/accounting.md, section 2), so no guarantee of this package rests on it.
+(docs/proofs/paper-theorem.md), so no guarantee of this package rests on it.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     if auto:
         choices: Iterable[int] = (b for b in _CHOICES if b <= rounds)
     else:
-        choices = [_bands(required.correlated, rounds)]
+        choices = [checked_bands(required.correlated, rounds)]
     workload, failure = Workload.of(required.workload, rounds), None
     found: list[CorrelatedPlan] = []
     for bands in choices:
@@ -144,7 +144,7 @@ def check_correlated(required: Requirements) -> None:
     if participation.sampled:
         raise ParameterError(
             f"participation={str(participation)!r}: amplification by sampling is not proved for noise that is "
-            "correlated over rounds; use participation 'once', or leave correlated out."
+            "correlated over rounds; use participation 'once' or 'apart:ROUNDS', or leave correlated out."
         )
     if required.max_error is not None:
         raise ParameterError(
@@ -157,7 +157,7 @@ def check_correlated(required: Requirements) -> None:
         )
 
 
-def _bands(said: int | str | None, rounds: int) -> int:
+def checked_bands(said: int | str | None, rounds: int) -> int:
     """Checks the number of bands, which may be given as text, and returns it."""
     if isinstance(said, str) and not (said.isdecimal() and len(said) < _LONGEST_NUMBER):
         raise ParameterError(f"Expected correlated to be a number of bands from 2 on, or {AUTO!r}, got {said[:50]!r}.")
@@ -190,8 +190,9 @@ class _Run:
 
     @cached_property
     def _correlation(self) -> Correlation:
-        rounds, scheme = self.problem.conditions.rounds, self.problem.conditions.participation.scheme
-        return Correlation(self.bands, rounds, 1 if scheme == "every" and rounds > 1 else None)
+        rounds, who = self.problem.conditions.rounds, self.problem.conditions.participation
+        again = who.counted_rounds(rounds) > 1
+        return Correlation(self.bands, rounds, who.separation if again else None)
 
     @cached_property
     def _target(self) -> Target:

@@ -11,7 +11,13 @@ from cpsgd.codec import pack
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import modulus
-from cpsgd.planner.requirements import Requirements, checked_mean_norm, mechanisms_for, surviving
+from cpsgd.planner.requirements import (
+    Requirements,
+    checked_mean_norm,
+    checked_server_messages,
+    mechanisms_for,
+    surviving,
+)
 from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, gaussian_squared_error, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
@@ -74,8 +80,13 @@ class Problem:
             InfeasibleError: Nobody is left whose noise protects.
         """
         clients = _validate.integer("clients", required.clients, low=1, high=MAX_CLIENTS)
-        arriving = surviving(clients, required.dropout)
+        arriving = reports = surviving(clients, required.dropout)
         colluding = _validate.integer("colluding", required.colluding, low=0, high=MAX_CLIENTS)
+        mean_norm = checked_mean_norm(required)
+        if own := checked_server_messages(required):
+            # Both servers' messages are in the sum. Those of a dishonest one do not count, nor do other clients'.
+            mean_norm = (required.clip_norm if mean_norm is None else mean_norm) * clients / (clients + 2 * own)
+            clients, arriving, colluding = clients + 2 * own, reports + 2 * own, reports + own - 1
         if arriving - colluding < 1:
             raise InfeasibleError(
                 f"Of {clients} clients {clients - arriving} may drop out and {colluding} may collude: nobody is left "
@@ -113,8 +124,9 @@ class Problem:
             clip_norm=target.clip_norm,
             rotate=required.rotate,
             overflow=_validate.probability("overflow", required.overflow) if required.modular or wraps else None,
-            mean_norm=checked_mean_norm(required),
+            mean_norm=mean_norm,
             mechanisms=kinds,
+            added=2 * own,
             most_values=MOST_LEVELS if required.pair else None,
         )
         return cls(setting, target, required.distance_reason)
@@ -243,7 +255,12 @@ class Problem:
 
     def _account(self, design: Design) -> tuple[Protocol, Guarantee]:
         """Returns the design as a protocol, and its guarantee."""
-        protocol = Protocol(
+        protocol = self.protocol(design)
+        return protocol, self.proved(protocol)
+
+    def protocol(self, design: Design) -> Protocol:
+        """Returns the design as a protocol, without a promise."""
+        return Protocol(
             clients=self.setting.clients,
             dim=self.setting.dim,
             clip_norm=self.setting.clip_norm,
@@ -253,7 +270,6 @@ class Problem:
             replace_one_distance=self.target.replace_one_distance,
             distance_reason=self.distance_reason,
         )
-        return protocol, self.proved(protocol)
 
     def proved(self, protocol: Protocol) -> Guarantee:
         """Returns the guarantee of a protocol on the problem's conditions."""

@@ -11,6 +11,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.modulus import DEFAULT_OVERFLOW
+from cpsgd.protocol import MAX_CLIENTS
 from cpsgd.registry import MECHANISMS
 
 BEST = "best"
@@ -31,8 +32,9 @@ class Requirements:
         max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
             With neither, the fewest bits within 10 % of the Gaussian mechanism's error, or as near as can be.
         rounds: Rounds that will be run with the protocol.
-        participation: In which rounds a client takes part: "once" (in one at most), "every" (in all), "poisson:RATE" or
-            "fixed-size:RATE" (in those it is drawn for, a share RATE of all).
+        participation: In which rounds a client takes part: "once" (in one at most), "every" (in all), "apart:ROUNDS"
+            (any two of them at least ROUNDS apart), "poisson:RATE" or "fixed-size:RATE" (in those it is drawn for, a
+            share RATE of all).
         adjacency: Which data sets are neighbours: "replace-one" (a client's vector becomes any other) or "zero-out" (it
             becomes zero).
         dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.
@@ -41,6 +43,9 @@ class Requirements:
             that.
         pair: For two servers: sums are taken modulo a prime, which `bits` must hold, and a coordinate is one of at most
             256 integers. Without `bits`, the protocol with the shortest uploads is taken.
+        server_messages: With `pair`, messages of zero that each server adds to its sum before it reveals it. One honest
+            server's messages alone then keep the guarantee, with one client's own: any number of clients may collude.
+            As many as clients cost three times the variance, four times as many 2.25 times.
         rotate: Whether vectors are rotated first. Without, nothing is clipped and the error is a worst case.
         overflow: With `secure` or `pair`, the probability allowed per round that any coordinate of its sum wraps
             around.
@@ -75,6 +80,7 @@ class Requirements:
     colluding: int = 0
     secure: bool = False
     pair: bool = False
+    server_messages: int = 0
     rotate: bool = True
     overflow: float = DEFAULT_OVERFLOW
     mean_norm: float | None = None
@@ -119,6 +125,21 @@ def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
         pure = [name for name, each in MECHANISMS.items() if each.pure]
         raise ParameterError(f"delta=0 needs noise with pure differential privacy, one of {pure}, got {kind.name!r}.")
     return (kind,)
+
+
+def checked_server_messages(required: Requirements) -> int:
+    """Returns the number of messages that each server adds, checked.
+
+    Raises:
+        ParameterError: It is no such number, or of no use.
+    """
+    found = _validate.integer("server_messages", required.server_messages, low=0, high=MAX_CLIENTS // 4)
+    if found and (not required.pair or required.colluding):
+        raise ParameterError(
+            f"server_messages={found} is for two servers (pair=True), and covers any number of colluding clients: "
+            "leave colluding out."
+        )
+    return found
 
 
 def checked_mean_norm(required: Requirements) -> float | None:

@@ -60,6 +60,7 @@ class Setting:
         mechanisms: The mechanisms whose parameters are searched for.
         mean_norm: Bound on the norm of the mean, for the modulus alone; None for none but D.
         most_values: For two servers, whose modulus is a prime: the most integers that a coordinate may be; else None.
+        added: Messages of zero among them that servers add.
     """
 
     clients: int
@@ -71,6 +72,12 @@ class Setting:
     mechanisms: tuple[type[Mechanism], ...]
     mean_norm: float | None = None
     most_values: int | None = None
+    added: int = 0
+
+    @property
+    def spread(self) -> float:
+        """Factor of the variance where the sum is divided by the number of reports, not of messages."""
+        return (self.surviving / (self.surviving - self.added)) ** 2
 
     def design(self, mechanism: Mechanism) -> Design:
         """Returns the design with this mechanism: the error it promises and the modulus it needs."""
@@ -78,9 +85,10 @@ class Setting:
 
     def error(self, mechanism: Mechanism) -> ExpectedError:
         """Returns the predicted error of a mechanism."""
-        return mechanism.predicted_error(
+        found = mechanism.predicted_error(
             clients=self.surviving, dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate
         )
+        return ExpectedError(found.noise * self.spread, found.rounding * self.spread, found.clipping)
 
     def needed_modulus(self, mechanism: Mechanism) -> int | None:
         """Returns the smallest modulus for a mechanism, None without secure aggregation."""
@@ -140,7 +148,7 @@ def gaussian_squared_error(setting: Setting, target: Target) -> float:
     """
     # Variance of the honest noise in the sum; at δ = 0 that of the Laplace mechanism.
     needed = (target.distance / target.gaussian_mu) ** 2 if target.claim.delta else 2.0 * target.laplace_spread**2
-    return target.dim * needed / (target.honest * setting.surviving)
+    return setting.spread * target.dim * needed / (target.honest * setting.surviving)
 
 
 def prime_modulus(smallest: int, values: int) -> int:

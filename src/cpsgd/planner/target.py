@@ -52,7 +52,7 @@ class Target:
             replace_one_distance=self.replace_one_distance,
             distance_reason=reason,
         )
-        return Run(protocol, self.conditions)
+        return Run(protocol, self.conditions).of_one_client
 
     @property
     def honest(self) -> int:

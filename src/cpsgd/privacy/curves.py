@@ -8,7 +8,7 @@ zero for A = B. It says everything about the pair, in both orders: H_s(B, A) - m
 either side of 1, e(s)/min(1, s) falls away from 1, and of a pair with densities a and b it is Σ (a - s b)₊ for s >= 1
 and Σ (s b - a)₊ for s <= 1. Here it is kept as upper bounds at some s, with straight lines between them.
 
-Three facts make one curve do for many pairs (docs/accounting.md, section 6):
+Three facts make one curve do for many pairs (docs/proofs/smoothed-certificate.md):
 
 * *Mixtures.* If A_λ = (1 - λ) B + λ A, then e_λ(1 + v) = λ e(1 + v/λ). So a coordinate that is rounded between two
   integers needs one curve for all distances up to 1.

@@ -3,7 +3,7 @@
 A filter is fixed in advance: ε and δ, and how much of each kind of cost all rounds together may have. Before a round is
 run, whatever it may be and however it was chosen, its costs are added to those of the rounds before; where one of the
 sums would be over its limit, the round is refused. Then everything that was released is (ε, δ)-private, although the
-rounds, their number and the moment of stopping depend on results. docs/accounting.md, section 16, has the proofs.
+rounds, their number and the moment of stopping depend on results. docs/proofs/adaptive.md has the proofs.
 
 * The Gaussian filter adds up μ². It allows what would be allowed had the rounds been fixed in advance.
 * The Rényi filter adds up divergences of one order, fixed in advance; sampled rounds cost less by it.
@@ -47,10 +47,10 @@ READING_DELTAS = 3
 """An odometer's reading is proved at this many times δ: the filter itself, the multiples, and the smaller levels."""
 MAX_ORDER = 1024
 GAUSSIAN_CITATION = (
-    "fully adaptive composition of Gaussian certificates (docs/accounting.md, section 16; Smith and Thakurta 2022, "
+    "fully adaptive composition of Gaussian certificates (docs/proofs/adaptive.md; Smith and Thakurta 2022, "
     "Koskela, Tobaben and Honkela 2023)"
 )
-RENYI_CITATION = "Rényi filter (Feldman and Zrnic 2021; docs/accounting.md, section 16)"
+RENYI_CITATION = "Rényi filter (Feldman and Zrnic 2021; docs/proofs/adaptive.md)"
 _SAFE = 1.0 + 1e-12
 _TINY = 1e-300
 # Σ (j+1)^-2 over all j is π²/6.
@@ -170,7 +170,7 @@ class Filter:
         """Returns the odometer's reading: an ε that holds, ex post, at whatever moment one looks.
 
         Where the rounds are stopped when the reading is e, by whatever rule, all that was released is as private as ε =
-        e and `READING_DELTAS` times δ say; section 16 says precisely in which sense.
+        e and `READING_DELTAS` times δ say; docs/proofs/adaptive.md says in which sense.
 
         Example:
             >>> budget = Filter.of(epsilon=2.0, delta=1e-6)

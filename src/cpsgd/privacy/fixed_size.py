@@ -7,7 +7,7 @@ negatives, and the rest at loss 0. The second law is the first mirrored. Losses 
 Every number is rounded up. Masses go to the two points of a grid around their loss ("connecting the dots", Doroshenko
 et al. 2022). Sums are computed by FFT of masses tilted by e^(λ l) towards the ε asked for, so that rounding errors are
 small against δ however small that is. Where there are too many rounds for that, the pair's Rényi divergences are left.
-docs/accounting.md, section 12, has the proofs.
+docs/proofs/fixed-size.md has the proofs.
 """
 
 from __future__ import annotations

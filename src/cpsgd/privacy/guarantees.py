@@ -227,6 +227,7 @@ def _proved(run: Run, delta: float) -> Guarantee:
 
 def accounted(run: Run) -> Run:
     """Returns the run that proofs are about: of whole clients, and of not too many different numbers of messages."""
+    run = run.of_one_client
     protocol, conditions = run.protocol, run.conditions
     if run.examples is not None:
         protocol, conditions = example_protocol(protocol, run.examples), replace(conditions, examples=None)

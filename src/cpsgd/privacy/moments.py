@@ -11,8 +11,8 @@ are first clamped to its ends, and the probability of leaving the box is added t
 
 With R = P_t/Z_0 and e = α or 1 - α, M(t) = Σ Z_0 R^e = e^((α-1) D_α). Between two nodes M lies under a parabola, from a
 bound on M'' (convexity; for 2 < e < 3 Hölder's inequality), so the supremum is a proved bound and no maximum over a
-grid. M - 1 is summed as Σ Z_0 (R^e - 1 - e (R - 1)), whose terms are positive. docs/accounting.md, section 5, has the
-proofs.
+grid. M - 1 is summed as Σ Z_0 (R^e - 1 - e (R - 1)), whose terms are positive.
+docs/proofs/renyi-certificate.md has the proofs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ within G(w + Δ) if, for all c,
     R(c) = 2 ∫ ẽ(x) exp(x c/w - x²/(2w) - x/2) dx  <=  J(c) = ∫_w^(w+Δ) √(w/v) exp((c²/2)(1/w - 1/v) - (v-w)/8) dv.
 
 log R is convex in c and log J convex in c², which bounds both between the values of c that are computed.
-docs/accounting.md, section 6, has the proofs.
+docs/proofs/smoothed-certificate.md has the proofs.
 """
 
 from __future__ import annotations

@@ -49,9 +49,13 @@ class Display:
         """Prints a line."""
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def start(self, name: str, rounds: int, done: int) -> None:
-        """Starts the display of a run of which `done` rounds are over."""
+    def start(self, name: str, rounds: int, done: int, evaluate_every: int = 1) -> None:
+        """Starts the display of a run of which `done` rounds are over.
+
+        Lines of text come about ten times in a run, or at every evaluation if there are rounds without one.
+        """
         self._name, self._rounds, self._spoken = name, rounds, time.monotonic()
+        self._every = evaluate_every if evaluate_every > 1 else max(1, rounds // _LINES)
         self._task = self._progress.add_task(name, total=rounds, completed=done, figures="")
 
     def show(self, metrics: RoundMetrics) -> None:
@@ -59,7 +63,7 @@ class Display:
         done, now = metrics.round + 1, time.monotonic()
         if self._console.is_terminal:
             self._progress.update(self._task, completed=done, figures=_figures(metrics))
-        elif done % max(1, self._rounds // _LINES) == 0 or done == self._rounds or now - self._spoken > _SILENCE:
+        elif done % self._every == 0 or done == self._rounds or now - self._spoken > _SILENCE:
             self._spoken = now
             self.say(f"{self._name:<10}  round {done:,}/{self._rounds:,}  {_figures(metrics)}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpsgd._numbers import rounded_up
+from cpsgd.learning.settings import NO_SEED
 from cpsgd.reports import plotting
 
 if TYPE_CHECKING:
@@ -65,9 +66,23 @@ def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -
 
 def unit_text(summary: Mapping[str, Any]) -> str:
     """Returns the unit that the guarantee protects, in words."""
-    if summary["unit"] == "client":
-        return "all that one client holds"
-    return f"one example of a client, who sends at most {summary['settings']['examples']:,}"
+    unit = "all that one client holds"
+    if summary["unit"] != "client":
+        unit = f"one example of a client, who sends at most {summary['settings']['examples']:,}"
+    repeatable = is_simulation(summary["settings"], summary["device"])
+    return f"nobody, since the noise can be repeated; with secret noise {unit}" if repeatable else unit
+
+
+NOBODY = "protects nobody"
+"""Stands beside the ε of a run whose noise can be repeated."""
+
+
+def is_simulation(settings: Mapping[str, Any], device: str | None = None) -> bool:
+    """Returns whether the noise of a run with these settings, as plain values, follows from a seed or a counter.
+
+    `device` is the kind of device where it is known; settings may leave its choice open.
+    """
+    return settings.get("seed") != NO_SEED or (device or settings.get("device")) not in ("cpu", None)
 
 
 def seed_text(summary: Mapping[str, Any]) -> str:
@@ -75,11 +90,11 @@ def seed_text(summary: Mapping[str, Any]) -> str:
     if summary["device"] != "cpu":
         start = f"seed {summary['settings']['seed']}" if summary["seeded"] else "a seed that was not kept"
         return (
-            "a simulation that protects nobody: on a GPU random numbers come from a counter (Philox), here with "
+            f"a simulation that {NOBODY}: on a GPU random numbers come from a counter (Philox), here with "
             f"{start}, and the noise of a round's sum is one draw per coordinate"
         )
     if summary["seeded"]:
-        return f"a simulation that protects nobody, since its noise follows from seed {summary['settings']['seed']}"
+        return f"a simulation that {NOBODY}, since its noise follows from seed {summary['settings']['seed']}"
     return "not seeded, the noise came from the operating system"
 
 

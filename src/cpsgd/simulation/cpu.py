@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.codec import clip, pipeline, wire
 from cpsgd.codec.pack import Sums
-from cpsgd.errors import EmptyError, NonFiniteError, ParameterError, VectorError
+from cpsgd.errors import EmptyError, InfeasibleError, NonFiniteError, ParameterError, VectorError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.law import Normal
 from cpsgd.mechanisms.noise import FairCoins, SumRounding
@@ -127,9 +127,18 @@ class RoundSimulator:
             threads: Threads that share the rows of a chunk.
             source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
             first: Number of the first client, if several processes share a round's clients.
+
+        Raises:
+            InfeasibleError: The promise of the protocol is about fewer rounds.
         """
         self.protocol = protocol
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
+        if protocol.promise is not None and round >= protocol.promise.conditions.rounds:
+            rounds = protocol.promise.conditions.rounds
+            raise InfeasibleError(
+                f"The protocol's promise is about {rounds:,} rounds, of which the last is number {rounds - 1:,}, and "
+                f"this would be number {round:,}. Plan for more rounds, with rounds={round + 1}."
+            )
         self.count = 0
         self._seed = None if seed is None else _validate.integer("seed", seed, low=0, high=2**64 - 1)
         self._threads = _validate.integer("threads", threads, low=1)

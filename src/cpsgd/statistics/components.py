@@ -97,7 +97,7 @@ class MomentVector:
     def distance(self) -> float:
         """The largest distance between two clients' vectors: (2 + a²)/√2 where a² <= 2 and d > 1.
 
-        The proof, with the cases a² > 2 and d = 1, is in docs/accounting.md, section 10. In float32 points are off by
+        The proof, with the cases a² > 2 and d = 1, is in docs/proofs/nearer-vectors.md. In float32 points are off by
         2^-24 of themselves, and vectors by three roundings: together 2^-21, at most.
         """
         a = self.weight

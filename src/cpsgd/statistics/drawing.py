@@ -71,7 +71,7 @@ def fonts_for(texts: Iterable[str]) -> list[str]:
     from matplotlib import font_manager, rcParams
     from matplotlib.ft2font import FT2Font
 
-    usual = font_manager.findfont("sans-serif")
+    usual = font_manager.findfont(font_manager.FontProperties())
     lacking = {ord(letter) for text in texts for letter in text} - _characters(FT2Font(usual))
     found = list(rcParams["font.family"])
     for entry in sorted(font_manager.fontManager.ttflist, key=lambda each: (each.style != "normal", each.name)):

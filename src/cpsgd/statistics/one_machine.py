@@ -36,7 +36,7 @@ from cpsgd.statistics.rows import (
     interval_width,
 )
 from cpsgd.statistics.selection import CITATION, Selection, Tally
-from cpsgd.statistics.sum_noise import Neighbours, SumNoise, Wish, allot, laplace_noise, less_reserve, total
+from cpsgd.statistics.table_noise import Neighbours, TableNoise, Wish, allot, laplace_noise, less_reserve, total
 from cpsgd.tables import Chunk, DataTable, open_table
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class _Asked:
             label=f"statistics: {question.statistic}",
         )
 
-    def events(self, noises: Sequence[SumNoise], selection: Selection | None = None) -> list[RoundEvent]:
+    def events(self, noises: Sequence[TableNoise], selection: Selection | None = None) -> list[RoundEvent]:
         """Returns a ledger's records, dearer than the releases by a trifle; none without a ledger."""
         if self.ledger is None:
             return []
@@ -381,7 +381,7 @@ def _release(
     # Where both are found, the way of dividing is fixed: the search has its part before the groups are known.
     squares = True if search is not None and selection is not None else None
     noises = allot([*_wishes(question), *wish], rest, asked.neighbours, squares=squares)
-    found: list[SumNoise] = noises[-1:] if search is not None else []
+    found: list[TableNoise] = noises[-1:] if search is not None else []
     advance = asked.advance
     if search is not None or selection is not None:
         job = Job(() if search is None else (SumTask(search, found[0]),), asked.user, asked.missing is not None)
@@ -444,7 +444,7 @@ def _first_pass(job: Job, asked: _Asked, question: RowQuestion, selection: Selec
     return partial, tally
 
 
-def _check_affordable(asked: _Asked, noises: Sequence[SumNoise], selection: Selection | None) -> None:
+def _check_affordable(asked: _Asked, noises: Sequence[TableNoise], selection: Selection | None) -> None:
     """Refuses if the budget does not pay for all of it."""
     asked.charge(asked.events(noises, selection))
 
@@ -461,7 +461,7 @@ Proof = tuple[Claim, str, str]
 """What was proved, the method's name and the theorem."""
 
 
-def _proof(noises: Sequence[SumNoise], selection: Selection | None, claim: Claim) -> Proof:
+def _proof(noises: Sequence[TableNoise], selection: Selection | None, claim: Claim) -> Proof:
     """Returns what all releases together keep.
 
     Raises:
@@ -478,7 +478,7 @@ def _proof(noises: Sequence[SumNoise], selection: Selection | None, claim: Claim
 
 
 def _no_groups(
-    asked: _Asked, question: RowQuestion, selection: Selection, users: int, noises: Sequence[SumNoise]
+    asked: _Asked, question: RowQuestion, selection: Selection, users: int, noises: Sequence[TableNoise]
 ) -> Statistic:
     """Returns a statistic of no group: none had enough users."""
     _warn(

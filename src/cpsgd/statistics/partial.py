@@ -19,7 +19,7 @@ from cpsgd._exact import Integers
 from cpsgd.errors import ParameterError, TableError
 from cpsgd.statistics.questions import Geometry, Matrix
 from cpsgd.statistics.rows import RowQuestion, Sizes, users_of
-from cpsgd.statistics.sum_noise import SUM_LIMIT, SumNoise
+from cpsgd.statistics.table_noise import SUM_LIMIT, TableNoise
 from cpsgd.tables import Chunk, open_table
 
 # Jobs that this process has released.
@@ -54,7 +54,7 @@ class SumTask:
     """One of a job's sums: whose vectors, and the noise of their sum."""
 
     summed: RowQuestion | CutUsers
-    noise: SumNoise
+    noise: TableNoise
 
     def sum(self, chunk: Chunk, sizes: Sizes) -> Integers:
         """Returns the sum of some users' vectors in whole grid units."""
@@ -75,7 +75,7 @@ class Partial:
 
     Example:
         >>> from cpsgd.statistics import Mean
-        >>> from cpsgd.statistics.sum_noise import noise_for
+        >>> from cpsgd.statistics.table_noise import noise_for
         >>> from cpsgd.promise import Claim
         >>> question = Mean({"age": (0, 100)})
         >>> job = Job((SumTask(question, noise_for(question.geometry, Claim(1.0, 0.0))),), user="id")
@@ -190,6 +190,6 @@ class Job:
         pairs = zip(self.tasks, partial.sums, strict=True)
         return [(sums + task.noise.draw()) / float(task.noise.units) for task, sums in pairs]
 
-    def noises(self) -> list[SumNoise]:
+    def noises(self) -> list[TableNoise]:
         """Returns the noise of each sum, for accounting."""
         return [task.noise for task in self.tasks]

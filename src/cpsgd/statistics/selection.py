@@ -26,7 +26,7 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.promise import Claim
 from cpsgd.randomness import Keystream
 from cpsgd.statistics.rows import Sizes, combinations
-from cpsgd.statistics.sum_noise import Neighbours
+from cpsgd.statistics.table_noise import Neighbours
 from cpsgd.tables import Chunk
 
 CITATION = (

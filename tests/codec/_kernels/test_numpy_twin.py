@@ -270,7 +270,8 @@ def test_biased_coins_are_the_same(count: int, limit: int, coins: int) -> None:
 
 @pytest.mark.parametrize("count", DIMENSIONS)
 @pytest.mark.parametrize(
-    ("limit", "window", "bits", "sigma"), [(700, 24, 11, 1.5), (1, 33, 9, 4.0), (2**24, 2**17, 1, 2047.0)]
+    ("limit", "window", "bits", "sigma"),
+    [(700, 24, 11, 1.5), (1, 33, 9, 4.0), (2**24, 2**17, 1, 2047.0), (1, 2**17, 0, 2100.0)],
 )
 def test_gaussian_noise_before_rounding_is_the_same(
     count: int, limit: int, window: int, bits: int, sigma: float
@@ -514,7 +515,7 @@ def test_checksum_check_value() -> None:
         lambda: _native.GaussianRounder(0, 24, 11, *TWO),
         lambda: _native.GaussianRounder(2**24 + 1, 24, 11, *TWO),
         lambda: _native.GaussianRounder(100, 1, 11, *TWO),
-        lambda: _native.GaussianRounder(100, 24, 0, *TWO),
+        lambda: _native.GaussianRounder(100, 24, -1, *TWO),
         lambda: _native.GaussianRounder(100, 2**17, 16, *TWO),
         lambda: _native.GaussianRounder(100, 24, 11, np.zeros(3, np.uint64), np.zeros(3, np.uint64)),
         lambda: _native.GaussianRounder(100, 24, 11, np.zeros(2, np.uint64), np.zeros(4, np.uint64)),

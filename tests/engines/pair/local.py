@@ -43,15 +43,24 @@ def protocol(participation: str = "every") -> Protocol:
 class Pair:
     """A task with both its servers."""
 
-    def __init__(self, folder: Path, admission: Admission = "open", *, participation: str = "every") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        admission: Admission = "open",
+        *,
+        participation: str = "every",
+        planned: Protocol | None = None,
+        server_messages: int = 0,
+    ) -> None:
         self.task: PairTask
         self.secrets: dict[str, Secrets]
         self.task, self.secrets = create_task(
-            protocol(participation),
+            protocol(participation) if planned is None else planned,
             leader="http://127.0.0.1:1",
             helper="http://127.0.0.1:2",
             rounds=2,
             admission=admission,
+            server_messages=server_messages,
         )
         self.identities = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(1, CLIENTS + 1)]
         self.tokens = [(bytes([i]) * 32, bytes([i + 100]) * 32) for i in range(CLIENTS)]
@@ -85,8 +94,8 @@ class Pair:
             self.task.shape(round),
             round,
             integers,
-            leader_key=self.task.leader.key,
-            helper_key=self.task.helper.key,
+            leader_key=self.task.key("leader", round),
+            helper_key=self.task.key("helper", round),
             identity=self.identities[client] if admission == "roster" else None,
             tokens=self.tokens[client] if admission == "tokens" else None,
         )

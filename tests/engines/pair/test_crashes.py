@@ -34,7 +34,7 @@ def many() -> Protocol:
 
 def uploads(running: Servers, values: np.ndarray, round: int = 0) -> list[bytes]:
     task = running.task
-    keys = {"leader_key": task.leader.key, "helper_key": task.helper.key}
+    keys = {"leader_key": task.key("leader", round), "helper_key": task.key("helper", round)}
     return [make_upload(task.shape(round), round, each, **keys).to_bytes() for each in values]
 
 

@@ -455,7 +455,7 @@ def test_a_protocol_that_two_servers_cannot_carry_is_refused(change: Callable[[P
 def test_servers_refuse_the_wrong_secrets_and_stores(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     store = pair.leader.books.store
-    with pytest.raises(ParameterError, match="not those"):
+    with pytest.raises(ParameterError, match="not the private keys"):
         Books(pair.task, "leader", pair.secrets["helper"], store)
     with pytest.raises(ParameterError, match="verification"):
         Books(pair.task, "leader", replace(pair.secrets["leader"], verification=bytes(32)), store)

@@ -33,8 +33,8 @@ def test_a_histogram_by_two_servers(tmp_path: Path) -> None:
             task.shape(0),
             0,
             asked.protocol.encode_integers(asked.vector(colour), 0),
-            leader_key=task.leader.key,
-            helper_key=task.helper.key,
+            leader_key=task.key("leader", 0),
+            helper_key=task.key("helper", 0),
         ).to_bytes()
         for colour in ["red"] * 60 + ["green"] * 30
     ]

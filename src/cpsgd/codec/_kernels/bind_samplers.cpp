@@ -149,13 +149,13 @@ class GaussianRounder {
     require(count == low.shape(0), "threshold halves differ in length");
     require(count >= 2 && count % 2 == 0 && count <= (1u << 12), "thresholds are out of range");
     require(limit >= 1 && limit <= (1u << 24), "limit is out of range");
-    require(fraction_bits >= 1 && fraction_bits <= 16 && window >= 2 &&
+    require(fraction_bits >= 0 && fraction_bits <= 16 && window >= 2 &&
                 (std::uint64_t{window} << fraction_bits) <= (1u << 30),
             "the window is out of range");
     const std::size_t step = first_step(count);
     blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
     const std::int64_t mean = 256 * static_cast<std::int64_t>(count / 2) + kUniforms * 255 / 2;
-    const std::int64_t half = static_cast<std::int64_t>(window) << (fraction_bits - 1);
+    const std::int64_t half = (static_cast<std::int64_t>(window) << fraction_bits) >> 1;
     blur_ = Blur{static_cast<float>(limit),
                  static_cast<std::int32_t>(half - mean),
                  static_cast<std::int32_t>(window - 1),

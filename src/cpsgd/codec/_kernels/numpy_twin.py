@@ -224,7 +224,7 @@ class GaussianRounder(_Values):
         noise *= 256
         noise += planes.reshape(_UNIFORMS, grid.size).sum(axis=0, dtype=np.int64) - _UNIFORMS * 255 // 2
         noise += grid_points(grid, float(self._limit)).astype(np.int64)
-        noise += self._window << (self._bits - 1)
+        noise += (self._window << self._bits) >> 1
         values[:] = np.clip(noise >> self._bits, 0, self._window - 1)
 
 

@@ -96,8 +96,8 @@ class Sender:
             self.task.shape(round),
             round,
             self.task.protocol.encode_integers(vector, round),
-            leader_key=self.task.leader.key,
-            helper_key=self.task.helper.key,
+            leader_key=self.task.key("leader", round),
+            helper_key=self.task.key("helper", round),
             identity=self._identity,
             tokens=self._tokens,
         )
@@ -163,7 +163,7 @@ class Collector:
         Raises:
             TransportError: The leader does not answer.
         """
-        enough = self.task.protocol.clients if count is None else count
+        enough = self.task.clients if count is None else count
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = self.progress()
@@ -187,7 +187,7 @@ class Collector:
                 if response.status_code != 200:
                     raise RoundRefusedError(str(_json(response).get("title", "A server refuses.")))
         sums, count = combine(self.task, round, answers[0].content, answers[1].content)
-        return self.task.protocol.decode_sum(sums, count, round), count
+        return self.task.decode(sums, count, round), count
 
     def close(self) -> None:
         """Closes the connections."""

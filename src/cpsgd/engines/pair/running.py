@@ -17,9 +17,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cpsgd._durable import create_file
+from cpsgd._plain import build, parse
+from cpsgd.engines.pair.key_ring import KeyRing
 from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader, ledger_charge
 from cpsgd.engines.pair.store import ReportStore
-from cpsgd.engines.pair.task import PairTask, Secrets
+from cpsgd.engines.pair.task import PairTask, Secrets, make_keys, public_keys
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Ledger
 from cpsgd.secagg.identity_files import read_roster
@@ -33,7 +35,8 @@ class PairServerOptions:
 
     Attributes:
         task: The task's file.
-        secrets: The server's secrets.
+        secrets: The server's secrets. It deletes its private keys from the file, each when its rounds are closed.
+        keys: Private keys that the server made itself (`cpsgd pair keys`), where the secrets have none.
         store: Where reports are counted: a file of SQLite, or an address that begins with postgresql://.
         roster: Public keys of those who may send, one per line, where the task has a roster.
         tokens: Hashes of this server's tokens, one per line, where the task has tokens.
@@ -50,6 +53,7 @@ class PairServerOptions:
     task: Path
     secrets: Path
     store: str
+    keys: Path | None = None
     roster: Path | None = None
     tokens: Path | None = None
     ledger: Path | None = None
@@ -82,8 +86,10 @@ def open_books(role: Role, options: PairServerOptions) -> Books:
     charge = None
     if options.ledger is not None and options.population is not None:
         charge = ledger_charge(task, Ledger(options.ledger), options.population, role)
+    file = options.secrets if options.keys is None else options.keys
+    keys = KeyRing(task, role, Secrets.read(file), file)
     store = ReportStore(options.store, task=task.id, role=role, dim=task.protocol.dim)
-    return Books(task, role, secrets, store, admitted=admitted, charge=charge)
+    return Books(task, role, secrets, store, admitted=admitted, charge=charge, keys=keys)
 
 
 def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -> None:
@@ -107,7 +113,7 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
             "--key, or say --insecure where another program encrypts."
         )
     books = open_books(role, options)
-    url = {"leader": books.task.leader, "helper": books.task.helper}[role].url
+    url = books.task.endpoint(role).url
     port = urlsplit(url).port if options.port is None else options.port
     if role == "leader":
         app = leader_app(Leader(books), trust=options.ca, insecure=options.insecure)
@@ -164,6 +170,33 @@ def write_task(folder: Path, task: PairTask, secrets: dict[str, Secrets], *, tok
             files.append(folder / f"{role}-tokens.txt")
             create_file(files[-1], "".join(f"{each}\n" for each in hashes).encode(), mode=0o600)
     return files
+
+
+def write_keys(private: Path, public: Path, rounds: int) -> int:
+    """Writes a server's new private keys, and a file with the public ones; returns their number.
+
+    Raises:
+        FileExistsError: One of the files exists.
+    """
+    keys = make_keys(rounds)
+    Secrets(private=keys).write(private)
+    shown = {"keys": [key.hex() for key in public_keys(keys)]}
+    create_file(public, json.dumps(shown, indent=1).encode() + b"\n")
+    return len(keys)
+
+
+def read_public_keys(path: Path) -> tuple[bytes, ...]:
+    """Returns the keys in a file that `write_keys` wrote.
+
+    Raises:
+        ParameterError: It holds something else.
+    """
+    return build(_PublicKeys, parse(path.read_bytes(), str(path))).keys
+
+
+@dataclass(frozen=True)
+class _PublicKeys:
+    keys: tuple[bytes, ...]
 
 
 def read_tokens(path: Path) -> tuple[bytes, bytes]:

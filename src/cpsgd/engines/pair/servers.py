@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpsgd.codec import pack
+from cpsgd.engines.pair.key_ring import KeyRing
 from cpsgd.engines.pair.store import Decided, ReportStore, RoundState, Verdict
 from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import (
@@ -96,19 +97,19 @@ class Books:
         *,
         admitted: Admitted | None = None,
         charge: Callable[[int, int, bytes], None] | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
-        own = {"leader": task.leader, "helper": task.helper}[role]
-        if secrets.key.public_key().public_bytes_raw() != own.key:
-            raise ParameterError(f"These secrets are not those of the task's {role}.")
+        """Opens the books; `keys` hold the private keys where `secrets` do not, or where they are to be deleted."""
         if hashlib.sha256(secrets.verification).digest() != task.verification:
             raise ParameterError("The verification key is not the one that the task was made with.")
         if task.admission != "open" and admitted is None:
             raise ParameterError(f"The task admits by {task.admission}: say who may send.")
         self.task, self.role, self.secrets, self.store = task, role, secrets, store
         self.admitted, self.charge = admitted or Admitted(), charge
-        self.key = secrets.key
+        self.keys = KeyRing(task, role, secrets) if keys is None else keys
         self.lock = threading.RLock()
         self.current = store.current()
+        self.keys.delete_before(self.current)
 
     @property
     def tokens(self) -> bool:
@@ -167,12 +168,14 @@ class Books:
                 raise StageError(f"Round {round} is not open yet: round {self.current} is.")
             self.store.close_round(round)
             self.current = self.store.current()
+            self.keys.delete_before(self.current)
             return self.store.round(round)
 
     def reveal(self, round: int) -> bytes:
         """Returns this server's sum of a round, with the number of reports and the hash of their ids.
 
-        The budget is charged first. Asked again, it returns the same bytes.
+        The budget is charged first, and the server's own messages are drawn and added. Asked again, it returns the
+        same bytes, with the same noise: the store keeps the first answer, and no answer is given that it does not keep.
 
         Raises:
             StageError: The round is still open.
@@ -184,13 +187,24 @@ class Books:
                 return before
             if self.store.round(round).state == "open":
                 raise StageError(f"Round {round} is open: close it first.")
-            sums, accepted = self.store.sums(round), self.store.round(round).accepted
+            accepted, reports = self.store.round(round).accepted, self.store.digest_of_ids(round)
             if accepted < self.task.surviving:
                 raise ThresholdError(f"{accepted} reports were accepted, and {self.task.surviving} are needed.")
             if self.charge is not None:
-                self.charge(round, accepted, self.store.digest_of_ids(round))
-            packed = pack.forward(sums, self.task.shape(round).field.prime)
-            return self.store.reveal(round, _ANSWER.pack(accepted, self.store.digest_of_ids(round)) + packed)
+                self.charge(round, accepted, reports)
+            prime, sums = self.task.shape(round).field.prime, np.ascontiguousarray(self.store.sums(round))
+        # This may take seconds, and the next round goes on meanwhile; of two answers the store keeps the first.
+        sums = modular_sum(sums, own_messages(self.task, round), prime)
+        return self.store.reveal(round, _ANSWER.pack(accepted, reports) + pack.forward(sums, prime))
+
+
+def own_messages(task: PairTask, round: int) -> Elements:
+    """Draws the messages of zero that a server adds, and returns their sum modulo p; zeros where there are none."""
+    zero, prime = np.zeros(task.protocol.dim, np.float32), task.shape(round).field.prime
+    sums = np.zeros(task.protocol.dim, np.uint64)
+    for _ in range(task.server_messages):
+        sums += task.protocol.encode_integers(zero, round)
+    return (sums % np.uint64(prime)).astype(np.uint32)
 
 
 class Leader:
@@ -217,7 +231,7 @@ class Leader:
                     found.append(before[1] if same else Verdict.REUSED_ID)
                     continue
                 state = self.books.check_open(upload.round)
-                if state.accepted >= self.books.task.protocol.clients:
+                if state.accepted >= self.books.task.clients:
                     raise RefusedReportError(Verdict.ROUND_CLOSED)
                 found.append(self.open(upload, data))
             except RefusedReportError as refusal:
@@ -249,7 +263,7 @@ class Leader:
         shape = books.task.shape(upload.round)
         if len(data) != upload_bytes(shape, tokens=books.tokens):
             raise MessageError("The upload has another length than those of the task.")
-        part = unseal(books.key, upload.leader, shape, upload.id, "leader")
+        part = unseal(books.keys.key(upload.round), upload.leader, shape, upload.id, "leader")
         sender, message = books.admit(upload.sender, part, before=before)
         share = open_leader(shape, upload.id, message)
         if books.task.admission == "roster":
@@ -323,7 +337,7 @@ class Helper:
             known = books.store.known({entry[0].id for entry in entries})
             state = books.store.round(round)
             is_open = round == books.current and state.state == "open"
-            room = books.task.protocol.clients - state.accepted
+            room = books.task.clients - state.accepted
             sums = np.ascontiguousarray(books.store.sums(round))
             verdicts, decided = bytearray(), dict[bytes, Decided]()
             senders: set[bytes] = set()
@@ -357,7 +371,7 @@ class Helper:
         """Opens and verifies the helper's part of a report; returns its sender, its values and the verdict."""
         books = self.books
         try:
-            part = unseal(books.key, upload.helper, shape, upload.id, "helper")
+            part = unseal(books.keys.key(upload.round), upload.helper, shape, upload.id, "helper")
             sender, seed = books.admit(upload.sender, part)
             if books.task.admission == "roster":
                 check_signature(shape, upload, evaluation[:32])
@@ -439,7 +453,7 @@ def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -
     def event(round: int, label: str = "") -> RoundEvent:
         return RoundEvent(
             task.protocol,
-            survivors=task.surviving,
+            survivors=conditions.surviving,
             participation=conditions.participation,
             partition=run if conditions.participation.scheme == "once" else "",
             colluding=conditions.colluding,
@@ -460,6 +474,7 @@ def ledger_charge(task: PairTask, ledger: Ledger, population: str, role: Role) -
             # The difference of two sums of one round is a single message.
             raise LedgerError(f"Round {round} was paid for with other reports: the store is not the one of that time.")
         if not entry.released:
-            ledger.release(entry, survivors=accepted)
+            # With messages of the servers' own any number of clients may collude: no more honest ones than planned.
+            ledger.release(entry, survivors=conditions.surviving if task.server_messages else accepted)
 
     return charge

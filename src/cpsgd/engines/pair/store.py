@@ -148,7 +148,12 @@ class ReportStore:
             # Whoever watches a server's sums change sees its share of each report: no other user may.
             os.close(os.open(self._url, os.O_CREAT | os.O_RDWR, 0o600))
             file = sqlite3.connect(self._url, check_same_thread=False, isolation_level=None, timeout=_PATIENCE)
-            for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+            for setting in (
+                "locking_mode = EXCLUSIVE",
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                "secure_delete = ON",
+            ):
                 file.execute(f"PRAGMA {setting}")
             return file
         import psycopg
@@ -246,14 +251,19 @@ class ReportStore:
             run("UPDATE rounds SET state = 'closed' WHERE round = ? AND state = 'open'", (number,))
 
     def reveal(self, number: int, answer: bytes) -> bytes:
-        """Puts a round's answer on record and returns it; the one that was given before, if there is one."""
+        """Puts a round's answer on record, deletes its sums, and returns the answer that was put on record first."""
         with self._transaction() as run:
             self._cache = None
             found = run("SELECT answer FROM rounds WHERE round = ?", (number,)).fetchone()
-            if found[0] is None:
-                run("UPDATE rounds SET state = 'revealed', answer = ? WHERE round = ?", (answer, number))
-                return answer
-            return bytes(found[0])
+            if found[0] is not None:
+                return bytes(found[0])
+            changed = "UPDATE rounds SET state = 'revealed', answer = ?, sums = ? WHERE round = ?"
+            run(changed, (answer, b"", number))
+        if not self._postgres:
+            # The journal has all earlier sums, and their differences are shares of reports.
+            with self._reading() as run:
+                run("PRAGMA wal_checkpoint(TRUNCATE)")
+        return answer
 
     def answer(self, number: int) -> bytes | None:
         """Returns the answer that was given for a round; None if none was."""

@@ -7,21 +7,24 @@ import hmac
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd._durable import create_file
+from cpsgd._durable import create_file, write_file
 from cpsgd._plain import build, canonical, parse, to_dict
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Conditions
 from cpsgd.protocol import Protocol
-from cpsgd.secagg.pair.extension import is_prime
+from cpsgd.secagg.pair.extension import Elements, is_prime
 from cpsgd.secagg.pair.proof import prepared
 from cpsgd.secagg.pair.sealing import Role
 from cpsgd.secagg.pair.shape import RoundShape
@@ -30,14 +33,15 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Admission = Literal["open", "roster", "tokens"]
 VERSION = 1
 MOST_ROUNDS = 2**20
+MOST_KEYS = 64
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address and its public key for sealed parts."""
+    """A server's address and its public keys for sealed parts, each for as many rounds in turn."""
 
     url: str
-    key: bytes
+    keys: tuple[bytes, ...]
 
 
 def check_address(url: str, *, insecure: bool = False) -> str:
@@ -74,6 +78,7 @@ class PairTask:
         verification: SHA-256 of the servers' verification key, which is fixed before the first report.
         admission: Who may send: "open" (anybody, any number of times: the guarantee then needs `colluding` to cover
             everybody who does), "roster" (signed by a key on the list that both servers have) or "tokens".
+        server_messages: Messages of zero that each server adds to its sum before it reveals it, as planned.
     """
 
     protocol: Protocol
@@ -82,6 +87,7 @@ class PairTask:
     helper: Endpoint
     verification: bytes
     admission: Admission = "roster"
+    server_messages: int = 0
 
     def __post_init__(self) -> None:
         modulus, promise = self.protocol.modulus, self.protocol.promise
@@ -99,15 +105,47 @@ class PairTask:
                 "plan for that many."
             )
         _validate.choice("admission", self.admission, ("open", "roster", "tokens"))
-        if len(self.verification) != 32 or any(len(server.key) != 32 for server in (self.leader, self.helper)):
+        keys = (*self.leader.keys, *self.helper.keys)
+        if any(len(each) != 32 for each in (self.verification, *keys)):
             raise ParameterError("Expected keys and the hash of the verification key to have 32 bytes.")
-        if self.leader.key == self.helper.key:
+        if len(set(keys)) < len(keys):
             raise ParameterError("Expected two servers with keys of their own, got one key twice.")
+        for server in (self.leader, self.helper):
+            _validate.integer("number of keys", len(server.keys), low=1, high=min(self.rounds, MOST_KEYS))
+        own = _validate.integer("server_messages", self.server_messages, low=0)
+        if own and not (self.surviving >= 1 and promise.conditions.honest <= own + 1):
+            raise ParameterError(
+                f"The protocol was not planned for server_messages={own}: its promise needs the noise of "
+                f"{promise.conditions.honest:,} messages, and one server and one client make {own + 1:,}. "
+                "Plan with as many."
+            )
+
+    @property
+    def clients(self) -> int:
+        """The most reports of a round."""
+        return self.protocol.clients - 2 * self.server_messages
 
     @property
     def surviving(self) -> int:
         """The fewest reports that a round is revealed with."""
-        return self.conditions.surviving
+        return self.conditions.surviving - 2 * self.server_messages
+
+    def endpoint(self, role: Role) -> Endpoint:
+        """Returns one of the servers."""
+        return self.leader if role == "leader" else self.helper
+
+    def key_number(self, role: Role, round: int) -> int:
+        """Returns which of a server's keys a round has."""
+        return round * len(self.endpoint(role).keys) // self.rounds
+
+    def key(self, role: Role, round: int) -> bytes:
+        """Returns the public key that parts of a round are sealed with."""
+        return self.endpoint(role).keys[self.key_number(role, round)]
+
+    def decode(self, sums: Elements, count: int, round: int) -> NDArray[np.float32]:
+        """Returns the mean of the vectors of `count` reports, from the sum that both servers' answers make."""
+        messages = count + 2 * self.server_messages
+        return self.protocol.decode_sum(sums, messages, round) * np.float32(messages / count)
 
     @property
     def conditions(self) -> Conditions:
@@ -172,30 +210,25 @@ class Secrets:
     """The secrets of one party.
 
     Attributes:
-        private: The server's private key for sealed parts; none for the collector.
+        private: The server's private keys for sealed parts, empty where deleted; none for the collector.
         verification: The key that evaluation points follow from; both servers have it, clients must never.
         peer: The leader's token for requests to the helper.
         collector: The collector's secret. Each server has only the token that `collector_token` derives for it: no
             server can end or reveal a round at the other.
     """
 
-    collector: bytes
-    private: bytes = b""
+    collector: bytes = b""
+    private: tuple[bytes, ...] = ()
     verification: bytes = b""
     peer: bytes = b""
-
-    @property
-    def key(self) -> X25519PrivateKey:
-        """The private key."""
-        return X25519PrivateKey.from_private_bytes(self.private)
 
     def collector_token(self, role: Role) -> bytes:
         """Returns the token that the collector shows to a server; from the collector's own secrets."""
         return hmac.digest(self.collector, b"cpsgd pair collector " + role.encode(), "sha256")
 
-    def write(self, path: Path) -> None:
-        """Writes a new file that only its owner may read."""
-        create_file(path, json.dumps(to_dict(self), indent=1).encode() + b"\n", mode=0o600)
+    def write(self, path: Path, *, new: bool = True) -> None:
+        """Writes a new file that only its owner may read, or replaces one."""
+        (create_file if new else write_file)(path, json.dumps(to_dict(self), indent=1).encode() + b"\n", mode=0o600)
 
     @classmethod
     def read(cls, path: Path) -> Secrets:
@@ -209,8 +242,28 @@ class Secrets:
         return build(cls, parse(path.read_bytes(), str(path)))
 
 
+def make_keys(rounds: int) -> tuple[bytes, ...]:
+    """Returns private keys for a server of a task: one per round, up to 64."""
+    return tuple(secrets.token_bytes(32) for _ in range(min(rounds, MOST_KEYS)))
+
+
+def public_keys(private: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Returns the public keys of private ones; empty for deleted ones."""
+    return tuple(
+        X25519PrivateKey.from_private_bytes(each).public_key().public_bytes_raw() if each else b"" for each in private
+    )
+
+
 def create_task(
-    protocol: Protocol, *, leader: str, helper: str, rounds: int = 1, admission: Admission = "roster"
+    protocol: Protocol,
+    *,
+    leader: str,
+    helper: str,
+    rounds: int = 1,
+    admission: Admission = "roster",
+    server_messages: int = 0,
+    leader_keys: tuple[bytes, ...] | None = None,
+    helper_keys: tuple[bytes, ...] | None = None,
 ) -> tuple[PairTask, dict[str, Secrets]]:
     """Returns a new task, and the secrets of "leader", "helper" and "collector".
 
@@ -220,23 +273,25 @@ def create_task(
         helper: Address of the helper.
         rounds: Number of rounds.
         admission: Who may send.
+        server_messages: Messages of zero that each server adds, as the protocol was planned.
+        leader_keys: The leader's public keys, where it made the private ones itself; else both are made here.
+        helper_keys: The helper's.
     """
     verification, peer, collector = (secrets.token_bytes(32) for _ in range(3))
     roles: tuple[Role, ...] = ("leader", "helper")
-    keys = {role: secrets.token_bytes(32) for role in roles}
-    public = {
-        role: X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for role, key in keys.items()
-    }
+    known = {"leader": leader_keys, "helper": helper_keys}
+    private = {role: make_keys(rounds) if known[role] is None else () for role in roles}
     task = PairTask(
         protocol=protocol,
         rounds=rounds,
-        leader=Endpoint(leader, public["leader"]),
-        helper=Endpoint(helper, public["helper"]),
+        leader=Endpoint(leader, leader_keys or public_keys(private["leader"])),
+        helper=Endpoint(helper, helper_keys or public_keys(private["helper"])),
         verification=hashlib.sha256(verification).digest(),
         admission=admission,
+        server_messages=server_messages,
     )
     own = Secrets(collector)
     servers: dict[str, Secrets] = {
-        role: Secrets(own.collector_token(role), keys[role], verification, peer) for role in roles
+        role: Secrets(own.collector_token(role), private[role], verification, peer) for role in roles
     }
     return task, {**servers, "collector": own}

@@ -1,4 +1,4 @@
-"""Data sets: embedded digits, MNIST, infinite versions of both, and your own arrays, tables and PyTorch data sets.
+"""Data sets: embedded digits, MNIST, Fashion-MNIST, infinite digits, and your own arrays, tables and PyTorch data sets.
 
 Every data set is a population of clients addressed by number (`batch`) and a test set that no client holds.
 """
@@ -11,6 +11,7 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.arrays import ArrayDataset, from_arrays
 from cpsgd.learning.datasets.digits import infinite_digits, load_digits
+from cpsgd.learning.datasets.fashion import load_fashion_mnist
 from cpsgd.learning.datasets.from_tables import from_frame
 from cpsgd.learning.datasets.infinite import DEFAULT_SIZE, InfiniteDataset
 from cpsgd.learning.datasets.mnist import infinite_mnist, load_mnist
@@ -38,10 +39,11 @@ __all__ = [
     "infinite_mnist",
     "load",
     "load_digits",
+    "load_fashion_mnist",
     "load_mnist",
 ]
 
-NAMES = ("digits", "infinite-digits", "mnist", "infinite-mnist")
+NAMES = ("digits", "infinite-digits", "mnist", "infinite-mnist", "fashion-mnist")
 
 
 def load(name: str, *, clients: int | None = None, folder: Path | str | None = None) -> Dataset:
@@ -67,10 +69,11 @@ def load(name: str, *, clients: int | None = None, folder: Path | str | None = N
     if name.startswith("infinite-"):
         size = DEFAULT_SIZE if clients is None else clients
         return infinite_digits(size) if name == "infinite-digits" else infinite_mnist(size, folder)
-    finite = load_digits() if name == "digits" else load_mnist(folder)
+    if name == "digits":
+        finite = load_digits()
+    else:
+        finite = load_mnist(folder) if name == "mnist" else load_fashion_mnist(folder)
     if clients not in (None, finite.size):
-        raise ParameterError(
-            f"{name} has {finite.size:,} clients, one per image, and not {clients:,}. "
-            f"infinite-{name} has as many as wanted."
-        )
+        more = f" infinite-{name} has as many as wanted." if f"infinite-{name}" in NAMES else ""
+        raise ParameterError(f"{name} has {finite.size:,} clients, one per image, and not {clients:,}.{more}")
     return finite

@@ -82,7 +82,7 @@ def load_mnist(folder: Path | str | None = None) -> ImageDataset:
         DataError: A file is missing, truncated or damaged.
     """
     where = data_folder(folder)
-    train, train_labels, test, test_labels = (_read(where, part) for part in PARTS)
+    train, train_labels, test, test_labels = (read(_find(where, part), part) for part in PARTS)
     images, test_images = train.reshape(-1, SIDE, SIDE), test.reshape(-1, SIDE, SIDE)
     return ImageDataset("mnist", "MNIST, 28×28 pixels", images, train_labels, test_images, test_labels)
 
@@ -131,7 +131,7 @@ def download(
         target = find_file(where, _SUBFOLDER, part.name) or where / _SUBFOLDER / part.name
         downloaded[target] = True
         with suppress(DataError, FileNotFoundError):
-            _unpack(target, part)
+            read(target, part)
             downloaded[target] = False
         if downloaded[target]:
             urls = [mirror + part.name for mirror in MIRRORS]
@@ -139,20 +139,28 @@ def download(
     return downloaded
 
 
-def _read(folder: Path, part: Part) -> NDArray[np.uint8]:
+def _find(folder: Path, part: Part) -> Path:
     path = find_file(folder, _SUBFOLDER, part.name)
     if path is None:
         raise DataError(
             f"There is no {part.name} in {folder} or its folder {_SUBFOLDER}. Get MNIST with `cpsgd data mnist`, "
             f"or set {VARIABLE} to a folder that has it."
         )
+    return path
+
+
+def read(path: Path, part: Part, remedy: str = "Get it anew with `cpsgd data mnist`.") -> NDArray[np.uint8]:
+    """Returns the numbers of a gzip'd file, without its header.
+
+    Raises:
+        DataError: The file is truncated or damaged, or is another one.
+    """
     # The header has four bytes of type and four bytes per dimension; the checksum covers it.
     header = 16 if "idx3" in part.name else 8
-    return np.frombuffer(_unpack(path, part), dtype=np.uint8, offset=header)
+    return np.frombuffer(_unpack(path, part, remedy), dtype=np.uint8, offset=header)
 
 
-def _unpack(path: Path, part: Part) -> bytes:
-    remedy = "Get it anew with `cpsgd data mnist`."
+def _unpack(path: Path, part: Part, remedy: str) -> bytes:
     try:
         with gzip.open(path) as file:
             # A hostile file might unpack to any size.
@@ -162,7 +170,7 @@ def _unpack(path: Path, part: Part) -> bytes:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}). {remedy}") from None
     if len(content) != part.size or hashlib.sha256(content).hexdigest() != part.sha256:
-        raise DataError(f"{path} is not the {part.name} of MNIST: its checksum differs. {remedy}")
+        raise DataError(f"{path} is not the {part.name} of this data set: its checksum differs. {remedy}")
     return content
 
 

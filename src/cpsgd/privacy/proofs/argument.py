@@ -33,7 +33,7 @@ COMPOSED = {
     "every": "Gaussians compose as √Σμ² (Dong, Roth and Su 2022, Corollary 3.3)",
     "poisson": "Poisson-sampled Gaussian by dp_accounting: privacy loss distributions (Doroshenko, Ghazi, Kamath, "
     "Kumar, Manurangsi 2022) or Rényi (Mironov, Talwar, Zhang 2019)",
-    "fixed-size": "sampling without replacement (docs/accounting.md, section 12), on Balle, Barthe and Gaboardi 2018, "
+    "fixed-size": "sampling without replacement (docs/proofs/fixed-size.md), on Balle, Barthe and Gaboardi 2018, "
     "Theorem 2, and Zhu, Dong and Wang 2022, Theorem 10",
 }
 """The theorem by which equivalent Gaussians of rounds compose, by scheme of participation."""

@@ -7,7 +7,7 @@ standard normal law and q = Φ^-1. On a range of integers put
 
 If two neighbours are t apart in lattice units then, on outputs within the range, the pair is (μ₁ ‖t‖₂)-GDP in the sense
 of Dong, Roth and Su's "Gaussian Differential Privacy" (2022). The range leaves out the far tails, where the quotient
-grows without bound; their probability, `tail_mass`, is added to δ. docs/accounting.md, section 4, has the proofs.
+grows without bound; their probability, `tail_mass`, is added to δ. docs/proofs/gaussian-certificate.md has the proofs.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class Certified(Proof):
 
     name: str = "gaussian-certificate"
     citation: str = (
-        "Gaussian certificate (docs/accounting.md, section 4), on Dong, Roth and Su, "
+        "Gaussian certificate (docs/proofs/gaussian-certificate.md), on Dong, Roth and Su, "
         '"Gaussian Differential Privacy", JRSS B 2022, and Balle and Wang, ICML 2018, Theorem 8'
     )
     effort: int = 2

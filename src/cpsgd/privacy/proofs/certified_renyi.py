@@ -6,7 +6,8 @@ the tails. One conversion, at the best order, then turns the sum into ε.
 
 How much of δ pays for the tails is a choice as well. A wide box costs nothing where there is much noise. With few
 clients its ends lie where the noise is least like a Gaussian, or do not fit into the law's support at all, and a narrow
-box that spends a large share of δ is better. Several shares are tried; each is valid. Proofs are in docs/accounting.md.
+box that spends a large share of δ is better. Several shares are tried; each is valid.
+docs/proofs/renyi-certificate.md has the proofs.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class Renyi(Proof):
 
     name: str = "renyi-certificate"
     citation: str = (
-        "Rényi certificate (docs/accounting.md, section 5), converted by Canonne, Kamath and Steinke, "
+        "Rényi certificate (docs/proofs/renyi-certificate.md), converted by Canonne, Kamath and Steinke, "
         '"The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12'
     )
     effort: int = 4

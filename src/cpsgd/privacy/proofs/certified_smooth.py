@@ -165,8 +165,8 @@ class Smoothed(Proof):
 
     name: str = "smoothed-certificate"
     citation: str = (
-        "smoothed Gaussian certificate of all coordinates together (docs/accounting.md, section 6), on Dong, Roth and "
-        'Su, "Gaussian Differential Privacy", JRSS B 2022, and Balle and Wang, ICML 2018, Theorem 8'
+        "smoothed Gaussian certificate of all coordinates together (docs/proofs/smoothed-certificate.md), on Dong, "
+        'Roth and Su, "Gaussian Differential Privacy", JRSS B 2022, and Balle and Wang, ICML 2018, Theorem 8'
     )
     effort: int = 3
     quick: ClassVar[bool] = False

@@ -159,14 +159,14 @@ PROOFS = (
     ),
     GaussianProof(
         "rounded-gaussian",
-        "rounding of the exact Gaussian mechanism (docs/accounting.md, section 13), by Balle and Wang, "
+        "rounding of the exact Gaussian mechanism (docs/proofs/rounded-gaussian.md), by Balle and Wang, "
         "ICML 2018, Theorem 8",
         rounded=True,
         correlated=False,
     ),
     GaussianProof(
         "correlated-gaussian",
-        "Gaussian noise correlated over the rounds of a run, rounded (docs/accounting.md, section 14), on Denisov, "
+        "Gaussian noise correlated over the rounds of a run, rounded (docs/proofs/correlated-gaussian.md), on Denisov, "
         'McMahan, Rush, Smith and Thakurta, "Improved Differential Privacy for SGD via Optimal Private Linear '
         'Operators on Adaptive Streams", NeurIPS 2022, and Balle and Wang, ICML 2018, Theorem 8',
         rounded=True,

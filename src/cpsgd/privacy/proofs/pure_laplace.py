@@ -9,7 +9,7 @@ coordinates whose distances add up to at most S₁ lose at most
 
 With fewer honest clients than shares masses are log-convex on either side of 0, and a coordinate never loses more than
 H(⌈τ⌉), H(z) = log f(0)/f(z), which is concave: d coordinates lose at most d H(⌈S₁/d⌉ + 1), which may be less.
-docs/accounting.md, section 17, has the proofs.
+docs/proofs/pure-laplace.md has the proofs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PureLaplace(Proof):
 
     name: str = "discrete-laplace"
     citation: str = (
-        "discrete Laplace noise in shares (docs/accounting.md, section 17), on Ács and Castelluccia 2011, Goryczka and "
+        "discrete Laplace noise in shares (docs/proofs/pure-laplace.md), on Ács and Castelluccia 2011, Goryczka and "
         'Xiong 2015, and Ghosh, Roughgarden and Sundararajan, "Universally Utility-Maximizing Privacy Mechanisms", 2009'
     )
     effort: int = 0

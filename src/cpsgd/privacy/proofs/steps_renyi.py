@@ -1,7 +1,7 @@
 """Rényi divergences of sums without separate noise: better than smoothing where odds are far from even and δ is tiny.
 
 A client's own integer has likelihood ratios of at most ρ = max high/low: all losses are bounded, and no output need be
-left out. docs/accounting.md, section 6.5, has the proof ("Bounded losses").
+left out. docs/proofs/bounded-losses.md has the proof ("Bounded losses").
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepsRenyi(Proof):
 
     name: str = "bounded-losses"
     citation: str = (
-        "Rényi divergences of sums of bounded losses (docs/accounting.md, section 6.5), converted by Canonne, Kamath "
+        "Rényi divergences of sums of bounded losses (docs/proofs/bounded-losses.md), converted by Canonne, Kamath "
         "and Steinke 2020, Proposition 12"
     )
     effort: int = 4

@@ -3,7 +3,7 @@
 A client's integers stand in C columns, W_c is the polynomial through a column and a random mask, and P = Σ_c r_c F(W_c)
 with F(z) = z (z-1) ... (z-L+1) vanishes at the points of all coordinates exactly if each is one of 0, ..., L-1 (but for
 the chance of r). The client sends q = P / Z, and the servers check Σ_c r_c F(W_c(t)) = Z(t) q(t) at a point t that it
-does not know, from shares of W_c(t) and q(t). docs/pair.md has the proofs; frontier: Boneh, Boyle, Corrigan-Gibbs,
+does not know, from shares of W_c(t) and q(t). docs/proofs/pair.md has the proofs; after Boneh, Boyle, Corrigan-Gibbs,
 Gilboa, Ishai, "Zero-Knowledge Proofs on Secret-Shared Data via Fully Linear PCPs", CRYPTO 2019.
 
 Everything here is a function of bytes: who may call it how often is for `servers.py` to see to.

@@ -1,6 +1,6 @@
 """`RoundShape`: the public numbers of a round of two servers, and the fixed matrices that follow from them.
 
-| docs/pair.md | here | meaning |
+| docs/proofs/pair.md | here | meaning |
 |---|---|---|
 | p, K | `field.prime`, `field.degree` | shares are modulo p, proofs in the field with p^K elements |
 | d | `dim` | coordinates of a message |

@@ -1,4 +1,4 @@
-"""Seeds to elements, and hashes: the random oracle and the generator that `docs/pair.md` speaks of.
+"""Seeds to elements, and hashes: the random oracle and the generator that `docs/proofs/pair.md` speaks of.
 
 A stream is AES-256 in counter mode under the key SHA-256(purpose, context, report id, further parts), every part with
 its length before it. Elements are its little-endian 32-bit words modulo p; words from the largest multiple of p on are

@@ -60,7 +60,7 @@ GAUSSIAN_CITATION = (
 
 
 @dataclass(frozen=True)
-class SumNoise:
+class TableNoise:
     """Noise of one sum, with all that its cost depends on.
 
     Attributes:
@@ -145,7 +145,7 @@ class SumNoise:
         return replace(found, **stated)
 
 
-def laplace_noise(geometry: Geometry, epsilon: float, neighbours: Neighbours) -> SumNoise:
+def laplace_noise(geometry: Geometry, epsilon: float, neighbours: Neighbours) -> TableNoise:
     """Returns the least discrete Laplace noise that is (ε, 0)-private."""
     # A grid unit more per coordinate than vectors are apart: each is rounded by half of one at most.
     units = geometry.lattice or max(1, int(_LAPLACE_UNITS / geometry.l1_distance))
@@ -162,10 +162,10 @@ def laplace_noise(geometry: Geometry, epsilon: float, neighbours: Neighbours) ->
         loss = Fraction(math.floor(allowed * _DENOMINATOR), _DENOMINATOR)
     if denominator >= SUM_LIMIT >> 12:
         raise InfeasibleError(f"ε = {epsilon:g} is too small for a statistic of {geometry.dim:,} values.")
-    return SumNoise("discrete-laplace", geometry.dim, units, distance, norm, neighbours, loss)
+    return TableNoise("discrete-laplace", geometry.dim, units, distance, norm, neighbours, loss)
 
 
-def gaussian_noise(geometry: Geometry, mu: float, neighbours: Neighbours) -> SumNoise | None:
+def gaussian_noise(geometry: Geometry, mu: float, neighbours: Neighbours) -> TableNoise | None:
     """Returns the least discrete Gaussian noise that is μ-GDP; None where the grid is too coarse for it."""
     mu = min(mu, _MOST_MU) * (1.0 - _SAFE)
     length = geometry.rounding * (geometry.distance if neighbours == "replace-one" else geometry.norm)
@@ -178,7 +178,7 @@ def gaussian_noise(geometry: Geometry, mu: float, neighbours: Neighbours) -> Sum
         (units * each * geometry.rounding + math.sqrt(geometry.dim)) * (1.0 + _SAFE)
         for each in (geometry.distance, geometry.norm)
     )
-    found = SumNoise("discrete-gaussian", geometry.dim, units, distance, norm, neighbours)
+    found = TableNoise("discrete-gaussian", geometry.dim, units, distance, norm, neighbours)
     return found if found.mu <= mu * (1.0 + _SAFE) else None
 
 
@@ -227,7 +227,7 @@ class Wish:
 
 def allot(
     wishes: Sequence[Wish], claim: Claim, neighbours: Neighbours, *, squares: bool | None = None
-) -> list[SumNoise]:
+) -> list[TableNoise]:
     """Returns the noise of each sum, so that all of them together keep the claim, with the least error.
 
     Two ways are compared: ε and δ in proportion to the weights, which add up; and, at δ > 0, Gaussian shifts whose
@@ -250,18 +250,18 @@ def allot(
     if squares is not False and claim.delta:
         ways.append(_by_squares(wishes, gdp_mu(epsilon, claim.delta), neighbours))
 
-    def error(noises: Sequence[SumNoise]) -> float:
+    def error(noises: Sequence[TableNoise]) -> float:
         pairs = zip(wishes, noises, strict=True)
         return math.fsum(noise.variance * wish.weight**2 for wish, noise in pairs if wish.counts)
 
     return min(ways, key=error)
 
 
-def _by_weight(wishes: Sequence[Wish], claim: Claim, neighbours: Neighbours) -> list[SumNoise]:
+def _by_weight(wishes: Sequence[Wish], claim: Claim, neighbours: Neighbours) -> list[TableNoise]:
     whole, found = math.fsum(wish.weight for wish in wishes), []
     for wish in wishes:
         share = wish.weight / whole * (1.0 - _SAFE)
-        options: list[SumNoise | None] = [laplace_noise(wish.geometry, share * claim.epsilon, neighbours)]
+        options: list[TableNoise | None] = [laplace_noise(wish.geometry, share * claim.epsilon, neighbours)]
         if claim.delta:
             mu = gdp_mu(share * claim.epsilon, share * claim.delta)
             options.append(gaussian_noise(wish.geometry, mu, neighbours))
@@ -269,25 +269,25 @@ def _by_weight(wishes: Sequence[Wish], claim: Claim, neighbours: Neighbours) -> 
     return found
 
 
-def _by_squares(wishes: Sequence[Wish], mu: float, neighbours: Neighbours) -> list[SumNoise]:
+def _by_squares(wishes: Sequence[Wish], mu: float, neighbours: Neighbours) -> list[TableNoise]:
     whole, found = math.hypot(*(wish.weight_by_squares for wish in wishes)), []
     for wish in wishes:
         part = mu * wish.weight_by_squares / whole * (1.0 - 1e-9)
-        options: list[SumNoise | None] = [gaussian_noise(wish.geometry, part, neighbours)]
+        options: list[TableNoise | None] = [gaussian_noise(wish.geometry, part, neighbours)]
         if (pure := pure_of_mu(part)) > 0.0:
             options.append(laplace_noise(wish.geometry, pure, neighbours))
         found.append(_least(options))
     return found
 
 
-def _least(options: Sequence[SumNoise | None]) -> SumNoise:
+def _least(options: Sequence[TableNoise | None]) -> TableNoise:
     known = [option for option in options if option is not None]
     if not known:
         raise InfeasibleError("ε is too small for a statistic of so many values; ask for fewer, or allow a larger ε.")
     return min(known, key=lambda noise: noise.variance)
 
 
-def total(noises: Sequence[SumNoise], delta: float) -> tuple[Claim, str, str]:
+def total(noises: Sequence[TableNoise], delta: float) -> tuple[Claim, str, str]:
     """Returns what several releases together keep, with the method and the theorem.
 
     Pure ε add up, and so does the ε of all Gaussian noise at δ; or everything is composed by its Gaussian shift.
@@ -311,7 +311,7 @@ def total(noises: Sequence[SumNoise], delta: float) -> tuple[Claim, str, str]:
     return Claim(mixed, delta), "basic composition", "; ".join(citations)
 
 
-def noise_for(geometry: Geometry, claim: Claim, neighbours: Neighbours = "replace-one") -> SumNoise:
+def noise_for(geometry: Geometry, claim: Claim, neighbours: Neighbours = "replace-one") -> TableNoise:
     """Returns the noise of a single sum; see `allot`.
 
     Example:
@@ -322,6 +322,6 @@ def noise_for(geometry: Geometry, claim: Claim, neighbours: Neighbours = "replac
     return allot([Wish(geometry)], claim, neighbours)[0]
 
 
-def rounded(vectors: np.ndarray, noise: SumNoise) -> Integers:
+def rounded(vectors: np.ndarray, noise: TableNoise) -> Integers:
     """Returns vectors in whole grid units."""
     return np.rint(vectors * float(noise.units)).astype(np.int64)

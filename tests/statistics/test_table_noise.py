@@ -16,9 +16,9 @@ from cpsgd.promise import Claim
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles
 from cpsgd.statistics.questions import Geometry
 from cpsgd.statistics.rows import RowQuestion
-from cpsgd.statistics.sum_noise import (
+from cpsgd.statistics.table_noise import (
     Neighbours,
-    SumNoise,
+    TableNoise,
     Wish,
     allot,
     gaussian_noise,
@@ -120,10 +120,10 @@ NOISES = [
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_the_ledgers_record_is_never_cheaper(noise: SumNoise) -> None:
+def test_the_ledgers_record_is_never_cheaper(noise: TableNoise) -> None:
     record = noise.record("a reason")
     for neighbours, adjacency in (("replace-one", Adjacency.REPLACE_ONE), ("add-remove", Adjacency.ZERO_OUT)):
-        same: Any = SumNoise(noise.kind, noise.dim, noise.units, noise.distance, noise.norm, neighbours, noise.loss)
+        same: Any = TableNoise(noise.kind, noise.dim, noise.units, noise.distance, noise.norm, neighbours, noise.loss)
         delta = 0.0 if noise.is_pure else 1e-6
         booked = guarantee(record, delta, adjacency=adjacency).epsilon
         exact = same.epsilon if noise.is_pure else gdp_epsilon(same.mu, delta)

@@ -1,0 +1,334 @@
+"""`make_private`: a training loop of one's own, with the privacy of single examples.
+
+Batches are drawn by Poisson sampling, each example's gradient is clipped, the sum of a batch gets Gaussian noise, and
+the optimizer steps along sum / expected batch size (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016).
+Model, loss, optimizer and schedules stay the user's.
+
+Neighbours are two data sets of which one has an example whose gradients are zero in the other (`zero-out`). The number
+of examples is taken to be public. A step is a Poisson-sampled Gaussian mechanism, and steps are composed by
+`cpsgd.privacy.accountant`. What the guarantee rests on: who was drawn stays secret; the loss is a mean over examples of
+each one's own loss; an example's gradient, as PyTorch computes it, depends on the example and the model alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from cpsgd import _validate
+from cpsgd._numbers import rounded_up
+from cpsgd._torch import torch
+from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.learning.clipped_sums import ClippedSums
+from cpsgd.learning.models import trainable
+from cpsgd.learning.poisson_loader import PoissonLoader
+from cpsgd.learning.sum_noise import VARIATION, SumNoise, gaussian_mu
+from cpsgd.neighbours import Participation
+from cpsgd.privacy.accountant import COARSE, FINE, Rounds, composed_epsilon
+from cpsgd.promise import Claim
+
+Schedule = Callable[[int], float]
+"""From the number of a step, from 0, to a factor of the noise, or to a clip norm."""
+
+# Noise multipliers that are tried.
+_LEAST, _MOST = 0.05, 1e5
+# Multipliers that differ by less than this factor count as one: each takes its own time to account for.
+_SAME = 1.01
+_CLOSE = 1e-3
+_VERSION = 1
+
+
+def make_private(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data_loader: Any,
+    *,
+    delta: float,
+    epochs: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    clip_norm: float | Schedule = 1.0,
+    noise_schedule: Schedule | None = None,
+    micro_batch: int | None = None,
+    loss_reduction: Literal["mean", "sum"] = "mean",
+) -> Private:
+    """Makes an ordinary training loop private. Iterate over the result in place of the data loader.
+
+    From then on `loss.backward()` leaves no gradients in the model's parameters, and `optimizer.step()` puts private
+    ones there before it steps. `optimizer` and `model` stay the same objects. In eval mode the model is as before.
+
+    Args:
+        model: A module of float32 parameters whose layers treat examples, their inputs' first dimension, independently.
+        optimizer: Any of `torch.optim` that takes one gradient per step.
+        data_loader: Of a data set with a length. Its batch size is the mean size of the batches drawn.
+        delta: δ of the guarantee, which should be far below 1 / examples.
+        epochs: Passes over the data that the budget is for; steps after them are refused.
+        epsilon: ε that all steps may cost an example.
+        noise_multiplier: In place of `epsilon`: standard deviation of the noise of a sum, in clip norms.
+        clip_norm: Norm that each example's gradient is scaled down to, or a function from the step to it.
+        noise_schedule: Factors of the noise by step; ε holds for all steps together.
+        micro_batch: The most examples computed at a time. A batch then comes in several parts, and the optimizer steps
+            after the last; calls of `step()` before it only add up.
+        loss_reduction: Whether the loss is the mean or the sum of the examples'.
+
+    Raises:
+        ParameterError: The model, the optimizer or the loader cannot be used; the message has a remedy.
+        InfeasibleError: No noise keeps this ε.
+
+    Example:
+        >>> import cpsgd
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> data = TensorDataset(torch.randn(1000, 8), torch.randint(0, 3, (1000,)))
+        >>> model = torch.nn.Linear(8, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        >>> private = cpsgd.make_private(
+        ...     model, optimizer, DataLoader(data, batch_size=100), epsilon=2.0, delta=1e-5, epochs=3
+        ... )
+        >>> for epoch in range(3):
+        ...     for features, labels in private:
+        ...         optimizer.zero_grad()
+        ...         torch.nn.functional.cross_entropy(model(features), labels).backward()
+        ...         optimizer.step()
+        >>> print(private)
+        ε = 1.998 at δ = 1e-05 for one example, zero-out neighbours: 30 of 30 steps, noise multiplier 1.505
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ParameterError("Give either epsilon or noise_multiplier; the other follows.")
+    delta = _validate.probability("delta", delta)
+    if micro_batch is not None:
+        _validate.integer("micro_batch", micro_batch, low=1)
+    _validate.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+    processes = _processes(model)
+    loader = PoissonLoader(data_loader, micro_batch=micro_batch, share=processes)
+    steps = math.ceil(_validate.positive("epochs", epochs) * loader.steps - 1e-9)
+    dim = sum(p.numel() for p in trainable(model).values())
+    factors = _factors(noise_schedule, steps)
+    if noise_multiplier is None:
+        assert epsilon is not None
+        noise_multiplier = _multiplier(_validate.positive("epsilon", epsilon), delta, factors, loader.rate, dim)
+    else:
+        _validate.positive("noise_multiplier", noise_multiplier)
+    return Private(
+        model,
+        optimizer,
+        loader,
+        delta=delta,
+        multipliers=[noise_multiplier * factor for factor in factors],
+        clip_norm=clip_norm,
+        mean=loss_reduction == "mean",
+        first=processes[0] == 0,
+    )
+
+
+class Private:
+    """The private batches of a training loop, its noise and its account. Made by `make_private`.
+
+    Attributes:
+        steps: Steps taken so far.
+        planned: Steps that the budget is for.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: PoissonLoader,
+        *,
+        delta: float,
+        multipliers: list[float],
+        clip_norm: float | Schedule,
+        mean: bool,
+        first: bool,
+    ) -> None:
+        """Attaches to model and optimizer; see `make_private`."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ParameterError("LBFGS takes several gradients per step: use another optimizer of torch.optim.")
+        self._parameters = list(trainable(model).values())
+        owned = {id(p) for p in self._parameters}
+        if any(id(p) not in owned for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+            raise ParameterError(
+                "The optimizer has parameters that are not the model's: make it from model.parameters()."
+            )
+        self._clip_norm = clip_norm if callable(clip_norm) else _validate.positive("clip_norm", clip_norm)
+        self._loader, self._mean, self._first = loader, mean, first
+        self._multipliers, self.delta = multipliers, delta
+        self.steps, self.planned = 0, len(multipliers)
+        self._sums = ClippedSums(model)
+        self.dim = self._sums.total.numel()
+        self._noise = SumNoise(self.dim) if first else None
+        self._hook = optimizer.register_step_pre_hook(self._before_step)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            for tensor in (*self._parameters, *model.buffers()):
+                torch.distributed.broadcast(tensor.data, 0)
+
+    def __len__(self) -> int:
+        """Returns the number of batches in an epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields an epoch's batches, in micro-batches if these were asked for."""
+        self._sums.forget()
+        return iter(self._loader)
+
+    def __str__(self) -> str:
+        found = self.guarantee()
+        spent = "nothing spent" if found is None else f"ε = {rounded_up(found.epsilon)}"
+        noise = sorted({f"{multiplier:.4g}" for multiplier in (self._multipliers[0], self._multipliers[-1])})
+        return (
+            f"{spent} at δ = {self.delta:g} for one example, zero-out neighbours: {self.steps:,} of {self.planned:,} "
+            f"steps, noise multiplier {' to '.join(noise)}"
+        )
+
+    def guarantee(self) -> Claim | None:
+        """Returns the (ε, δ) of the steps so far; None before the first."""
+        return None if not self.steps else Claim(self._epsilon(self.steps), self.delta)
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the steps so far."""
+        return 0.0 if not self.steps else self._epsilon(self.steps)
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the next step."""
+        found = self._clip_norm
+        return _validate.positive("clip_norm", found(self.steps)) if callable(found) else found
+
+    def detach(self) -> None:
+        """Gives model and optimizer back as they were. What was spent stays spent."""
+        self._sums.detach()
+        self._hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint needs beside the model's and the optimizer's state: the steps that were taken."""
+        return {
+            "version": _VERSION,
+            "steps": self.steps,
+            "rate": self._loader.rate,
+            "delta": self.delta,
+            "multipliers": list(self._multipliers),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on after the steps of a checkpoint, with its noise.
+
+        Raises:
+            ParameterError: The checkpoint is of another loop: another batch size, data set, δ or number of parameters.
+        """
+        same = state.get("version") == _VERSION and (state["rate"], state["delta"]) == (self._loader.rate, self.delta)
+        if not same or len(state["multipliers"]) != self.planned:
+            raise ParameterError(
+                "The checkpoint is of a loop with another batch size, number of examples, number of epochs or δ: make "
+                "it private with the same ones."
+            )
+        self._multipliers = [float(each) for each in state["multipliers"]]
+        self.steps = _validate.integer("steps", state["steps"], low=self.steps, high=self.planned)
+        self._sums.forget()
+
+    # ------------------------------------------------------------------ a step
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        """Puts the private mean where the optimizer looks for gradients; without one there it does nothing."""
+        part = self._loader.current
+        if part is None:
+            raise ParameterError("This batch is not of the private loop: iterate over what make_private returned.")
+        if self.steps >= self.planned:
+            raise InfeasibleError(
+                f"All {self.planned:,} steps were taken that the budget is for: make the loop private for more epochs."
+            )
+        rows, norm = self._sums.rows, self.clip_norm
+        if rows is not None and rows != max(1, part.count):
+            raise ParameterError(
+                f"The model saw {rows:,} rows, and the micro-batch has {max(1, part.count):,} examples: examples must "
+                "be the first dimension of every layer's inputs, and backward() be called once per batch."
+            )
+        self._sums.fold(norm, scale=float(rows or 1) if self._mean else 1.0, count=part.count)
+        if not part.last:
+            for parameter in self._parameters:
+                parameter.grad = None
+            return
+        mean = self._release(norm) / self._loader.expected
+        sizes = [parameter.numel() for parameter in self._parameters]
+        for parameter, own in zip(self._parameters, torch.split(mean, sizes), strict=True):
+            parameter.grad = own.view(parameter.shape).to(parameter.dtype)
+
+    def _release(self, clip_norm: float) -> torch.Tensor:
+        """Returns the noisy sum of the batch, the same in all processes; the step is counted before."""
+        total = self._sums.total
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if together:
+            torch.distributed.all_reduce(total)
+        multiplier = self._multipliers[self.steps]
+        self.steps += 1
+        noisy = total.clone() if self._noise is None else self._noise.added(total, multiplier * clip_norm)
+        if together:
+            torch.distributed.broadcast(noisy, 0)
+        self._sums.forget()
+        return noisy
+
+    def _epsilon(self, steps: int) -> float:
+        return _epsilon(Counter(self._multipliers[:steps]), self.delta, self._loader.rate, self.dim, FINE)
+
+
+# ------------------------------------------------------------------ accounting
+
+
+def _epsilon(multipliers: Counter[float], delta: float, rate: float, dim: int, interval: float) -> float:
+    """Returns ε of steps, as many for each noise multiplier as it counts."""
+    rounds = [
+        Rounds(gaussian_mu(multiplier, dim), count=count, variation=dim * VARIATION)
+        for multiplier, count in sorted(multipliers.items())
+    ]
+    return composed_epsilon(
+        rounds, delta=delta, participation=Participation.poisson(max(rate, 1e-7)), interval=interval
+    )
+
+
+def _multiplier(epsilon: float, delta: float, factors: list[float], rate: float, dim: int) -> float:
+    """Returns the least noise multiplier with which all steps cost at most ε, to within a thousandth."""
+    counted = Counter(factors)
+
+    def affordable(multiplier: float, interval: float) -> bool:
+        tried = Counter({multiplier * factor: count for factor, count in counted.items()})
+        try:
+            return _epsilon(tried, delta, rate, dim, interval) <= epsilon
+        except ConditionError:
+            return False
+
+    low, high = _LEAST, _LEAST
+    while not affordable(high, COARSE):
+        low, high = high, 2.0 * high
+        if high > _MOST:
+            raise InfeasibleError(
+                f"No noise keeps ε = {rounded_up(epsilon)} at δ = {delta:g} for {len(factors):,} steps and {dim:,} "
+                "parameters: allow more, or train for fewer epochs."
+            )
+    while high > (1.0 + _CLOSE) * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if affordable(middle, COARSE) else (middle, high)
+    while not affordable(high, FINE):
+        high *= 1.0 + _CLOSE
+    return high
+
+
+def _factors(schedule: Schedule | None, steps: int) -> list[float]:
+    """Returns the factor of the noise in each step, rounded to powers of 1.01."""
+    if schedule is None:
+        return [1.0] * steps
+    found = [_validate.positive("noise_schedule", schedule(step)) for step in range(steps)]
+    return [_SAME ** round(math.log(factor) / math.log(_SAME)) for factor in found]
+
+
+def _processes(model: torch.nn.Module) -> tuple[int, int]:
+    """Returns rank and number of the processes that train together."""
+    if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        raise ParameterError(
+            f"Give the model itself, model.module, and not a {type(model).__name__}: where torch.distributed is "
+            "initialized, processes share the examples and the sums are added up here."
+        )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

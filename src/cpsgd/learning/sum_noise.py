@@ -1,0 +1,81 @@
+"""Gaussian noise for a sum that one machine holds: exact integers from a cryptographic stream.
+
+The sum is rounded to a grid and gets noise on the grid, so that floating point plays no part in the noise's law:
+floats' own Gaussians have gaps that tell (Mironov, "On Significance of the Least Significant Bits for Differential
+Privacy", CCS 2012). A draw is 2^9 X + Y, both discrete Gaussians of thousands of points (`cpsgd.correlated.draws`), and
+Y has a deviation of four points of X's grid. Together they are N_Z(0, v) with a million points per deviation, up to a
+total variation of `VARIATION` (docs/accounting.md, sections 13 and 14). That is a rounding of N(0, v - 5).
+
+Rounding moves each of two neighbours' sums by up to half a point per coordinate, together √d points. So a vector within
+D of another is within D/step + √d points, and the mechanism is Gaussian with μ = 1/z + √d/σ for a noise multiplier z, σ
+points to a deviation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpsgd._torch import torch
+from cpsgd.correlated.draws import FINER_BITS, draw
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, GRID_VARIANCE, GRID_VARIATION, LEAST_RATIO, SMOOTHING
+from cpsgd.randomness import Keystream
+
+# X's deviation in cells: the more, the finer the grid.
+_RATIO = 15.0
+# Coordinates that a thread draws at a time.
+_BLOCK = 1 << 14
+_THREADS = 8
+
+POINTS = math.sqrt(((_RATIO * CELL) * 2.0**FINER_BITS) ** 2 + (LEAST_RATIO * CELL) ** 2 - GRID_VARIANCE) * (1 - 1e-12)
+"""Grid points to a standard deviation of the Gaussian that the noise is a rounding of, rounded down."""
+
+VARIATION = 2.0 * (SMOOTHING + 4.0 * (fine_gaussian.farthest(_RATIO) + 1) * 2.0**-128 + GRID_VARIATION + 1e-100)
+"""Upper bound on the total variation of one coordinate's noise from its law."""
+
+
+def gaussian_mu(noise_multiplier: float, dim: int) -> float:
+    """Returns μ of the mechanism for vectors of `dim` coordinates, rounded up: neighbours are one clip norm apart.
+
+    Example:
+        >>> round(gaussian_mu(1.0, 1_000_000), 5)
+        1.00051
+    """
+    return (1.0 / noise_multiplier + math.sqrt(dim) / POINTS) * (1.0 + 1e-12)
+
+
+class SumNoise:
+    """The noise of sums of one length. Threads draw it before it is asked for; every draw is used once."""
+
+    def __init__(self, dim: int) -> None:
+        """Starts the threads, and the first draw."""
+        self.dim = dim
+        self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+        self._waiting = self._start()
+
+    def added(self, sums: torch.Tensor, deviation: float) -> torch.Tensor:
+        """Returns the sums, rounded to the grid, with noise of this standard deviation, in float64.
+
+        The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which is the
+        same for whatever they are.
+        """
+        noise = torch.from_numpy(np.concatenate([part.result() for part in self._waiting]))
+        self._waiting = self._start()
+        step = deviation / POINTS
+        points = torch.nan_to_num(sums / step).clamp(-(2.0**52), 2.0**52).round().to(torch.int64)
+        return (points + noise.to(sums.device, non_blocking=True)).double() * step
+
+    def _start(self) -> list[Future[NDArray[np.int64]]]:
+        sizes = [min(_BLOCK, self.dim - start) for start in range(0, self.dim, _BLOCK)]
+        return [self._pool.submit(_drawn, size) for size in sizes]
+
+
+def _drawn(count: int) -> NDArray[np.int64]:
+    stream = Keystream()
+    coarse = draw(_RATIO, stream.take(DRAW_BYTES * count), count)
+    return (coarse << FINER_BITS) + draw(LEAST_RATIO, stream.take(DRAW_BYTES * count), count)

@@ -1,0 +1,69 @@
+"""Exact noise of a sum: its law, its grid, and the μ that is accounted for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+
+from cpsgd.learning import sum_noise
+from cpsgd.learning.sum_noise import POINTS, VARIATION, SumNoise, gaussian_mu
+
+
+def test_noise_has_the_deviation_and_the_shape_of_a_gaussian() -> None:
+    # The noise is secret: the test's own seed cannot fix it. Its false alarm rate is 1e-9 per check.
+    noise = SumNoise(200_000).added(torch.zeros(200_000, dtype=torch.float64), 3.0).numpy()
+    assert abs(noise.mean()) < 6.2 * 3.0 / math.sqrt(noise.size)
+    assert abs(noise.var() / 9.0 - 1.0) < 6.2 * math.sqrt(2.0 / noise.size)
+    assert kstest(noise / 3.0, "norm").pvalue > 1e-9
+
+
+def test_sums_and_noise_are_integers_of_one_grid() -> None:
+    step = 2.0 / POINTS
+    found = SumNoise(1000).added(torch.linspace(-5.0, 5.0, 1000, dtype=torch.float64), 2.0).numpy() / step
+    assert np.abs(found - np.rint(found)).max() < 1e-6
+    # Low bits are filled: the noise is not on the coarser grid of its first part.
+    assert len(np.unique(np.rint(found) % 512)) > 300
+
+
+def test_no_draw_is_used_twice() -> None:
+    noise, zero = SumNoise(50), torch.zeros(50, dtype=torch.float64)
+    first, second = noise.added(zero, 1.0), noise.added(zero, 1.0)
+    assert not torch.equal(first, second)
+
+
+def test_sums_that_are_far_too_large_are_cut_off() -> None:
+    found = SumNoise(3).added(torch.tensor([1e300, -1e300, math.inf], dtype=torch.float64), 1.0)
+    assert bool(torch.isfinite(found).all())
+    assert float(found.abs().max()) < 2.0**53 / POINTS
+
+
+def test_the_accounted_mu_covers_rounding_to_the_grid() -> None:
+    dim, multiplier, clip_norm = 10_000, 1.3, 0.5
+    step = multiplier * clip_norm / POINTS
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        one = generator.normal(size=dim)
+        direction = generator.normal(size=dim)
+        other = one + direction * clip_norm / np.linalg.norm(direction)
+        apart = np.linalg.norm(np.rint(one / step) - np.rint(other / step)) / POINTS
+        assert apart <= gaussian_mu(multiplier, dim)
+    assert gaussian_mu(1.0, dim) < 1.0001
+    assert VARIATION < 1e-29
+
+
+def test_the_law_is_that_of_two_draws_on_two_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def recorded(ratio: float, keystream: object, count: int) -> np.ndarray:
+        drawn.append(ratio)
+        return np.full(count, 3 if len(drawn) == 1 else 5, dtype=np.int64)
+
+    monkeypatch.setattr(sum_noise, "draw", recorded)
+    assert sum_noise._drawn(2).tolist() == [3 * 512 + 5] * 2
+    # The finer part's deviation is four points of the coarser grid, as the proof asks.
+    assert drawn[1] * 256 == 4 * 512
+    assert math.isclose(POINTS, math.hypot(drawn[0] * 256 * 512, drawn[1] * 256), rel_tol=1e-9)
