@@ -323,21 +323,91 @@ class _Asked:
             label=f"statistics: {question.statistic}",
         )
 
-    def events(self, noises: Sequence[TableNoise], selection: Selection | None = None) -> list[RoundEvent]:
-        """Returns a ledger's records, dearer than the releases by a trifle; none without a ledger."""
-        if self.ledger is None:
-            return []
-        found = events_of([noise.record("vectors are made here of rows within bounds") for noise in noises], self.label)
-        if selection is not None:
-            # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε.
-            one = Geometry(1, 1.0, 1.0, "one user", 1.0, 1.0, lattice=1)
-            record = laplace_noise(one, selection.claim.epsilon, "replace-one").record("one user")
-            found += events_of([record], self.label, overflow=selection.claim.delta)
-        return found
+    def charge(self, noises: Sequence[TableNoise], selection: Selection | None = None) -> Charge:
+        """Returns the charge for some of the releases, or refuses it."""
+        return Charge.of(self.ledger, self.population, _events(self.ledger, self.label, noises, selection))
 
-    def charge(self, events: Sequence[RoundEvent]) -> Charge:
-        """Returns the charge for these records."""
-        return Charge.of(self.ledger, self.population, events)
+
+def _events(
+    ledger: object, label: str, noises: Sequence[TableNoise], selection: Selection | None = None
+) -> list[RoundEvent]:
+    """Returns a ledger's records, dearer than the releases by a trifle; none without a ledger."""
+    if ledger is None:
+        return []
+    found = events_of([noise.record("vectors are made here of rows within bounds") for noise in noises], label)
+    if selection is not None:
+        # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε.
+        one = Geometry(1, 1.0, 1.0, "one user", 1.0, 1.0, lattice=1)
+        record = laplace_noise(one, selection.claim.epsilon, "replace-one").record("one user")
+        found += events_of([record], label, overflow=selection.claim.delta)
+    return found
+
+
+Proof = tuple[Claim, str, str]
+"""What was proved, the method's name and the theorem."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A question that is ready to be answered from partial sums, on one machine or on many.
+
+    Attributes:
+        job: What machines sum; see `cpsgd.statistics.partial`.
+        proof: What the release will keep.
+        confidence: Of the intervals.
+    """
+
+    job: Job
+    proof: Proof
+    confidence: float = 0.95
+
+    def finish(
+        self, partial: Partial, *, ledger: Ledger | str | Path | None = None, population: str | None = None
+    ) -> Statistic:
+        """Charges the ledger, draws the noise, and returns the statistic. It can be called once.
+
+        Args:
+            partial: The sums over all users.
+            ledger: Charge the budget on this ledger first, or refuse.
+            population: With a ledger: whose budget pays.
+
+        Raises:
+            BudgetExceededError: The ledger does not allow it. Nothing was released.
+            TableError: There is one user only.
+        """
+        question = self.job.tasks[0].summed
+        assert isinstance(question, RowQuestion)
+        if not question.private_users:
+            check_one_user(partial.users, "The table")
+        events = _events(ledger, f"statistics: {question.statistic}", self.job.noises())
+        Charge.of(ledger, population, events).pay()
+        released = self.job.release(partial)
+        result = statistic_of(self.job.tasks, released, partial.users, self.job.user, self.confidence, self.proof)
+        for caution in result.cautions:
+            _warn(caution)
+        return result
+
+
+def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> Prepared:
+    """Prepares a question with bounds and groups that are known, for machines that each hold some users' rows.
+
+    Args:
+        question: `Mean`, `Sum`, `Count`, `Histogram` or `Quantiles`; it has its own `group_by` and `missing`.
+        options: Of `StatisticOptions`: epsilon, delta, user, neighbours and confidence.
+
+    Example:
+        >>> ready = prepare(Mean({"age": (0, 100)}), user="id", epsilon=8.0)
+        >>> parts = [ready.job.partial({"id": ids, "age": [40.0] * 300}) for ids in (range(300), range(300, 600))]
+        >>> found = ready.finish(ready.job.merged(parts))
+        >>> found.users, bool(abs(found.values[0] - 40) < 2)
+        (600, True)
+    """
+    if extra := ", ".join(sorted(options.keys() - {"epsilon", "delta", "user", "neighbours", "confidence"})):
+        raise ParameterError(f"{extra}: say it in the question, or when it is finished.")
+    asked = _Asked.of({}, question, options | {"missing": question.missing})
+    question = question.central(asked.neighbours, asked.user)
+    noises = allot(_wishes(question), asked.claim, asked.neighbours)
+    return _prepared(question, noises, asked, _proof(noises, None, asked.claim))
 
 
 def _wishes(question: RowQuestion) -> list[Wish]:
@@ -386,9 +456,9 @@ def _release(
     if search is not None or selection is not None:
         job = Job(() if search is None else (SumTask(search, found[0]),), asked.user, asked.missing is not None)
         first, tally = _first_pass(job, asked, question, selection)
-        _check_affordable(asked, noises, selection)
+        asked.charge(noises, selection)  # refuses if the budget does not pay for all of it
         tail = 0.0 if search is None else beyond(found[0].variance ** 0.5 / first.users, first.users)
-        asked.charge(asked.events(found, selection)).pay()
+        asked.charge(found, selection).pay()
         advance = None  # nothing of the caller's runs after a payment
         bounds = {} if search is None else _bounds(search, job, first)
         if tail > MUCH:
@@ -405,19 +475,18 @@ def _release(
                 return _no_groups(asked, question, selection, first.users, found)
             question = question.among(columns, kept).central(asked.neighbours, asked.user)
             noises = allot([*_wishes(question), *wish], rest, asked.neighbours, squares=squares)
+    prepared = _prepared(
+        question, noises, asked, _proof([*noises[: 1 + bool(question.cuts)], *found], selection, asked.claim)
+    )
+    partial = prepared.job.partial(asked.source, advance=advance)
+    return prepared.finish(partial, ledger=asked.ledger, population=asked.population)
+
+
+def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: _Asked, proof: Proof) -> Prepared:
     tasks = [SumTask(question, noises[0])]
     if question.cuts:
         tasks.append(SumTask(CutUsers(question), noises[1]))
-    job = Job(tuple(tasks), asked.user, asked.missing is not None)
-    partial = job.partial(asked.source, advance=advance)
-    if asked.neighbours == "replace-one":
-        check_one_user(partial.users, asked.source.title)
-    proof = _proof([*job.noises(), *found], selection, asked.claim)
-    asked.charge(asked.events(job.noises())).pay()
-    result = finished(job, partial, asked.confidence, proof)
-    for caution in result.cautions:
-        _warn(caution)
-    return result
+    return Prepared(Job(tuple(tasks), asked.user, asked.missing is not None), proof, asked.confidence)
 
 
 def _split(claim: Claim, epsilon: float, delta: float) -> tuple[Claim, Claim]:
@@ -444,21 +513,12 @@ def _first_pass(job: Job, asked: _Asked, question: RowQuestion, selection: Selec
     return partial, tally
 
 
-def _check_affordable(asked: _Asked, noises: Sequence[TableNoise], selection: Selection | None) -> None:
-    """Refuses if the budget does not pay for all of it."""
-    asked.charge(asked.events(noises, selection))
-
-
 def _bounds(search: Ranges, job: Job, partial: Partial) -> dict[str, tuple[float, float]]:
     """Releases the bounds of columns."""
     (sums,), users = job.release(partial), partial.users
     found = search.read((sums / users)[None], job.tasks[0].noise.variance / users**2, users, 0.0)
     ends = zip(found.names, found.low[0].tolist(), found.high[0].tolist(), strict=True)
     return {name: (low, high) for name, low, high in ends}
-
-
-Proof = tuple[Claim, str, str]
-"""What was proved, the method's name and the theorem."""
 
 
 def _proof(noises: Sequence[TableNoise], selection: Selection | None, claim: Claim) -> Proof:
@@ -491,14 +551,6 @@ def _no_groups(
     reading = Reading(nothing.names, (), empty, empty, empty)
     proof = _proof(noises, selection, asked.claim)
     return _statistic(one, asked.user, asked.confidence, reading, users, proof, "partition-selection")
-
-
-def finished(job: Job, partial: Partial, confidence: float, proof: Proof) -> Statistic:
-    """Draws the noise of a question's sum, and of the counts of what it cuts off, and returns the statistic."""
-    released = job.release(partial)
-    task = job.tasks[0]
-    assert isinstance(task.summed, RowQuestion)
-    return statistic_of(job.tasks, released, partial.users, job.user, confidence, proof)
 
 
 def statistic_of(

@@ -51,7 +51,17 @@ class CutUsers:
 
 @dataclass(frozen=True, eq=False)
 class SumTask:
-    """One of a job's sums: whose vectors, and the noise of their sum."""
+    """One of a job's sums: whose vectors, and the noise of their sum.
+
+    Example:
+        >>> from cpsgd.promise import Claim
+        >>> from cpsgd.statistics import Count
+        >>> from cpsgd.statistics.table_noise import noise_for
+        >>> smokers = Count(["smokes"]).central("replace-one", None)
+        >>> task = SumTask(smokers, noise_for(smokers.geometry, Claim(1.0, 0.0)))
+        >>> task.sum({"smokes": np.array([0, 1, 1])}, np.ones(3, dtype=np.int64)).tolist()
+        [2]
+    """
 
     summed: RowQuestion | CutUsers
     noise: TableNoise

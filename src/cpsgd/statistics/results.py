@@ -47,6 +47,10 @@ class Reading:
 class CutOff:
     """A private estimate of the share of users of whom something was cut off.
 
+    Example:
+        >>> print(CutOff("rows left out", 0.12, 0.1, 0.14))
+        rows left out: 12 % of users [10, 14]
+
     Attributes:
         cut: "rows left out", "values beyond bounds" or "rows in no group or bin".
         share: The estimate, of all users.

@@ -298,11 +298,11 @@ def total(noises: Sequence[TableNoise], delta: float) -> tuple[Claim, str, str]:
     if not shifts:
         if len(noises) > 1:
             citations.append("pure ε add up: Dwork and Roth 2014, Theorem 3.16")
-        return Claim(pure, 0.0), "discrete-laplace", "; ".join(citations)
+        return Claim(pure, 0.0), "table-laplace", "; ".join(citations)
     citations.append(GAUSSIAN_CITATION)
     mixed = pure + gdp_epsilon(math.hypot(*shifts) * (1.0 + _SAFE), delta)
     if len(noises) == 1:
-        return Claim(mixed, delta), "discrete-gaussian", citations[0]
+        return Claim(mixed, delta), "table-gaussian", citations[0]
     squares = gdp_epsilon(math.hypot(*(noise.mu for noise in noises)) * (1.0 + _SAFE), delta)
     if squares < mixed:
         citations.append("composed as Gaussian shifts: Dong, Roth and Su 2022, Corollary 3.3")
