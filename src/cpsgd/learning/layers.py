@@ -72,6 +72,11 @@ class Unit(ABC):
     def add_weighted(self, weights: Tensor, sums: dict[str, Tensor]) -> None:
         """Adds Σ_i weights_i g_i to the `sums` of the parameters, in float64."""
 
+    @property
+    @abstractmethod
+    def positions(self) -> int:
+        """The most products of a pass that are added up for an example."""
+
     @abstractmethod
     def forget(self) -> None:
         """Drops what the last pass left."""
@@ -148,6 +153,11 @@ class RowUnit(Unit):
     def keep_finite(self, finite: Tensor) -> None:
         """Sets the other rows to zero."""
         self._rows = {key: cleaned(row, finite) for key, row in self._rows.items()}
+
+    @property
+    def positions(self) -> int:
+        """One: a row is a number per coordinate."""
+        return 1
 
     def forget(self) -> None:
         """Drops the rows."""
@@ -353,6 +363,11 @@ class FactorUnit(RowUnit):
             found.append(torch.maximum(squares, (most * _MOST_CANCELLED).square()))
         return torch.cat(found)
 
+    @property
+    def positions(self) -> int:
+        """The most products of a pass that are added up for an example."""
+        return sum((back.shape[1] for _, back in self._factors), 1)
+
     def similarity(self, a: Tensor) -> Tensor:
         """Returns <a_t, a_t'> of all positions."""
         return torch.bmm(a, a.transpose(1, 2))
@@ -366,7 +381,6 @@ class FactorUnit(RowUnit):
         """Adds the weighted sums, of a and b by one product of matrices."""
         super().add_weighted(weights, sums)
         for kept, back in self._factors:
-            check_rounding(len(back), back.shape[1])
             for a, b, weight in zip(*split(self._bytes(kept, back), kept, back, weights), strict=True):
                 self.add_product(sums["weight"], a, b.double() * weight[:, None, None])
 
@@ -578,17 +592,13 @@ def split(size: int, *tensors: Tensor) -> list[Sequence[Tensor]]:
     return [torch.split(tensor, max(1, room // max(1, size))) for tensor in tensors]
 
 
-def check_rounding(examples: int, positions: int) -> None:
-    """Raises `ParameterError` if float64 sums of so many terms might be off by more than `MARGIN` of the clip norm.
+def rounding_share(examples: int, positions: int) -> float:
+    """Returns the most, in clip norms, that rounding moves two neighbours' sums of so many examples apart.
 
-    A sum of n = examples × positions products is off by at most 2 n 2^-53 Σ|terms|, and Σ|terms| is at most `examples`
-    clip norms over the least share that may be left of cancelling terms. Neighbours are off by as much each.
+    A float64 sum of n = examples × positions products is off by at most 2 n 2^-53 Σ|terms|, and Σ|terms| is at most
+    `examples` clip norms over the least share that may be left of cancelling terms. Neighbours are off by as much each.
     """
-    if 4.0 * examples * examples * positions * 2.0**-53 / _MOST_CANCELLED > MARGIN:
-        raise ParameterError(
-            f"{examples:,} examples of {positions:,} positions are too many for one pass: rounding in their sum could "
-            "be felt. Give a micro_batch, such as 1024."
-        )
+    return 4.0 * examples * examples * positions * 2.0**-53 / _MOST_CANCELLED
 
 
 class full_precision:  # noqa: N801  # a context like torch.no_grad

@@ -175,7 +175,7 @@ class Private:
     def __str__(self) -> str:
         found = self.guarantee()
         spent = "nothing spent" if found is None else f"ε = {rounded_up(found.epsilon)}"
-        noise = sorted({f"{multiplier:.4g}" for multiplier in (self._multipliers[0], self._multipliers[-1])})
+        noise = dict.fromkeys(f"{multiplier:.4g}" for multiplier in (self._multipliers[0], self._multipliers[-1]))
         return (
             f"{spent} at δ = {self.delta:g} for one example, zero-out neighbours: {self.steps:,} of {self.planned:,} "
             f"steps, noise multiplier {' to '.join(noise)}"

@@ -4,7 +4,7 @@ The sum is rounded to a grid and gets noise on the grid, so that floating point 
 floats' own Gaussians have gaps that tell (Mironov, "On Significance of the Least Significant Bits for Differential
 Privacy", CCS 2012). A draw is 2^9 X + Y, both discrete Gaussians of thousands of points (`cpsgd.correlated.draws`), and
 Y has a deviation of four points of X's grid. Together they are N_Z(0, v) with a million points per deviation, up to a
-total variation of `VARIATION` (docs/accounting.md, sections 13 and 14). That is a rounding of N(0, v - 5).
+total variation of `VARIATION` (docs/proofs/private-loop.md). That is a rounding of N(0, v - 5).
 
 Rounding moves each of two neighbours' sums by up to half a point per coordinate, together √d points. So a vector within
 D of another is within D/step + √d points, and the mechanism is Gaussian with μ = 1/z + √d/σ for a noise multiplier z, σ
