@@ -185,6 +185,9 @@ class _Content:
     def given(self, run: str) -> int:
         return self.handed.get(run, 0)
 
+    def answered(self, run: str) -> list[int]:
+        return [each.round for each in self.rounds if each.run == run]
+
     def give(self, run: str, number: int) -> None:
         self.log.append(f"{run} {number} {Stage.RELAY.value}")
 

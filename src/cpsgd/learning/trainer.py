@@ -141,7 +141,7 @@ class Trainer:
         self._cohorts = Cohorts.plan(cohorts, population=dataset.size, key=key, delta=account.delta or _NO_DELTA)
         assert cohorts.rounds is not None
         self.rounds = cohorts.rounds
-        estimators.check_run(mechanism, self.rounds, cohorts.dropout)
+        estimators.check_run(mechanism, self.rounds, cohorts.dropout, self._cohorts.participation)
         self._backend = backends.start(model, loss, dataset, mechanism, clients, run, self._processes)
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"

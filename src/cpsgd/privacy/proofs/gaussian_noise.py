@@ -39,7 +39,9 @@ class GaussianProof(Proof):
     def supports(self, run: Run) -> bool:
         """Returns whether the law is a Gaussian of this kind."""
         law = base.law_of(run)
-        kind = isinstance(law, RoundedNormal), run.protocol.mechanism.memory.one_event
+        if isinstance(law, RoundedNormal):
+            return self.rounded and law.method == self.name
+        kind = False, run.protocol.mechanism.memory.one_event
         return isinstance(law, Normal) and kind == (self.rounded, self.correlated)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
