@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cpsgd.statistics.components import Components as Components
     from cpsgd.statistics.components import pca as pca
     from cpsgd.statistics.one_machine import ClippingWarning as ClippingWarning
-    from cpsgd.statistics.one_machine import Prepared as Prepared
+    from cpsgd.statistics.one_machine import TableQuestion as TableQuestion
     from cpsgd.statistics.one_machine import count as count
     from cpsgd.statistics.one_machine import histogram as histogram
     from cpsgd.statistics.one_machine import mean as mean
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from cpsgd.statistics.partial import Job as Job
     from cpsgd.statistics.partial import Partial as Partial
     from cpsgd.statistics.planned import Planned as Planned
+    from cpsgd.statistics.questionnaire import TableReport as TableReport
+    from cpsgd.statistics.questionnaire import report as report
     from cpsgd.statistics.ranks import Quantiles as Quantiles
     from cpsgd.statistics.results import CutOff as CutOff
     from cpsgd.statistics.results import Statistic as Statistic
@@ -39,8 +41,9 @@ _NAMES = {
     "aggregates": ("Count", "Histogram", "Mean", "Sum"),
     "clusters": ("Clusters", "NoiseWarning", "kmeans"),
     "components": ("Components", "pca"),
-    "one_machine": ("ClippingWarning", "Prepared", "count", "histogram", "mean", "prepare", "quantiles", "sum"),
+    "one_machine": ("ClippingWarning", "TableQuestion", "count", "histogram", "mean", "prepare", "quantiles", "sum"),
     "planned": ("Planned",),
+    "questionnaire": ("TableReport", "report"),
     "ranks": ("Quantiles",),
     "partial": ("Job", "Partial"),
     "results": ("CutOff", "Statistic"),

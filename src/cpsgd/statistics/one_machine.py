@@ -325,10 +325,10 @@ class _Asked:
 
     def charge(self, noises: Sequence[TableNoise], selection: Selection | None = None) -> Charge:
         """Returns the charge for some of the releases, or refuses it."""
-        return Charge.of(self.ledger, self.population, _events(self.ledger, self.label, noises, selection))
+        return Charge.of(self.ledger, self.population, events_for(self.ledger, self.label, noises, selection))
 
 
-def _events(
+def events_for(
     ledger: object, label: str, noises: Sequence[TableNoise], selection: Selection | None = None
 ) -> list[RoundEvent]:
     """Returns a ledger's records, dearer than the releases by a trifle; none without a ledger."""
@@ -348,7 +348,7 @@ Proof = tuple[Claim, str, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class TableQuestion:
     """A question that is ready to be answered from partial sums, on one machine or on many.
 
     Attributes:
@@ -379,7 +379,7 @@ class Prepared:
         assert isinstance(question, RowQuestion)
         if not question.private_users:
             check_one_user(partial.users, "The table")
-        events = _events(ledger, f"statistics: {question.statistic}", self.job.noises())
+        events = events_for(ledger, f"statistics: {question.statistic}", self.job.noises())
         Charge.of(ledger, population, events).pay()
         released = self.job.release(partial)
         result = statistic_of(self.job.tasks, released, partial.users, self.job.user, self.confidence, self.proof)
@@ -388,7 +388,7 @@ class Prepared:
         return result
 
 
-def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> Prepared:
+def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> TableQuestion:
     """Prepares a question with bounds and groups that are known, for machines that each hold some users' rows.
 
     Args:
@@ -482,11 +482,11 @@ def _release(
     return prepared.finish(partial, ledger=asked.ledger, population=asked.population)
 
 
-def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: _Asked, proof: Proof) -> Prepared:
+def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: _Asked, proof: Proof) -> TableQuestion:
     tasks = [SumTask(question, noises[0])]
     if question.cuts:
         tasks.append(SumTask(CutUsers(question), noises[1]))
-    return Prepared(Job(tuple(tasks), asked.user, asked.missing is not None), proof, asked.confidence)
+    return TableQuestion(Job(tuple(tasks), asked.user, asked.missing is not None), proof, asked.confidence)
 
 
 def _split(claim: Claim, epsilon: float, delta: float) -> tuple[Claim, Claim]:

@@ -177,7 +177,9 @@ def _quantile(
     and G(t) = F(t) - qW, estimated with the standard deviation s(t) that follows from R. The quantile is in the bin t*
     with G(t* - 1) < 0 <= G(t*). So the estimate of G(t*) is at least -z s(t*), except for half of the probability that
     z leaves out. That of G(t* - 1) is at most z s(t* - 1), except for the other half. Hence t* is not before the first
-    t for which the former holds, and at most one after the last t for which the latter does.
+    t for which the former holds, and at most one after the last t for which the latter does. Both are asked of the
+    estimate after it was made to rise, which is nearer to G. Intervals end at bins, so that they hold at least as often
+    as they say: 97 to 99 of 100 where noise is wider than bins, always where bins are wider.
 
     Args:
         edges: Of the bins.
@@ -191,12 +193,12 @@ def _quantile(
     weights = matrix if whole is not None else matrix - q * matrix[-1]
     gap = weights @ mean - (0.0 if whole is None else q * whole)
     slack = width * np.sqrt(variance * np.einsum("ij,ij->i", weights, weights))
-    reached = np.flatnonzero(gap >= -slack)
-    first = int(reached[0]) if reached.size else len(mean) - 1
-    below = np.flatnonzero(gap <= slack)
-    last = min(int(below[-1]) + 1 if below.size else 0, len(mean) - 1)
     # Between the largest so far and the smallest still to come: a distribution function does not fall.
     rising = 0.5 * (np.maximum.accumulate(gap) + np.minimum.accumulate(gap[::-1])[::-1])
+    reached = np.flatnonzero(rising >= -slack)
+    first = int(reached[0]) if reached.size else len(mean) - 1
+    below = np.flatnonzero(rising <= slack)
+    last = min(int(below[-1]) + 1 if below.size else 0, len(mean) - 1)
     place = min(int(np.searchsorted(rising, 0.0)), len(mean) - 1)
     before = rising[place - 1] if place else -q * (1.0 if whole is None else whole)
     share = float(np.clip(-before / (rising[place] - before), 0.0, 1.0)) if rising[place] > before else 0.5
