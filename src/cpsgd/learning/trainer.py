@@ -280,7 +280,8 @@ class Trainer:
             )
         privacy = export.privacy_facts(self.guarantee(), self.config)
         with self._server.measured():
-            return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
+            sections = export.run_sections(self._dataset, self.config, self.history)
+            return export.write(Path(folder), self.model, privacy, **sections)
 
     def save(self) -> None:
         """Writes a checkpoint of the last complete round, if there is a `run_dir`."""
