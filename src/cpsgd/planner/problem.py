@@ -24,7 +24,7 @@ from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import MAX_CLIENTS, NORM_LIMITS, Protocol, check_distance
 from cpsgd.run import Run
-from cpsgd.secagg.pair.shape import MOST_LEVELS
+from cpsgd.secagg.pair.shape import most_levels
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -130,7 +130,7 @@ class Problem:
             mean_norm=mean_norm,
             mechanisms=kinds,
             added=2 * own,
-            most_values=MOST_LEVELS if required.pair else None,
+            most_values=most_levels(target.dim) if required.pair else None,
         )
         return cls(setting, target, required.distance_reason)
 
