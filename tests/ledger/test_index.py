@@ -197,6 +197,17 @@ def test_the_index_is_only_a_cache(long: Ledger, remove: bool) -> None:
     assert fresh.release(entry, 950) == Ledger(long.path).find("people", run="r", round=100)
 
 
+def test_a_ledger_that_has_the_name_of_an_index_stays(long: Ledger) -> None:
+    other = Ledger(long.path.with_name("other.ledger"))
+    other.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    whole = other.path.read_bytes()
+    index_of(long.path).write_bytes(whole)
+    long = Ledger(long.path)
+    long.release(long.reserve("people", event(100)), 950)
+    long.repair()
+    assert index_of(long.path).read_bytes() == whole
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX has them")
 def test_an_index_in_somebody_elses_folder(long: Ledger) -> None:
     """A pipe would be waited for, a link followed, and rows of another user's believed."""
@@ -204,9 +215,14 @@ def test_an_index_in_somebody_elses_folder(long: Ledger) -> None:
     moved = index.rename(index.with_name("elsewhere"))
     os.mkfifo(index)
     assert everything(Ledger(long.path)) == expected
+    Ledger(long.path).repair()
     index.unlink()
     index.symlink_to(moved)
+    rows = moved.read_bytes()
     assert Ledger(long.path)._replica.index._sound is False
+    Ledger(long.path).repair()
+    assert index.is_symlink()
+    assert moved.read_bytes() == rows
     index.unlink()
     shutil.copy(moved, index)
     assert Ledger(long.path)._replica.index._sound is True

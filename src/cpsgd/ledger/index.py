@@ -201,9 +201,19 @@ class Index:
     def save(self) -> None:
         """Brings the file up to date, where it may be written. Call it while the log is locked for writing."""
         with suppress(OSError):
-            if not self._append():
+            if not self._append() and not self._is_another_file():
                 write_file(self.path, self._all(0).tobytes(), mode=self._ledger.stat().st_mode & 0o666)
                 self._sound = True
+
+    def _is_another_file(self) -> bool:
+        """Returns whether a link, a pipe or a ledger has the name of the index. Such a file stays as it is."""
+        try:
+            if not stat.S_ISREG(self.path.lstat().st_mode):
+                return True
+            with self.path.open("rb") as file:
+                return file.read(16).startswith((b'{"format":', b"SQLite format 3"))
+        except FileNotFoundError:
+            return False
 
     def _append(self) -> bool:
         """Adds the rows that the file lacks; returns False if it must be written anew."""
