@@ -57,7 +57,7 @@ def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
     shown = budget.json("budget", "show", "b.ledger")
     (people,) = shown["populations"]
     assert (people["rounds"], people["unreleased"], len(people["entries"])) == (rounds, 0, rounds)
-    assert people["entries"][0]["event"]["label"] == "cpsgd table mean table.npy"
+    assert people["entries"][0]["event"]["label"] == "cpsgd round mean table.npy"
 
 
 def test_one_mean_for_people(budget: Any) -> None:

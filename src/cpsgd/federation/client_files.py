@@ -48,8 +48,9 @@ from cpsgd.secagg.keys import PUBLIC_BYTES, public_bytes
 MEMORY_KEY = "cpsgd-memory"
 IDENTITY_KEY = "cpsgd-identity"
 ROSTER_KEY = "cpsgd-roster"
+TASK_KEY = "cpsgd-task"
 
-FILE_KEYS = (MEMORY_KEY, IDENTITY_KEY, ROSTER_KEY)
+FILE_KEYS = (MEMORY_KEY, IDENTITY_KEY, ROSTER_KEY, TASK_KEY)
 _PREFIX = "cpsgd"
 
 _KIND = "#kind"  # no run has such a name

@@ -62,7 +62,9 @@ class GaussianProof(Proof):
         """Returns the Gaussian mechanism itself."""
         return gaussian_cost(run)
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale of noise that is a Gaussian, up to a total variation and a slack."""
         mechanism, spent = run.protocol.mechanism, _spent(run, claim)
         slack = base.counted(run) * run.protocol.dim * mechanism.noise.slack(run.honest)

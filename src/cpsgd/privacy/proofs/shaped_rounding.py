@@ -52,7 +52,9 @@ class ShapedProof(Proof):
         """Returns the run as one Gaussian mechanism."""
         return _cost(run)
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale of noise that is a Gaussian, up to a total variation and a slack."""
         cost = _cost(run)
         spent = cost.variation * (1.0 + math.exp(claim.epsilon)) / claim.delta
