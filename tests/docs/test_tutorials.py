@@ -59,7 +59,7 @@ def test_the_flower_tutorial_learns(flower_app: Path, tmp_path: Path, capsys: py
     with task():
         server.main(LocalGrid(silos), Context(RUN, 0, {}, RecordDict(), settings))
     printed = capsys.readouterr().out
-    assert "ε ≤ 4 at δ = 1e-05" in printed
+    assert "ε = 3.998 at δ = 1e-05" in printed
     assert accuracy_in(printed) > ENOUGH
     assert [silo.trained for silo in silos] == [10] * 10
 
@@ -72,13 +72,18 @@ class Silos(Federation):
 
 
 @pytest.mark.thorough
-def test_the_flower_tutorial_learns_in_processes(tmp_path: Path) -> None:
-    app, directory, model = take_files("flower.md", tmp_path), tmp_path / "federation", tmp_path / "model.pt"
+def test_the_flower_tutorial_learns_in_processes(flower_app: Path, tmp_path: Path) -> None:
+    import torch
+
+    directory, model = tmp_path / "federation", tmp_path / "model.pt"
     directory.mkdir()
     with Silos(directory, 10) as federation:
-        logs = federation.run(app, 900.0, model, {"model": str(model)})
+        federation.run(flower_app, 900.0, model, {"model": str(model)})
     assert not federation.living()
-    assert accuracy_in(logs) > ENOUGH
+    reader = import_module("private_digits.task")
+    network = reader.network()
+    network.load_state_dict(torch.load(model, weights_only=True))
+    assert reader.accuracy(network) > ENOUGH
 
 
 @pytest.mark.thorough

@@ -122,7 +122,7 @@ MODELS: dict[str, tuple[Make, str, list[str]]] = {
     "group norm": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(400, 5)),
         "images",
-        ["Convolution", "Affine", "Linear"],
+        ["Convolution", "Grouped", "Linear"],
     ),
     "root mean square norm": (lambda: nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 5)), "vectors", ["Affine", "Linear"]),
     "attention": (Attention, "numbers", ["Embedding", "Linear", "Affine", "Linear"]),

@@ -31,6 +31,7 @@ _RATIO = 15.0
 # Coordinates that a thread draws at a time.
 _BLOCK = 1 << 14
 _THREADS = 16
+_MOST = 2.0**52
 
 POINTS = math.sqrt(((_RATIO * CELL) * 2.0**FINER_BITS) ** 2 + (LEAST_RATIO * CELL) ** 2 - GRID_VARIANCE) * (1 - 1e-12)
 """Grid points to a standard deviation of the Gaussian that the noise is a rounding of, rounded down."""
@@ -62,8 +63,8 @@ class SumNoise:
     def added(self, sums: torch.Tensor, deviation: float) -> torch.Tensor:
         """Returns the sums, rounded to the grid, with noise of this standard deviation, in float64.
 
-        The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which is the
-        same for whatever they are.
+        The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which moves no
+        two of them further apart. Up to 2^53 float64 numbers are exact integers, and so is the noisy sum.
         """
         drawn, parts = self._next
         for part in parts:
@@ -71,8 +72,7 @@ class SumNoise:
         noise = drawn.to(self._device, non_blocking=True)
         self._next = self._start()
         step = deviation / POINTS
-        points = torch.nan_to_num(sums / step).clamp(-(2.0**52), 2.0**52).round().to(torch.int64)
-        return (points + noise).double() * step
+        return (sums / step).nan_to_num_().clamp_(-_MOST, _MOST).round_().add_(noise).mul_(step)
 
     def _start(self) -> tuple[torch.Tensor, list[Future[None]]]:
         # Pinned memory is copied to a GPU while the CPU goes on.

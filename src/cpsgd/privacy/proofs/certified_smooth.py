@@ -165,13 +165,15 @@ _GAIN, _CLOSE = 1.002, 0.998
 # How far sums without separate noise are from a Gaussian of equal variance.
 _STEPS_EXCESS = 1.0015
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
-_CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9998, 1.0 + 1e-4, 8, 2
+_CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9998, 1.0 + 1e-4, 14, 2
 # Drafts of the certificate; their μ over that of the certificate, roughly and at most; how near to what is allowed they
 # come.
 _DRAFTS, _DRAFT_EXCESS, _DRAFT_MOST, _DRAFT_CLOSE = 6, 1.015, 1.04, 0.03
 _DRAFT_CLOSE_ENOUGH, _DRAFT_AIM = 0.985, 1.005
 # How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
 _LONGEST_STEP, _STEEPEST = 1.3, 6.0
+# The same for the first step after drafts, which are nearly right.
+_STEP = 1.02
 
 
 @dataclass(frozen=True)
@@ -352,17 +354,22 @@ def _drafted(run: Run, claim: Claim) -> tuple[float, float]:
     """Returns about the smallest scale, by drafts of the certificate, and the power of s that μ falls with there."""
     allowed, scale, power = _Allowed.of(run, claim), base.ideal_scale(run, claim) * _STEPS_EXCESS, 1.0
     last: tuple[float, float] | None = None
+    # The largest scale without a certificate.
+    failed = 0.0
     for _ in range(_DRAFTS):
         try:
             here, found = allowed.reached(run, scale, draft=True)
         except ConditionError:
-            scale, last = scale * _LONGEST_STEP, None
+            failed = max(failed, scale)
+            scale = scale * _LONGEST_STEP if last is None else math.sqrt(scale * last[0])
             continue
         tried, found = here.protocol.mechanism.scale, found / _DRAFT_EXCESS
         power = _power(last, (tried, found), power)
         if last is None and abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
             break  # as near to a Gaussian as the first guess supposes
         last, scale = (tried, found), tried * min((found / allowed.mu) ** (1.0 / power), _LONGEST_STEP)
+        if scale <= failed:
+            scale = math.sqrt(failed * tried)
         if abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
             break
     return scale, power
@@ -378,7 +385,7 @@ def _power(last: tuple[float, float] | None, here: tuple[float, float], known: f
 def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
     """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
     allowed, power, scale = _Allowed.of(run, claim), 1.0, wanted
-    close, aim = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM) if draft else (_CLOSE_ENOUGH, _AIM)
+    close, aim, longest = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM, _LONGEST_STEP) if draft else (_CLOSE_ENOUGH, _AIM, _STEP)
     if wanted <= (rough := base.ideal_scale(run, claim) * _STEPS_EXCESS):
         scale, power = (rough * _DRAFT_EXCESS, 1.0) if draft else _drafted(run, claim)
     enough, at_enough = math.inf, 0.0
@@ -408,7 +415,8 @@ def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
         if found < math.inf:
             power = _power(last, (tried, found), power)
         last = (tried, found) if found < math.inf else None
-        following = max(tried, 1e-300) * min((found / allowed.mu) ** (1.0 / power), _LONGEST_STEP) * aim
+        following = max(tried, 1e-300) * min((found / allowed.mu) ** (1.0 / power), longest) * aim
+        longest = min(longest * longest, _LONGEST_STEP)
         if below and enough < math.inf and not below < following < enough:
             share = math.log(allowed.mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
             following = enough * (below / enough) ** share * (1.0 + 1e-4)
