@@ -16,6 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 from cpsgd import _validate
 from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import (
     Binomial,
@@ -43,6 +44,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         LazyCoins,
         RoundedGaussian,
         CorrelatedGaussian,
+        RoundedCorrelated,
         DiscreteLaplace,
     )
 }
