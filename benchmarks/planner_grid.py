@@ -9,6 +9,11 @@ plans all of them, writes `grid.csv` and fails where a plan is worse than what t
 was recorded once with the package as it was before coins and the smoothed certificate (commit e3c2542):
 
     PYTHONPATH=OLD/src python benchmarks/planner_grid.py --out docs/results/planner --record-before
+
+    python benchmarks/planner_grid.py --kinds
+
+prints the processor seconds of one plan of each kind (secure, sampled, correlated, few coordinates, ...), without and
+with the frontier that `cpsgd plan` shows.
 """
 
 from __future__ import annotations
@@ -30,6 +35,35 @@ NAME = "grid.csv"
 BITS = {
     False: (0.05, 0.3, 1.0, math.log2(3), 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0),
     True: (4.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "large": {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9},
+    "4 bits": {"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9, "bits": 4},
+    "secure": {"clients": 100, "dim": 10_000, "epsilon": 2.0, "delta": 1e-6, "secure": True},
+    "secure, dropout": {
+        **{"clients": 1_000, "dim": 51_370, "epsilon": 2.0, "delta": 1e-6, "secure": True, "rounds": 100},
+        **{"dropout": 0.1, "colluding": 50},
+    },
+    "few coordinates": {"clients": 50, "dim": 10, "epsilon": 1.0, "delta": 1e-6},
+    "one coordinate": {"clients": 1_000, "dim": 1, "epsilon": 1.0, "delta": 1e-6},
+    "pure": {"clients": 1_000, "dim": 10, "epsilon": 2.0, "delta": 0.0},
+    "poisson": {
+        **{"clients": 1_000, "dim": 10_000, "epsilon": 2.0, "delta": 1e-6, "rounds": 500},
+        **{"participation": "poisson:0.01", "adjacency": "zero-out"},
+    },
+    "fixed-size, secure": {
+        **{"clients": 100, "dim": 51_370, "epsilon": 2.0, "delta": 1e-5, "rounds": 1_000, "secure": True},
+        **{"participation": "fixed-size:0.02"},
+    },
+    "correlated": {
+        **{"clients": 10_000, "dim": 65_536, "epsilon": 2.0, "delta": 1e-9, "rounds": 2_500},
+        **{"participation": "once", "correlated": "auto"},
+    },
+    "correlated, secure": {
+        **{"clients": 1_000, "dim": 10_000, "epsilon": 2.0, "delta": 1e-6, "rounds": 100, "secure": True},
+        **{"correlated": "auto"},
+    },
+    "two servers": {"clients": 1_000, "dim": 1_000, "epsilon": 2.0, "delta": 1e-6, "pair": True},
 }
 ASKED = ("clients", "dim", "epsilon", "delta", "bits", "secure", "rounds")
 COLUMNS = (*ASKED, "before", "binomial", "best", "mechanism", "seconds")
@@ -78,6 +112,20 @@ def judge(asked: dict[str, Any], before: str) -> dict[str, Any]:
     return {**row, "mechanism": mechanism, "seconds": f"{seconds:.2f}"}
 
 
+def time_kinds() -> None:
+    """Prints the processor seconds of a plan of each kind, and with its frontier."""
+    print(f"{'kind':<20} {'plan':>6} {'+ frontier':>10}  ratio  mechanism")
+    for name, asked in KINDS.items():
+        start = time.process_time()
+        found = plan(**asked)
+        planned = time.process_time() - start
+        assert found.frontier
+        whole = time.process_time() - start
+        print(
+            f"{name:<20} {planned:6.2f} {whole:10.2f}  {found.ratio:.3f}  {found.protocol.mechanism.name}", flush=True
+        )
+
+
 def worse(row: dict[str, Any]) -> bool:
     """Returns whether there was a better plan before, or is one with the paper's mechanism."""
     known = [float(row[name]) for name in ("before", "binomial") if row[name]]
@@ -90,9 +138,15 @@ def key(row: dict[str, Any]) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of grid.csv")
+    parser.add_argument("--out", type=Path, help="folder of grid.csv")
+    parser.add_argument("--kinds", action="store_true", help="time one plan of each kind instead")
     parser.add_argument("--record-before", action="store_true", help="record what the package on the path reaches")
     chosen = parser.parse_args()
+    if chosen.kinds:
+        time_kinds()
+        return
+    if chosen.out is None:
+        parser.error("give --out, or --kinds")
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / NAME
     known: dict[tuple[str, ...], str] = {}

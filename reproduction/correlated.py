@@ -90,7 +90,12 @@ def trained(data: Dataset, row: dict[str, Any], kind: Kind, seed: int, options: 
             schedule=row["schedule"],
             averaging=row["averaging"] or None,
         ),
-        run=RunOptions(seed=seed, evaluate_every=max(1, rounds // 50), device=options.device),
+        run=RunOptions(
+            seed=seed,
+            evaluate_every=max(1, rounds // 50),
+            device=options.device,
+            memory_limit=options.memory_limit,
+        ),
     )
     curve = [(m.round + 1, m.accuracy) for m in trainer.run() if m.accuracy is not None]
     guarantee = trainer.guarantee()
@@ -197,6 +202,7 @@ def main() -> None:
     arguments.add_argument("--bands", type=int, nargs="+", help="only settings with so many bands")
     arguments.add_argument("--passes", type=int, nargs="+", help="only settings with so many passes")
     arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--memory-limit", type=int, help="MiB of clients at a time; more is faster for many passes")
     arguments.add_argument("--no-draw", action="store_true", help="numbers only, without matplotlib")
     options = arguments.parse_args()
     options.rounds = options.rounds or ROUNDS[options.dataset]

@@ -20,7 +20,7 @@ FLOORS = [
     {"errors"},
     {"_durable"},
     {"_record_log", "_plain", "tables", "_validate", "_torch", "randomness"},
-    {"neighbours"},
+    {"_exact", "neighbours"},
     {"promise"},
     {"codec"},
     {"paper"},

@@ -49,7 +49,16 @@ def test_only_what_is_new_is_read(log: RecordLog) -> None:
         last = records.append("three")
         assert records.records(after=end) == ["three"]
         assert records.end == last
-    log.path.write_bytes(log.path.read_bytes()[: end.size - 1])
+    whole = log.path.read_bytes()[: end.size]
+    for mended in (whole[:-1], whole[:-1] + b"x"):
+        log.path.write_bytes(mended)
+        with log.opened(reading=True) as records:
+            assert records.records(after=end) == []
+        assert log.path.read_bytes() == mended
+        with log.opened() as records:
+            assert records.records(after=end) == []
+        assert log.path.read_bytes() == whole
+    log.path.write_bytes(whole[:-2])
     with log.opened() as records, pytest.raises(DamagedFileError, match="records are gone"):
         records.records(after=end)
     log.path.unlink()

@@ -18,7 +18,7 @@ from pyarrow import csv, feather, parquet
 
 from cpsgd import tables
 from cpsgd.errors import ColumnError, ParameterError, TableError
-from cpsgd.tables import labels, numbers, open_table, text_of
+from cpsgd.tables import labels, maybe_numbers, numbers, open_table, text_of
 
 AGES = [41.0, 17.5, 63.0, 8.0, 29.0]
 NAMES = ["a", "b", "a", "c", "b"]
@@ -263,7 +263,6 @@ def test_categories_are_texts() -> None:
         ("ragged.csv", b"a,b\n1,2\n1\n", TableError),
         ("unnamed.csv", b"1,2\n3,4\n", TableError),
         ("twice.csv", b"a,a\n3,4\n", TableError),
-        ("gap.csv", b"a,b\n1,\n", ColumnError),
         ("long.csv", b"a,b\n1,2\n" + b"3" * (3 << 20) + b",4\n", TableError),
         ("damaged.npy", b"\x93NUMPY", TableError),
         ("table.xlsx", b"", ParameterError),
@@ -291,7 +290,7 @@ def test_missing_files_columns_and_tables() -> None:
     with pytest.raises(ColumnError, match="no column 'height'; it has age"):
         open_table({"age": [1]}).chunks(["height"])
     with pytest.raises(TableError, match="empty"):
-        open_table({"age": []}).chunks(["age"])
+        list(open_table({"age": []}).chunks(["age"]))
     with pytest.raises(TableError, match="different lengths"):
         open_table({"a": [1], "b": [1, 2]})
     for strange in (3, object(), np.zeros((2, 2, 2))):
@@ -306,3 +305,22 @@ def test_frames_are_never_imported() -> None:
         "sys.exit(bool({'pandas', 'polars', 'pyarrow'} & sys.modules.keys()))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
+    (tmp_path / "gap.csv").write_text("a,b\n1,x\n,y\n3,\n")
+    chunk = open_table(tmp_path / "gap.csv").columns(["a", "b"])
+    with pytest.raises(ColumnError, match="missing='drop'"):
+        numbers("a", chunk["a"])
+    with pytest.raises(ColumnError, match="missing='drop'"):
+        labels("b", chunk["b"])
+    values, there = maybe_numbers("a", chunk["a"])
+    assert (values.tolist(), there.tolist()) == ([1.0, 0.0, 3.0], [True, False, True])
+    texts, number = labels("b", chunk["b"], missing=True)
+    assert [texts[i] if i >= 0 else None for i in number] == ["x", "y", None]
+
+
+def test_lists_of_mappings_are_tables() -> None:
+    table = open_table([{"age": 41, "sex": "f"}, {"sex": "m"}])
+    assert (table.names, table.rows) == (("age", "sex"), 2)
+    assert maybe_numbers("age", table.columns(["age"])["age"])[1].tolist() == [True, False]

@@ -10,7 +10,6 @@ no bit of a sum, and processes are left out.
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import dataclass
 from functools import cache
 
@@ -55,7 +54,7 @@ def planned(bands: int, rounds: int) -> Plan:
         dropout=0.1,
         colluding=1,
         secure=True,
-        bits=16,
+        bits=None if bands > 1 else 16,
         correlated=bands if bands > 1 else None,
     )
 
@@ -71,7 +70,8 @@ def trained(settings: Settings, seed: int) -> torch.nn.Module:
     plan, share = planned(settings.bands, settings.rounds), IMAGES // settings.rounds
     protocol, model = plan.protocol, task.network(seed)
     step = Momentum(settings.rate, settings.rounds, share)
-    seeds: list[list[bytes]] = [[] for _ in range(SILOS)]
+    memory = protocol.mechanism.memory
+    states = [memory.init() for _ in range(SILOS)]
     sums = ExampleSums(ClientUpdates(model, task.loss), protocol.clip_norm, share)
     for round in range(settings.rounds):
         own = slice(round * share, (round + 1) * share)
@@ -82,12 +82,8 @@ def trained(settings: Settings, seed: int) -> torch.nn.Module:
         )
         total = np.zeros(protocol.dim, dtype=np.uint64)
         for silo, vector in enumerate(np.concatenate(list(sums.chunks(batch)))):
-            if settings.bands > 1:
-                seeds[silo] = [os.urandom(16), *seeds[silo]][: settings.bands]
-                padded = [*seeds[silo], *[None] * (settings.bands - len(seeds[silo]))]
-                total += protocol.encode_integers(vector, round, seeds=padded)
-            else:
-                total += protocol.encode_integers(vector, round)
+            states[silo] = memory.update(states[silo])
+            total += protocol.encode_integers(vector, round, seeds=states[silo])
         mean = protocol.decode_sum(total % np.uint64(protocol.modulus), SILOS, round)
         before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
         after = step(before, mean, round + 1).astype(np.float32)

@@ -1,12 +1,17 @@
-"""The silo's training script. It sends the sum of its images' clipped gradients; `CpsgdExecutor` does the rest."""
+"""The silo's training script. It sends the sum of its images' clipped gradients; `CpsgdExecutor` does the rest.
+
+With the argument `--disjoint` every image is in one round only, as correlated noise wants it.
+"""
 
 from __future__ import annotations
 
+import sys
+
 import nvflare.client as flare
 import torch
-from digits import Network, images_of, loss
+from digits import SHARE, Network, images_of, loss
 
-from cpsgd.engines.nvflare import silo_sum
+from cpsgd.engines.nvflare import accepted_round, silo_sum
 
 
 def main() -> None:
@@ -20,7 +25,10 @@ def main() -> None:
         if received is None:
             break
         model.load_state_dict(received.params)
-        flare.send(silo_sum(received, model, loss, images.features, images.labels))
+        # The images depend on the round's number only, so that no image is in two rounds, whatever the server says.
+        end = SHARE * accepted_round(received)
+        chosen = slice(end - SHARE, end) if "--disjoint" in sys.argv else slice(None)
+        flare.send(silo_sum(received, model, loss, images.features[chosen], images.labels[chosen]))
 
 
 if __name__ == "__main__":

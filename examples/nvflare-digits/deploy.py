@@ -1,6 +1,6 @@
 """The same job in a federation of processes on 127.0.0.1, with mutual TLS and a roster.
 
-python deploy.py [--rounds 90] [--seed 0] [--epsilon 4.0]
+python deploy.py [--rounds 90] [--seed 0] [--epsilon 4.0] [--correlated 8]
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         sites = [f"site-{number}" for number in range(1, SILOS + 1)]
         with Federation(Path(folder), sites, int(os.environ.get("PORT", "8002"))) as federation:
-            recipe = private_recipe(asked.rounds, asked.seed, asked.epsilon, roster=str(federation.roster))
+            roster = str(federation.roster)
+            recipe = private_recipe(asked.rounds, asked.seed, asked.epsilon, asked.correlated, roster=roster)
             env = ProdEnv(str(federation.admin_kit), login_timeout=30.0, username=ADMIN)
             run = recipe.run(env)
             result = run.get_result()

@@ -12,6 +12,8 @@ from cpsgd.learning.models import mlp
 
 SILOS = 10
 IMAGES = 5000
+# With correlated noise every image is in one round only: each of at most 90 rounds has a share of a silo's images.
+SHARE = IMAGES // 90
 
 loss = torch.nn.functional.cross_entropy
 

@@ -1,6 +1,9 @@
 """The job, in NVFlare's simulator: ten silos learn to read digits.
 
 python job.py [--rounds 90] [--seed 0] [--epsilon 4.0] [--baseline]
+
+`deploy.py` also takes `--correlated 8`: silos then take noise and rounding errors away in later rounds, for which each
+needs a memory, and every image is in one round.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from digits import IMAGES, SILOS, Network, accuracy
+from digits import IMAGES, SHARE, SILOS, Network, accuracy
 from momentum import Momentum
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
@@ -19,23 +22,26 @@ from nvflare.recipe.spec import Recipe
 from cpsgd.engines.nvflare import CpsgdRecipe
 
 
-def private_recipe(rounds: int, seed: int, epsilon: float, **server: object) -> Recipe:
+def private_recipe(rounds: int, seed: int, epsilon: float, correlated: int = 0, **server: object) -> Recipe:
     """Returns secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image.
 
     The silos have their own limit, whatever epsilon the server plans for.
     """
+    images = SHARE if correlated else IMAGES
+    limits = {"epsilon": 4.0, "delta": 1e-6, "examples": images, "min_clients": 9, "colluding": 1}
     return CpsgdRecipe(
         name="digits",
         model=Network(seed),
         train_script="client.py",
+        train_args="--disjoint" if correlated else "",
         num_clients=SILOS,
         num_rounds=rounds,
         epsilon=epsilon,
         delta=1e-6,
-        examples=IMAGES,
-        plan={"dropout": 0.1, "bits": 16},
-        limits={"epsilon": 4.0, "delta": 1e-6, "examples": IMAGES, "min_clients": 9, "colluding": 1},
-        apply=Momentum(16.0, rounds, IMAGES),
+        examples=images,
+        plan={"dropout": 0.1, **({"correlated": correlated} if correlated else {"bits": 16})},
+        limits={**limits, "disjoint": True} if correlated else limits,
+        apply=Momentum(8.0 if correlated else 16.0, rounds, images),
         **server,
     )
 
@@ -61,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=90)
     parser.add_argument("--seed", type=int, default=0, help="of the first model; the noise has no seed")
     parser.add_argument("--epsilon", type=float, default=4.0, help="of one image, over all rounds")
+    parser.add_argument("--correlated", type=int, default=0, help="bands of correlated noise, for deploy.py")
     parser.add_argument("--baseline", action="store_true", help="federated averaging without privacy")
     return parser.parse_args()
 

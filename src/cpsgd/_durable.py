@@ -196,18 +196,19 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def hold(file: IO[bytes], timeout: float | None = None) -> None:
+def hold(file: IO[bytes], timeout: float | None = None, *, shared: bool = False) -> None:
     """Locks an open file until it is closed; other processes and threads that lock it wait, by whichever name.
 
     Args:
-        file: Open for writing.
+        file: The file.
         timeout: Seconds to wait for others; None for as long as it takes.
+        shared: Whether others may hold it as well, if they share it, too. Windows has no such locks.
 
     Raises:
         TimeoutError: Others have held it for that long.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    while not _try_lock(file.fileno()):
+    while not _try_lock(file.fileno(), shared):
         if until is not None and time.monotonic() >= until:
             raise TimeoutError(errno.ETIMEDOUT, "another process has it locked")
         time.sleep(0.005)
@@ -216,7 +217,7 @@ def hold(file: IO[bytes], timeout: float | None = None) -> None:
 if sys.platform == "win32":
     import msvcrt
 
-    def _try_lock(descriptor: int) -> bool:
+    def _try_lock(descriptor: int, shared: bool) -> bool:
         os.lseek(descriptor, 1 << 62, os.SEEK_SET)  # far beyond the content, which stays readable
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -227,9 +228,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(descriptor: int) -> bool:
+    def _try_lock(descriptor: int, shared: bool) -> bool:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

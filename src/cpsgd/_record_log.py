@@ -12,7 +12,7 @@ after the last whole one. No caller was told that such a record exists, so the n
 lacks only its newline, or has another character there, is whole and stays. Whole lines are never cut off.
 
 **Locks.** `opened` locks the file itself: processes that know it by another name (a hard link, a mount) wait as well.
-There is no side file.
+There is no side file. Readers share the lock, and leave a torn tail to the next writer.
 
 **Files of earlier releases** may begin with lines that have no hash. They are handed out like others, and the first
 record that is added has them in its hash.
@@ -26,8 +26,7 @@ How to use it:
   `write_file(path, seal("seeds", body), mode=0o600)` of `cpsgd._durable` inside the memory's `opened()`, whose lock
   covers both. A file without a seal (`is_sealed`) is one of 0.2.0. How often seeds were handed on is a record of the
   memory, so an older copy of the seeds is noticed.
-* *A ledger*: with the domain `b"cpsgd ledger 1\n"` the hashes are those of `cpsgd.ledger.chain`. `records(after=End)`
-  reads only what is new, and `End` is the head.
+* *A ledger* has the domain `b"cpsgd ledger 1\n"`. `read(after=End)` reads only what is new, and `End` has the head.
 
 Why our own: SQLite keeps its journal beside the file's name and so loses records of a file with two names. The logs
 that libraries offer (LMDB, LevelDB) are folders with files of their own.
@@ -35,6 +34,7 @@ that libraries offer (LMDB, LevelDB) are folders with files of their own.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -49,6 +49,11 @@ from cpsgd.errors import DamagedFileError, ParameterError
 _MARK = " #"
 _DIGEST = 64
 _SUFFIX = len(_MARK) + _DIGEST
+_CHUNK = 1 << 20
+# Nobody writes longer lines; a file without newlines is not read as a whole.
+_LONGEST_LINE = 1 << 28
+# A file that is replaced while its lock is waited for is opened again, this often at most.
+_MOST_REPLACED = 100
 
 
 @dataclass(frozen=True)
@@ -84,19 +89,35 @@ class RecordLog:
         self._mode, self._timeout = mode, timeout
 
     @contextmanager
-    def opened(self) -> Iterator[OpenLog]:
-        """Yields the log while nobody else has it open; a new one where there is no file.
+    def opened(self, *, reading: bool = False) -> Iterator[OpenLog]:
+        """Yields the log while nobody else writes to it; a new one where there is no file.
+
+        Args:
+            reading: Whether others may read it meanwhile. Then nothing is written, and the file must exist.
 
         Raises:
             OSError: The file cannot be opened.
             TimeoutError: Others have had it open for too long.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        with os.fdopen(os.open(self.path, flags, self._mode), "r+b") as file:
-            hold(file, self._timeout)
-            if not os.fstat(file.fileno()).st_size:
-                sync_folder(self.path.parent)
-            yield OpenLog(file, self.domain)
+        flags = os.O_RDONLY if reading else os.O_RDWR | os.O_CREAT | os.O_APPEND
+        for _ in range(_MOST_REPLACED):
+            descriptor = os.open(self.path, flags | getattr(os, "O_BINARY", 0), self._mode)
+            with os.fdopen(descriptor, "rb" if reading else "r+b") as file:
+                hold(file, self._timeout, shared=reading)
+                if not _is_at(file, self.path):
+                    continue  # the file was replaced while this waited
+                if not reading and not os.fstat(file.fileno()).st_size:
+                    sync_folder(self.path.parent)
+                yield OpenLog(file, self.domain, reading=reading)
+                return
+        raise TimeoutError(errno.ETIMEDOUT, "the file is replaced again and again", str(self.path))
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 class OpenLog:
@@ -106,9 +127,9 @@ class OpenLog:
         end: The end of what was read or appended last; None before.
     """
 
-    def __init__(self, file: IO[bytes], domain: bytes) -> None:
-        """Reads nothing yet."""
-        self._file, self._domain = file, domain
+    def __init__(self, file: IO[bytes], domain: bytes, *, reading: bool = False) -> None:
+        """Reads nothing yet. Where it is only read, torn tails stay as they are."""
+        self._file, self._domain, self._reading = file, domain, reading
         self.end: End | None = None
 
     def records(self, after: End | None = None) -> list[str]:
@@ -117,23 +138,111 @@ class OpenLog:
         Raises:
             DamagedFileError: A record was changed, removed or inserted, or the file does not continue `after`.
         """
+        return [text for text, _ in self.read(after)]
+
+    def read(self, after: End | None = None) -> Iterator[tuple[str, End]]:
+        """Yields the text of each record and the place after it, from a place on. Mends a torn tail at the end.
+
+        Raises:
+            DamagedFileError: As for `records`.
+        """
         end = End() if after is None else after
-        self._check_continues(end)
-        self._file.seek(end.size)
-        *lines, tail = self._file.read().split(b"\n")
-        found = []
-        for line in lines:
-            text, end = self._record(line, end)
-            found.append(text)
-        if tail:
-            whole = next((line for line in (tail, tail[:-1]) if self._is_whole(line, end)), b"")
-            os.ftruncate(self._file.fileno(), end.size + len(whole))
+        if not self.continues(end):
+            raise DamagedFileError("The file does not continue what was read from it before: records are gone.")
+        place, rest = end.size, b""
+        while chunk := self._bytes(place, _CHUNK):
+            place += len(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                raise DamagedFileError(f"Record {end.records} is damaged: it has no end.")
+            for line in lines:
+                text, end = self._record(line, end)
+                yield text, end
+        if rest:
+            whole = next((line for line in (rest, rest[:-1]) if self._is_whole(line, end)), b"")
+            if not self._reading:
+                os.ftruncate(self._file.fileno(), end.size + len(whole))
+                if whole:
+                    append(self._file, b"\n")
             if whole:
-                append(self._file, b"\n")
                 text, end = self._record(whole, end)
-                found.append(text)
+                yield text, end
         self.end = end
-        return found
+
+    def backwards(self) -> Iterator[tuple[str, int, str]]:
+        """Yields text, place of the end, and hash of each record, the last one first; skips a torn tail.
+
+        Each is checked against the hash of the one before it, as that stands in the file.
+
+        Raises:
+            DamagedFileError: A record does not follow the one before it.
+        """
+        lines = self._lines_backwards()
+        tail, ends = next(lines)
+        waiting, torn = ([tail, tail[:-1]] if tail else []), True
+        for line, next_ends in lines:
+            found = self._following(waiting, _stated(line))
+            if found is not None:
+                yield found[0], ends + 1, found[1]
+            elif not torn:
+                raise DamagedFileError("A record does not follow the one before it: one of them was changed.")
+            waiting, ends, torn = [line], next_ends, False
+        if (found := self._following(waiting, End().hash)) is not None:
+            yield found[0], ends + 1, found[1]
+        elif not torn:
+            raise DamagedFileError("The first record is damaged.")
+
+    def _lines_backwards(self) -> Iterator[tuple[bytes, int]]:
+        """Yields what follows the last newline, and then each line before it, with the place of their last bytes."""
+        place = ends = self._file.seek(0, os.SEEK_END)
+        rest = b""
+        while place:
+            start = max(0, place - _CHUNK)
+            rest, *lines = (self._bytes(start, place - start) + rest).split(b"\n")
+            place = start
+            for line in reversed(lines):
+                yield line, ends
+                ends -= len(line) + 1
+        yield rest, ends
+
+    def _following(self, lines: list[bytes], before: str) -> tuple[str, str] | None:
+        """Returns text and hash of the first of these lines that is a record after one with this hash."""
+        for line in lines:
+            text, stated = line[:-_SUFFIX].decode("ascii", "replace"), _stated(line)
+            if stated and before and text.isascii() and _hash(self._domain, before, text) == stated:
+                return text, stated
+        return None
+
+    def beginning(self, count: int) -> bytes:
+        """Returns the first bytes of the file, at most this many."""
+        return self._bytes(0, count)
+
+    def hash_before(self, place: int) -> str:
+        """Returns the hash of the record that ends at this place, as it stands in the file; empty if none does."""
+        return _stated(self._bytes(place - _SUFFIX - 1, _SUFFIX)) if place > _SUFFIX else ""
+
+    def record(self, start: End, size: int) -> tuple[str, End]:
+        """Returns the record between two places, and the second place.
+
+        Raises:
+            DamagedFileError: There is no such record.
+        """
+        return self._record(self._bytes(start.size, size - start.size - 1), start)
+
+    def continues(self, end: End) -> bool:
+        """Returns whether the record before a place is the one that was there; mends its newline if it is the last."""
+        size = self._file.seek(0, os.SEEK_END)
+        if not end.written:
+            return size >= end.size
+        if self.hash_before(end.size) != end.hash:
+            return False
+        if self._bytes(end.size - 1, 1) != b"\n":
+            if size > end.size:
+                return False
+            if not self._reading:
+                os.ftruncate(self._file.fileno(), end.size - 1)
+                append(self._file, b"\n")
+        return True
 
     def append(self, *texts: str) -> End:
         """Adds records; they are on the disk when this returns. Returns the new end.
@@ -150,17 +259,13 @@ class OpenLog:
         for text in texts:
             if not text or not text.isascii() or not text.isprintable():
                 raise ParameterError("Expected a record to be one line of printable ASCII characters.")
-            digest = self._hash(end.hash, text)
-            lines.append(f"{text}{_MARK}{digest}\n".encode("ascii"))
-            end = End(end.records + 1, end.size + len(lines[-1]), digest, written=True)
+            line, end = record_line(self._domain, text, end)
+            lines.append(line)
         append(self._file, b"".join(lines))
         self.end = end
         return end
 
     # ------------------------------------------------------------------ inside
-
-    def _hash(self, previous: str, text: str) -> str:
-        return hashlib.sha256(self._domain + bytes.fromhex(previous) + text.encode("ascii")).hexdigest()
 
     def _record(self, line: bytes, end: End) -> tuple[str, End]:
         """Returns the text of a whole line after this place, and the place after it."""
@@ -173,7 +278,7 @@ class OpenLog:
         stated = text[-_DIGEST:]
         if written:
             text = text[:-_SUFFIX]
-        digest = self._hash(end.hash, text)
+        digest = _hash(self._domain, end.hash, text)
         if stated != digest if written else end.written:
             raise DamagedFileError(
                 f"Record {number} does not follow the one before it: one of them was changed, removed or inserted."
@@ -186,9 +291,24 @@ class OpenLog:
         except DamagedFileError:
             return False
 
-    def _check_continues(self, end: End) -> None:
-        """Refuses a file in which the record before a place is not the one that was there."""
-        before = f"{end.hash}\n".encode() if end.written else b""
-        self._file.seek(end.size - len(before))
-        if self._file.read(len(before)) != before or self._file.seek(0, os.SEEK_END) < end.size:
-            raise DamagedFileError("The file does not continue what was read from it before: records are gone.")
+    def _bytes(self, place: int, count: int) -> bytes:
+        self._file.seek(place)
+        return self._file.read(count)
+
+
+def record_line(domain: bytes, text: str, after: End) -> tuple[bytes, End]:
+    """Returns the line of a record that follows a place, and the place after it."""
+    digest = _hash(domain, after.hash, text)
+    line = f"{text}{_MARK}{digest}\n".encode("ascii")
+    return line, End(after.records + 1, after.size + len(line), digest, written=True)
+
+
+def _hash(domain: bytes, previous: str, text: str) -> str:
+    return hashlib.sha256(domain + bytes.fromhex(previous) + text.encode("ascii")).hexdigest()
+
+
+def _stated(line: bytes) -> str:
+    """Returns the hash at the end of a line; empty if it has none."""
+    digest = line[-_DIGEST:]
+    whole = line[-_SUFFIX:-_DIGEST] == _MARK.encode() and set(digest) <= set(b"0123456789abcdef")
+    return digest.decode("ascii") if whole else ""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import reprlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -266,7 +266,7 @@ class Protocol:
 
     # ------------------------------------------------------------------ the client's half
 
-    def encode(self, vector: ArrayLike, round: int, *, seeds: Sequence[bytes | None] | None = None) -> bytes:
+    def encode(self, vector: ArrayLike, round: int, *, seeds: Any = None) -> bytes:
         """Returns one client's message: clip, rotate, round, add noise, pack.
 
         Args:
@@ -314,9 +314,7 @@ class Protocol:
         """
         return batch.encode_many(self, vectors, round, threads)
 
-    def encode_integers(
-        self, vector: ArrayLike, round: int, *, seeds: Sequence[bytes | None] | None = None
-    ) -> NDArray[np.uint32]:
+    def encode_integers(self, vector: ArrayLike, round: int, *, seeds: Any = None) -> NDArray[np.uint32]:
         """Returns one client's integers, for transports that add them up themselves: secure aggregation, an all-reduce.
 
         What `encode` would pack into a message: one number below `mechanism.values` per coordinate, with fresh noise

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_type_hints
 from cpsgd import _validate
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
+from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import (
     Binomial,
@@ -45,6 +46,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         RoundedGaussian,
         CorrelatedGaussian,
         RoundedCorrelated,
+        ShapedGaussian,
         DiscreteLaplace,
     )
 }

@@ -7,6 +7,7 @@ for the holder of the table, and no guarantee covers them: a refusal says someth
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ FILES = (".npy", *_TEXT, ".parquet", ".feather", ".arrow")
 """Suffixes of files that are read."""
 # Bytes of text that are parsed at a time, and the longest line; pyarrow reads some blocks ahead.
 _TEXT_BLOCK = 1 << 20
+# Dropping rows by hand would change the number of users by what is protected.
+_REMEDY = "say what they count as: missing='drop', 'bounds' or a value (--missing)"
 # A number as people and programs write it. Texts with leading zeros are codes, not numbers.
 _NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 
@@ -66,7 +69,7 @@ class DataTable:
 
         Raises:
             ColumnError: A column is missing.
-            TableError: The table is empty or cannot be read.
+            TableError: The table is empty or cannot be read; as soon as the first chunk is asked for.
         """
         asked = tuple(dict.fromkeys(columns))
         if not asked:
@@ -75,9 +78,14 @@ class DataTable:
             if name not in self.names:
                 known = ", ".join(self.names[:20]) + (", …" if len(self.names) > 20 else "")
                 raise ColumnError(f"{self.title} has no column {name!r}; it has {known or 'none'}.")
-        if self.rows == 0:
+        return self._filled(self.read(asked))
+
+    def _filled(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        first = next(chunks, None)
+        if first is None:
             raise TableError(f"{self.title} is empty.")
-        return self.read(asked)
+        yield first
+        yield from chunks
 
     def columns(self, columns: Iterable[str]) -> Chunk:
         """Returns whole columns, in memory; errors as of `chunks`."""
@@ -94,7 +102,8 @@ def open_table(source: object) -> DataTable:
 
     Args:
         source: An array of two dimensions (its columns are named "0", "1", ...), a structured array, a mapping of names
-            to columns, a frame of pandas or polars, a pyarrow table or data set, or the path of a file or a folder.
+            to columns, a list of mappings (one per row), a frame of pandas or polars, a pyarrow table or data set, or
+            the path of a file or a folder.
 
     Raises:
         TableError: It is not a table, or the file cannot be read as one.
@@ -111,6 +120,8 @@ def open_table(source: object) -> DataTable:
         return _open_path(Path(source))
     if isinstance(source, Mapping):
         return _of_columns("The table", {str(name): _array(str(name), column) for name, column in source.items()})
+    if isinstance(source, list | tuple) and source and all(isinstance(row, Mapping) for row in source):
+        return _of_rows(source)
     if isinstance(source, np.ndarray | list | tuple):
         return _of_array("The array", _unmasked("The array", source))
     if type(source).__module__.partition(".")[0] == "pyarrow" and hasattr(source, "to_batches"):
@@ -134,21 +145,81 @@ def numbers(name: str, column: Column, title: str = "The table") -> NDArray[np.f
     except (TypeError, ValueError, OverflowError):
         raise ColumnError(f"{title}: column {name!r} is not of numbers.") from None
     if not np.isfinite(found).all():
-        raise ColumnError(f"{title}: column {name!r} has NaN, missing or infinite values; fill them in or drop them.")
+        raise ColumnError(f"{title}: column {name!r} has NaN, missing or infinite values; {_REMEDY}.")
     return found
 
 
-def labels(name: str, column: Column, title: str = "The table") -> tuple[list[str], NDArray[np.int64]]:
+def maybe_numbers(name: str, column: Column, title: str = "The table") -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Returns a column as numbers, and which of them are there. Infinity is the largest number of its sign.
+
+    Missing are None, NaN, blanks, and among texts whatever is not a number.
+
+    Example:
+        >>> values, there = maybe_numbers("age", np.array(["41", "", "unknown", "1e400"], dtype=object))
+        >>> there.tolist(), values[3] > 1e300
+        ([True, False, False, True], True)
+    """
+    kind = column.dtype.kind
+    if kind not in "fiubOUS":
+        raise ColumnError(f"{title}: column {name!r} holds {column.dtype}, not numbers.")
+    if kind in "fiub":
+        found = column.astype(np.float64)
+    else:
+        found = np.fromiter(map(_number_or_nan, column.tolist()), dtype=np.float64, count=len(column))
+    return np.nan_to_num(found, nan=0.0), ~np.isnan(found)
+
+
+def _number_or_nan(entry: object) -> float:
+    try:
+        return float(entry)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
+    except OverflowError:
+        return math.inf if entry > 0 else -math.inf  # type: ignore[operator]
+
+
+def _is_missing(column: Column) -> NDArray[np.bool_]:
+    """Returns which entries are None, NaN, infinite, no time, or blank text."""
+    kind = column.dtype.kind
+    if kind == "f":
+        return ~np.isfinite(column)
+    if kind in "mM":
+        return np.isnat(column)
+    if kind in "OUS":
+        blank = (None, "", b"")
+        return np.fromiter(
+            ((e.strip() if isinstance(e, str | bytes) else e) in blank or e != e for e in column.tolist()),
+            dtype=np.bool_,
+            count=len(column),
+        )
+    return np.zeros(len(column), dtype=np.bool_)
+
+
+def labels(
+    name: str, column: Column, title: str = "The table", *, missing: bool = False
+) -> tuple[list[str], NDArray[np.int64]]:
     """Returns the different texts in a column (see `text_of`), and for each row the number of its text.
+
+    Args:
+        name: The column's name.
+        column: The column.
+        title: The table's.
+        missing: Whether values may be missing; the number of such a row is -1.
 
     Raises:
         ColumnError: It has missing values, or text among numbers.
     """
     kind = column.dtype.kind
-    if (kind == "f" and not np.isfinite(column).all()) or (kind in "mM" and np.isnat(column).any()):
-        raise ColumnError(f"{title}: column {name!r} has NaN, missing or infinite values; fill them in or drop them.")
     if kind not in "fiubOUSmM":
         raise ColumnError(f"{title}: column {name!r} holds {column.dtype}, not categories.")
+    if missing and (gone := _is_missing(column)).any():
+        number = np.full(len(column), -1, dtype=np.int64)
+        texts: list[str] = []
+        if not gone.all():
+            texts, number[~gone] = labels(name, column[~gone], title)
+        return texts, number
+    if (kind == "f" and not np.isfinite(column).all()) or (kind in "mM" and np.isnat(column).any()):
+        raise ColumnError(f"{title}: column {name!r} has NaN, missing or infinite values; {_REMEDY}.")
     if kind == "O":
         _check_types(name, column, title)
     try:
@@ -162,8 +233,8 @@ def labels(name: str, column: Column, title: str = "The table") -> tuple[list[st
     except (TypeError, ValueError, ArithmeticError):
         raise ColumnError(f"{title}: column {name!r} is not of single values of one type.") from None
     written = [text_of(entry) for entry in different]
-    texts = {text: number for number, text in enumerate(dict.fromkeys(written))}
-    return list(texts), np.array([texts[text] for text in written], dtype=np.int64)[which.reshape(-1)]
+    places = {text: number for number, text in enumerate(dict.fromkeys(written))}
+    return list(places), np.array([places[text] for text in written], dtype=np.int64)[which.reshape(-1)]
 
 
 def text_of(value: object) -> str:
@@ -191,7 +262,7 @@ def _check_types(name: str, column: Column, title: str) -> None:
     """Refuses missing values, and text among other values."""
     types = {type(entry) for entry in column.tolist()}
     if type(None) in types or (float in types and any(e != e for e in column.tolist() if isinstance(e, float))):
-        raise ColumnError(f"{title}: column {name!r} has missing values; fill them in or drop their rows.")
+        raise ColumnError(f"{title}: column {name!r} has missing values; {_REMEDY}.")
     if str in types and len(types) > 1:
         raise ColumnError(f"{title}: column {name!r} mixes text and other values; make it one of them.")
 
@@ -216,7 +287,7 @@ def _of_columns(title: str, columns: Mapping[str, Column]) -> DataTable:
 def _unmasked(what: str, values: Any) -> Any:
     # NumPy forgets a mask on the way to an array, and the values under it would count.
     if np.ma.is_masked(values):
-        raise ColumnError(f"{what} has masked values; fill them in or drop their rows.")
+        raise ColumnError(f"{what} has masked values; make them NaN, and {_REMEDY}.")
     return values
 
 
@@ -238,6 +309,13 @@ def _array(name: str, column: Any) -> Column:
     if array.ndim != 1:
         raise ColumnError(f"Expected column {name!r} to have one dimension, got an array of shape {array.shape}.")
     return array
+
+
+def _of_rows(rows: Sequence[Mapping[object, object]]) -> DataTable:
+    """Returns the table of mappings, one per row; a name that a row lacks is a missing value."""
+    names = dict.fromkeys(str(name) for row in rows for name in row)
+    columns = {name: [{str(key): value for key, value in row.items()}.get(name) for row in rows] for name in names}
+    return _of_columns("The table", {name: _array(name, column) for name, column in columns.items()})
 
 
 def _of_array(title: str, source: ArrayLike) -> DataTable:
@@ -343,10 +421,10 @@ def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
                 rows += sum(batch.num_rows for batch in reader)
         return rows
 
-    def column(name: str, cells: Any) -> Column:
+    def column(cells: Any) -> Column:
         cells = compute.utf8_trim_whitespace(cells)
         if compute.any(compute.equal(cells, "")).as_py():
-            raise ColumnError(f"{title}: column {name!r} has empty cells; fill them in or drop their rows.")
+            cells = compute.if_else(compute.equal(cells, ""), None, cells)
         array: Column = cells.to_numpy(zero_copy_only=False)
         return array
 
@@ -356,7 +434,7 @@ def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
                 for batch in reader:
                     for start in range(0, batch.num_rows, CHUNK_ROWS):
                         part = batch.slice(start, CHUNK_ROWS)
-                        yield {name: column(name, part.column(key[name])) for name in names}
+                        yield {name: column(part.column(key[name])) for name in names}
 
     return DataTable(title, names, count, read)
 

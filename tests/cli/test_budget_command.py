@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +57,7 @@ def test_means_are_charged_until_the_budget_is_spent(budget: Any) -> None:
     shown = budget.json("budget", "show", "b.ledger")
     (people,) = shown["populations"]
     assert (people["rounds"], people["unreleased"], len(people["entries"])) == (rounds, 0, rounds)
-    assert people["entries"][0]["event"]["label"] == "cpsgd table mean table.npy"
+    assert people["entries"][0]["event"]["label"] == "cpsgd round mean table.npy"
 
 
 def test_one_mean_for_people(budget: Any) -> None:
@@ -187,19 +185,14 @@ def test_verify(budget: Any) -> None:
     text = budget("budget", "verify", "b.ledger").stdout
     assert "4 records, every hash holds" in text
     assert "a cut end would not be noticed" in text
-    with closing(sqlite3.connect("b.ledger", isolation_level=None)) as connection:
-        trigger = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'records_stay'").fetchone()[0]
-        connection.execute("DROP TRIGGER records_stay")
-        connection.execute("DELETE FROM records WHERE number = 3")
-        connection.execute(trigger)
-        result = budget("budget", "verify", "b.ledger")
-        assert result.exit_code == 1
-        assert "end of the ledger is missing" in result.stderr
-        # By somebody who knows what else is in the file:
-        connection.execute("UPDATE head SET number = 2, hash = (SELECT hash FROM records WHERE number = 2)")
-        connection.execute("UPDATE entries SET closed = NULL")
-    # Sums over the index notice it, until that is made anew.
-    assert "its index or snapshot, is damaged" in budget("budget", "verify", "b.ledger", "--head", head).stderr
+    lines = Path("b.ledger").read_bytes().splitlines(keepends=True)
+    Path("b.ledger").write_bytes(b"".join(lines[:3]))
+    result = budget("budget", "verify", "b.ledger")
+    assert result.exit_code == 1
+    assert "end of the ledger is missing" in result.stderr
+    # By somebody who knows what else is in the folder:
+    Path("b.ledger.index").unlink()
+    budget.succeeds("budget", "verify", "b.ledger", "--head", head)
     budget.succeeds("budget", "repair", "b.ledger")
     budget.succeeds("budget", "verify", "b.ledger", "--head", head)
     result = budget("budget", "verify", "b.ledger", "--head", later, "--json")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, replica, snapshots
+from cpsgd.ledger import Budget, Ledger, RoundEvent, Witness, replica
 from cpsgd.protocol import Protocol
 
 EVENT = RoundEvent(Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0), survivors=1_000)
@@ -115,6 +115,8 @@ def test_lines_for_a_witness(cpsgd: Any) -> None:
     assert "not signed by whom" in result.stderr
     assert cpsgd("budget", "verify", "b.ledger", "--signers", "me.key.pub").exit_code == 2
     Path("b.ledger").write_bytes(old)
+    assert cpsgd("budget", "verify", "b.ledger").exit_code == 1
+    Path("b.ledger.index").unlink()
     result = cpsgd(*check, "--json")
     assert result.exit_code == 1
     assert "has seen" in json.loads(result.stdout)["reason"]
@@ -153,13 +155,12 @@ def test_a_report_for_an_auditor(cpsgd: Any) -> None:
 
 
 def test_repair(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(replica, "SNAPSHOT_EVERY", 3)
     ledger = Ledger("b.ledger")
     ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
     for _ in range(3):
         ledger.reserve("people", EVENT)
-    with ledger._replica.store.writing() as connection:
-        connection.execute("DELETE FROM entries")
+    Path("b.ledger.index").write_bytes(bytes(200))
     result = cpsgd("budget", "verify", "b.ledger")
     assert result.exit_code == 1
     assert "cpsgd budget repair" in result.stderr

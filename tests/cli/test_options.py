@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from cpsgd.cli import options, train
+from cpsgd.cli.app import command_line
 from cpsgd.cli.frame import new_app
 from cpsgd.learning.settings import Settings
 from cpsgd.planner.requirements import Requirements
@@ -76,8 +77,8 @@ def test_what_was_said_can_be_told_from_what_was_not(invoke: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "library"), [("train", Settings), ("plan", Requirements)])
-def test_every_field_is_an_option_with_a_help(cpsgd: Any, name: str, library: type[Any]) -> None:
-    text = cpsgd(name, "--help").stdout
+def test_every_field_is_an_option_with_a_help(invoke: Any, name: str, library: type[Any]) -> None:
+    text = invoke(command_line(full=True), name, "--help-all").stdout
     for entry in fields(library):
         option = "--" + entry.name.replace("_", "-")
         # In capitals, what the option takes.

@@ -27,14 +27,14 @@ def cloud() -> np.ndarray:
 
 
 def save(command: str) -> np.ndarray:
-    points = blobs() if command == "kmeans" else cloud()
+    points = blobs() if command == "table kmeans" else cloud()
     np.save("points.npy", points)
     return points
 
 
 @pytest.mark.parametrize("suffix", ["npy", "csv"])
 def test_centres_of_a_table(cpsgd: Any, suffix: str) -> None:
-    save("kmeans")
+    save("table kmeans")
     np.savetxt("points.csv", blobs(), delimiter=",")
     bits = ("--bits", 8) if suffix == "csv" else ()
     text = cpsgd("table kmeans", f"points.{suffix}", *KMEANS[2:], *bits, "--out", "c.csv").stdout
@@ -45,7 +45,7 @@ def test_centres_of_a_table(cpsgd: Any, suffix: str) -> None:
 
 
 def test_components_of_a_table(cpsgd: Any) -> None:
-    save("pca")
+    save("table pca")
     text = cpsgd(*PCA, "--out", "c.csv").stdout
     components = np.loadtxt("c.csv", delimiter=",")
     np.testing.assert_allclose(components, [[0, 1, 0, 0], [0, 0, 0, 1]], atol=0.25)
@@ -54,7 +54,7 @@ def test_components_of_a_table(cpsgd: Any) -> None:
 
 
 def test_centres_as_json_with_progress_on_a_terminal(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = save("kmeans")
+    points = save("table kmeans")
     result = cpsgd(*KMEANS, "--bits", 8, "--json")
     assert result.stderr == ""
     facts = json.loads(result.stdout)

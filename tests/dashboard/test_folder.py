@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cpsgd.dashboard.folder import Folder, read_bytes, read_object
 from cpsgd.errors import DataError
 from tests.dashboard.samples import write_ledger, write_run
 
+OLD = Path(__file__).parent.parent / "data" / "v0_2_0" / "budgets.ledger"
 LINKS = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as POSIX has them")
 
 
@@ -45,11 +47,12 @@ def test_only_a_ledger_is_taken_for_one(folder: Path) -> None:
         other.execute("CREATE TABLE t (x)")
     other.close()
     (folder / "short.ledger").write_bytes(b"SQLite format 3\0")
-    logged = bytearray((folder / "study.ledger").read_bytes())
+    shutil.copy(OLD, folder / "old.ledger")  # of 0.2.0, which was a database
+    logged = bytearray(OLD.read_bytes())
     logged[18:20] = (2, 2)  # with a write-ahead log: to read it would make files
     (folder / "logged.ledger").write_bytes(logged)
     write_ledger(folder / "no-suffix")
-    assert Folder.at(folder).ledgers() == ["no-suffix", "study.ledger"]
+    assert Folder.at(folder).ledgers() == ["no-suffix", "old.ledger", "study.ledger"]
 
 
 @LINKS

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pyarrow import feather, parquet
 
 from cpsgd import ledger
+from cpsgd._record_log import End, record_line
 from cpsgd.aggregator import Aggregator
 from cpsgd.cli import _files
 from cpsgd.codec import wire
@@ -35,7 +36,6 @@ from cpsgd.errors import CpsgdError
 from cpsgd.learning import checkpoints, settings
 from cpsgd.learning.datasets import mnist
 from cpsgd.ledger import chain
-from cpsgd.ledger.state import State
 from cpsgd.mechanisms import SampledCoins
 from cpsgd.neighbours import Participation
 from cpsgd.protocol import Protocol
@@ -262,10 +262,14 @@ def seal_charges(data: bytes) -> bytes:
 
 def ledger_records(data: bytes) -> None:
     """Records of a ledger, a line each, in a chain that holds."""
-    state = State()
-    for line in data.decode("utf-8", "replace").splitlines():
-        digest = chain.link(state.head.hash, line) if line.isascii() else ""
-        state.apply(state.head.number + 1, line, digest)
+    path = folder() / "records.ledger"
+    end, lines = End(), []
+    for text in data.decode("utf-8", "replace").splitlines():
+        if text.isascii() and text.isprintable():
+            line, end = record_line(chain.DOMAIN, text, end)
+            lines.append(line)
+    path.write_bytes(b"".join(lines))
+    ledger.Ledger(path)
 
 
 def record_seeds() -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +331,33 @@ def test_settings_choose_passes() -> None:
         Settings.of({"passes": 5, "cohort": 10})
     with pytest.raises(ParameterError, match="give passes"):
         Settings.of({"uplink": 5.0})
+
+
+# ------------------------------------------------------------------ silos that stay
+
+
+@pytest.mark.parametrize("seed", [5, None])
+def test_silos_with_shaped_rounding_are_trained_and_resumed(
+    triangle: ArrayDataset, tmp_path: Path, seed: int | None
+) -> None:
+    planned = plan(triangle.size, DIM, 4.0, DELTA, 1.0, bits=8, rounds=6, participation="every", correlated=3)
+    assert planned.protocol.mechanism.name == "shaped-gaussian"
+    options = {"cohort": triangle.size, "rounds": None, "lr": 0.5, "seed": seed}
+    begun = make_trainer(triangle, planned, run_dir=tmp_path, **options)
+    for _ in range(3):
+        assert begun.step().epsilon == planned.guarantee.epsilon
+    del begun
+    resumed = finish(make_trainer(triangle, planned, run_dir=tmp_path, resume=True, **options))
+    assert len(resumed.history) == 6
+    if seed is not None:
+        assert np.array_equal(weights(resumed), weights(finish(make_trainer(triangle, planned, **options))))
+
+
+def test_silos_that_change_or_drop_out_are_not_simulated(triangle: ArrayDataset) -> None:
+    planned = plan(triangle.size, DIM, 4.0, DELTA, 1.0, bits=8, rounds=6, participation="every", correlated=3)
+    options = {"cohort": triangle.size, "rounds": None, "lr": 0.5, "seed": 1}
+    with pytest.raises(ParameterError, match="dropout"):
+        make_trainer(triangle, planned, dropout=0.1, **options)
+    bare = replace(planned.protocol, promise=None)
+    with pytest.raises(ParameterError, match="participation 'every'"):
+        make_trainer(triangle, bare, **{**options, "rounds": 1, "participation": "once", "delta": DELTA})

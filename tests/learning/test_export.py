@@ -67,10 +67,10 @@ def test_without_privacy_or_rounds_none_is_claimed(triangle: ArrayDataset, tmp_p
         assert json.loads(card.read_text())["privacy"] is None
 
 
-def test_frozen_and_tied_parameters_are_written_too(triangle: ArrayDataset, tmp_path: Path) -> None:
+def test_frozen_and_tied_parameters_are_written_too(tmp_path: Path) -> None:
     model = low_rank()
     model.register_parameter("tied", model.get_parameter("out.weight"))
-    path, card = export.write(tmp_path, model, triangle, None, {}, [])
+    path, card = export.write(tmp_path, model, None)
     assert load_file(path).keys() == model.state_dict().keys()
     counts = json.loads(card.read_text())["model"]
     assert counts["parameters"] - counts["trained_parameters"] == 64 * 32 + 32

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning.clipped_sums import ClippedSums
-from cpsgd.learning.layers import MARGIN, check_rounding, units_of
+from cpsgd.learning.layers import MARGIN, rounding_share, units_of
 
 CLIP, COUNT = 0.7, 7
 
@@ -122,7 +122,7 @@ MODELS: dict[str, tuple[Make, str, list[str]]] = {
     "group norm": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(400, 5)),
         "images",
-        ["Convolution", "Affine", "Linear"],
+        ["Convolution", "Grouped", "Linear"],
     ),
     "root mean square norm": (lambda: nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 5)), "vectors", ["Affine", "Linear"]),
     "attention": (Attention, "numbers", ["Embedding", "Linear", "Affine", "Linear"]),
@@ -222,7 +222,13 @@ def test_dropout_inside_a_layer_that_is_run_twice_is_refused() -> None:
         ClippedSums(nn.Sequential(nn.Embedding(3, 3, max_norm=1.0)))
 
 
-def test_too_many_terms_for_one_sum_are_refused() -> None:
-    check_rounding(1024, 4096)
+def test_too_many_terms_for_one_sum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rounding_share(1024, 1024) < MARGIN < rounding_share(1 << 17, 4096)
+    model, (x, y) = Attention(), examples("numbers")
+    sums = ClippedSums(model)
+    monkeypatch.setattr("cpsgd.learning.clipped_sums.rounding_share", lambda count, positions: positions * MARGIN / 12)
+    functional.cross_entropy(model(x), y).backward()
+    sums.fold(1.0, scale=COUNT)  # nine positions and one more
+    functional.cross_entropy(model(x), y).backward()
     with pytest.raises(ParameterError, match="micro_batch"):
-        check_rounding(1 << 17, 4096)
+        sums.fold(1.0, scale=COUNT)

@@ -18,13 +18,14 @@ from cpsgd.errors import (
     LedgerFormatError,
     ParameterError,
 )
-from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, replica, snapshots
-from cpsgd.ledger.chain import link
+from cpsgd.ledger import Budget, Ledger, RoundEvent, charging, replica
 from cpsgd.ledger.kinds import Account, octave_of
 from cpsgd.ledger.state import State
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
+
+from .damage import chained, index_of, replayed
 
 GAUSSIAN = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=1.0)
 BINOMIAL = Protocol.rotated_binomial(clients=1_000, dim=100, clip_norm=1.0, levels=8, trials=2_000)
@@ -166,11 +167,15 @@ def test_a_quote_is_for_the_octaves_that_the_rounds_will_have(tmp_path: Path) ->
     ],
 )
 def test_forged_records_are_refused(tmp_path: Path, budget: Budget, forged: dict[str, int], said: str) -> None:
-    state = opened(tmp_path, budget)._replica.state
+    ledger = opened(tmp_path, budget)
+    state = ledger._replica.state
     record = {"kind": "reserve", "population": "people", "event": event().to_dict(), "spent": 0.1, "method": "m"}
     text = canonical({**record, **forged, "number": 2, "time": state.time})
+    texts = [record["body"] for record in ledger.export()["records"]]
+    ledger.path.write_bytes(chained([*texts, text]))
+    index_of(ledger.path).unlink()
     with pytest.raises(LedgerFormatError, match=said):
-        state.apply(2, text, link(state.head.hash, text))
+        Ledger(ledger.path)
 
 
 def test_disjoint_cohorts_of_an_adaptive_budget(tmp_path: Path) -> None:
@@ -306,7 +311,7 @@ def test_periods_of_an_adaptive_budget_are_added_up(tmp_path: Path, clock: Clock
 
 
 def test_a_budget_that_renews(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr(replica, "SNAPSHOT_EVERY", 4)
     ledger = opened(tmp_path, Budget(population="people", epsilon=0.5, delta=1e-6, renews=30))
 
     def exhaust() -> int:
@@ -356,7 +361,7 @@ def exhausted(ledger: Ledger) -> int:
 def test_a_record_dated_2099_can_be_repaired(
     tmp_path: Path, clock: Clock, accounting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 5)
+    monkeypatch.setattr(replica, "SNAPSHOT_EVERY", 5)
     budget = Budget(population="people", epsilon=1.0, delta=1e-6, renews=30, accounting=accounting)
     for folder in ("reference", "ledger"):
         (tmp_path / folder).mkdir()
@@ -384,8 +389,7 @@ def test_a_record_dated_2099_can_be_repaired(
     assert exhausted(Ledger(ledger.path)) == most - 1
     assert ledger.verify().overspent == ()
     fresh = Ledger(ledger.path)
-    with fresh._replica.store.reading() as connection:
-        whole, _ = snapshots.read(connection, whole=True)
+    whole, _ = replayed(ledger.path.read_bytes())
     assert whole.to_text() == fresh._replica.state.to_text()
 
 
@@ -454,10 +458,8 @@ def test_a_round_that_is_given_up_costs_nothing(tmp_path: Path, accounting: str)
     assert fresh.events("people") == ledger.events("people")
     assert [entry.abandoned for entry in fresh.events("people")] == [False, True, False]
     assert fresh.verify().totals == (ledger.total("people"),)
-    with ledger._replica.store.reading() as connection:
-        whole, entries = snapshots.read(connection, whole=True)
-    assert entries is not None
-    assert tuple(entries.all("people")) == fresh.events("people")
+    whole, entries = replayed(ledger.path.read_bytes())
+    assert entries["people"] == fresh.events("people")
     assert State.from_text(whole.to_text(), whole.head).to_text() == fresh._replica.state.to_text()
 
 

@@ -11,6 +11,8 @@ from cpsgd.errors import LedgerChainError
 from cpsgd.ledger import Ledger, RoundEvent
 from cpsgd.protocol import Protocol
 
+from .damage import index_of
+
 EVENT = RoundEvent(Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=1), survivors=900)
 
 
@@ -25,7 +27,11 @@ def test_an_object_notices_that_the_file_went_back_in_time(ledger: Ledger) -> No
         ledger.total("people")
     with pytest.raises(LedgerChainError, match="are gone"):
         ledger.verify()
-    # Who opens it afresh cannot know, unless a head from before tells.
+    # Who opens it afresh knows by the index beside it.
+    with pytest.raises(LedgerChainError, match=r"end of the ledger is missing.*remove .*budgets\.ledger\.index"):
+        Ledger(ledger.path)
+    # In another place only a head from before can tell.
+    index_of(ledger.path).unlink()
     assert Ledger(ledger.path).verify(kept).records == 2
 
 

@@ -24,12 +24,12 @@ from cpsgd.errors import (
     PopulationError,
     WitnessError,
 )
-from cpsgd.ledger import Budget, Entry, Ledger, Line, RoundEvent, Witness, snapshots
+from cpsgd.ledger import Budget, Entry, Ledger, Line, RoundEvent, Witness, replica
 from cpsgd.ledger import witness as witness_module
 from cpsgd.ledger.chain import Head
 from cpsgd.protocol import Protocol
 
-from .damage import KEY, OTHER_PUBLIC, PUBLIC
+from .damage import KEY, OTHER_PUBLIC, PUBLIC, index_of
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=10.0)
 EVENT = RoundEvent(PROTOCOL, survivors=900)
@@ -64,6 +64,7 @@ def test_an_older_copy_is_refused(watched: Ledger, witness: Path) -> None:
     old = watched.path.read_bytes()
     watched.reserve("people", EVENT)
     watched.path.write_bytes(old)
+    index_of(watched.path).unlink()
     Ledger(watched.path)  # nothing in the file itself tells
     with pytest.raises(WitnessError, match="has seen"):
         Ledger(watched.path, witness=witness)
@@ -324,7 +325,7 @@ def test_what_is_no_line(text: str) -> None:
 def test_killed_between_the_record_and_the_witness(
     watched: Ledger, witness: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr(replica, "SNAPSHOT_EVERY", 2)
     child = os.fork()
     if child == 0:
         monkeypatch.setattr(Witness, "append", lambda *_: os.kill(os.getpid(), signal.SIGKILL))

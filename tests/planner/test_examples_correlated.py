@@ -14,7 +14,8 @@ WISHES = {"examples": 20, "rounds": 30, "dropout": 0.1, "colluding": 1, "secure"
 
 
 def test_silos_keep_their_seeds_and_one_of_their_examples_is_protected() -> None:
-    found = plan_examples(10, 100, 4.0, 1e-6, participation="once", correlated=8, **WISHES)
+    kind = {"mechanism": "correlated-gaussian"}
+    found = plan_examples(10, 100, 4.0, 1e-6, participation="once", correlated=8, **WISHES, **kind)
     mechanism = found.protocol.mechanism
     assert isinstance(mechanism, CorrelatedGaussian)
     assert (mechanism.bands, mechanism.run_length, mechanism.separation) == (8, 30, None)

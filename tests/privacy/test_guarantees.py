@@ -208,7 +208,7 @@ def test_bad_parameters() -> None:
 def test_prints_and_serialises() -> None:
     found = guarantee(rotated(2, 16), 1e-9)
     text = str(found)
-    assert text.startswith("ε = 0.5314 at δ = 1e-09, replace-one adjacency\n")
+    assert text.startswith("ε = 0.5311 at δ = 1e-09, replace-one adjacency\n")
     assert "Dong, Roth and Su" in text
     assert "10,000 clients" in text
     assert "paper-theorem: 3.363" in text

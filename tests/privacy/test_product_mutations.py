@@ -134,7 +134,7 @@ def mean_of_free_steps(patch: pytest.MonkeyPatch) -> None:
 def nobody_between_the_blocks(patch: pytest.MonkeyPatch) -> None:
     """The blocks leave out the largest K."""
     real = curves._edges
-    patch.setattr(curves, "_edges", lambda others, deviation: real(others, deviation)[:-1])
+    patch.setattr(curves, "_edges", lambda *given: real(*given)[:-1])
 
 
 def one_sign(patch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
+from cpsgd import planner
 from cpsgd.errors import (
     BudgetExceededError,
     ColumnError,
@@ -24,7 +25,6 @@ from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import planned
 from cpsgd.statistics.centres import nearest_centre
 from cpsgd.statistics.clusters import Around, Blocks, Clusters, NoiseWarning, PlannedClusters, inertia, kmeans
 from cpsgd.statistics.points import in_unit_ball, private_mean
@@ -96,7 +96,7 @@ def test_without_noise_the_algorithm_is_lloyds(monkeypatch: pytest.MonkeyPatch) 
         planned = plan(*arguments, **options)
         return dataclasses.replace(planned, protocol=noiseless(Blocks(CLUSTERS, DIM), 1500))
 
-    monkeypatch.setattr(planned, "plan", quiet)
+    monkeypatch.setattr(planner, "plan", quiet)
     found = kmeans(points, CLUSTERS, 8.0, 1e-6, radius=1.0, rounds=5, bits=8, initial=initial)
     centres = initial
     for _ in range(5):
@@ -282,7 +282,7 @@ def test_both_forms_have_one_meaning(asked: PlannedClusters, monkeypatch: pytest
     """Without noise, to what rounding leaves: search, merging and all."""
     points = 10.0 * two_places(200)
     silent = dataclasses.replace(asked.plan, protocol=noiseless(Blocks(4, 2), 200))
-    monkeypatch.setattr(planned, "plan", lambda *arguments, **options: silent)
+    monkeypatch.setattr(planner, "plan", lambda *arguments, **options: silent)
     alone = kmeans(points, 2, 16.0, 1e-6, radius=10.0, rounds=4)
     between = Clusters(2, 2, radius=10.0, rounds=4).plan(200, 16.0, 1e-6)
     server = between.start()

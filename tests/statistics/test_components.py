@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn.decomposition import PCA
 
+from cpsgd import planner
 from cpsgd.errors import ColumnError, CpsgdError, GuaranteeError, InfeasibleError, ParameterError, VectorError
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.planner import plan
 from cpsgd.privacy import guarantee
 from cpsgd.protocol import Protocol
-from cpsgd.statistics import planned
 from cpsgd.statistics.components import Components, MomentVector, exact_components, pca, subspace_angle
 from cpsgd.statistics.points import in_unit_ball, people_in_ball
 
@@ -65,7 +65,7 @@ def test_the_estimated_angle_is_about_the_measured_one(monkeypatch: pytest.Monke
     layout = MomentVector.of(DIM, with_mean=True)
     stated = {"replace_one_distance": layout.distance, "distance_reason": "of their products"}
     once = plan(1000, layout.length, 60.0, 1e-6, layout.clip_norm, bits=8, **stated)
-    monkeypatch.setattr(planned, "plan", lambda *arguments, **options: once)
+    monkeypatch.setattr(planner, "plan", lambda *arguments, **options: once)
     exact = exact_components(points, 1)
     squares, estimates = [], []
     for _ in range(30):
@@ -89,7 +89,7 @@ def test_without_noise_it_is_exact(monkeypatch: pytest.MonkeyPatch, centred: boo
     def quiet(*arguments: object, **options: object) -> object:
         return dataclasses.replace(plan(*arguments, **options), protocol=silent)
 
-    monkeypatch.setattr(planned, "plan", quiet)
+    monkeypatch.setattr(planner, "plan", quiet)
     mean = points.mean(axis=0) if centred else None
     found = pca(points, 3, 8.0, 1e-6, radius=3.0, mean=mean, bits=8)
     exact = PCA(3).fit(points)

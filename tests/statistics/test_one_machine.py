@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,12 @@ from cpsgd.errors import (
     TableError,
 )
 from cpsgd.ledger import Budget, Ledger
+from cpsgd.promise import Claim
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import ClippingWarning, Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.ranks import Ranges, beyond
-from cpsgd.statistics.rows import People, RowQuestion
+from cpsgd.statistics.rows import RowQuestion, users_of
+from cpsgd.statistics.table_noise import noise_for
 from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
@@ -76,13 +77,15 @@ def truths(table: dict[str, np.ndarray]) -> dict[str, tuple[str, dict[str, Any],
 NAMES = list(truths(people(3000)))
 
 
+@pytest.mark.filterwarnings("ignore::cpsgd.statistics.ClippingWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_near_the_truth(table: dict[str, np.ndarray], fixed_seed: None, name: str) -> None:
     statistic, options, truth = truths(table)[name]
     ask = getattr(statistics, statistic)
     found = ask(table, **options, **QUICK, confidence=1.0 - 1e-7)
-    assert found.epsilon <= 1.0
-    assert found.delta == 1e-6
+    assert 0.99 < found.epsilon <= 1.0
+    # Only the many values of a distribution function are worth a δ.
+    assert found.delta == (1e-6 if statistic == "quantiles" else 0.0)
     assert found.unit == ("user" if "user" in name or "first" in name else "row")
     assert found.users == (1500 if found.unit == "user" else 3000)
     assert (found.low <= truth).all()
@@ -116,12 +119,12 @@ def test_values_are_near_the_truth(table: dict[str, np.ndarray], fixed_seed: Non
 def test_intervals_cover(table: dict[str, np.ndarray], question: RowQuestion, truth: Any) -> None:
     few = {name: column[:300] for name, column in table.items()}
     asked = question.plan(300, 1.0, 1e-6, bits=8, mechanism="binomial")
-    vectors = np.concatenate([question.points(chunk) for chunk in open_table(few).chunks(question.needed)])
+    vectors = np.concatenate([question.vectors(*each) for each in users_of(open_table(few), None, question.needed)])
     expected = np.array(truth(few), dtype=np.float64)
     inside = []
     for seed in range(400):
         simulator = RoundSimulator(asked.protocol, 0, seed=seed, threads=1)
-        simulator.add((vectors / (question.rows or 1)).astype(np.float32))
+        simulator.add(vectors.astype(np.float32))
         found = asked.result(simulator.mean(), 300)
         inside.append((found.low <= expected) & (expected <= found.high))
     covered = np.mean(inside)
@@ -143,9 +146,8 @@ def test_bounds_are_found_privately(fixed_seed: None, tmp_path: Path) -> None:
     ledger = budget(tmp_path, 1.0)
     again = statistics.mean(table, columns=["income"], **QUICK, ledger=ledger, population="people")
     total = ledger.total("people")
-    assert total.rounds == 2
-    assert total.epsilon == pytest.approx(again.epsilon)
-    assert total.epsilon <= 1.0
+    assert total.rounds == 3
+    assert again.epsilon * (1.0 - 1e-9) <= total.epsilon <= 1.0
 
 
 @pytest.mark.parametrize("shape", ["normal", "far from zero", "positive", "constant", "huge"])
@@ -159,13 +161,13 @@ def test_bounds_leave_out_what_they_say(shape: str) -> None:
         "huge": generator.uniform(1e15, 9e17, n),  # as nanoseconds are: more than the finest bins hold
     }[shape]
     question = Ranges(["x"])
-    asked = question.plan(n, 0.4, 1e-6, bits=8, mechanism="binomial")
-    exact, deviation = question.points({"x": values}).mean(axis=0), np.sqrt(asked.variance(n))
-    share = beyond(asked)
+    noise = noise_for(question.geometry, Claim(0.4, 1e-6))
+    exact, deviation = question.points({"x": values}).mean(axis=0), np.sqrt(noise.variance) / n
+    share = beyond(deviation, n)
     assert share < 0.15
     missed = wide = 0
     for _ in range(400):
-        found = asked.result(exact + generator.normal(0.0, deviation, len(exact)), n).reading
+        found = question.read((exact + generator.normal(0.0, deviation, len(exact)))[None], deviation**2, n, 0.0)
         low, high = found.low[0, 0], found.high[0, 0]
         missed += np.mean(values < low) > share or np.mean(values > high) > share
         wide += high > 4 * np.abs(values).max() or low < -4 * np.abs(values).max()
@@ -174,6 +176,7 @@ def test_bounds_leave_out_what_they_say(shape: str) -> None:
     assert wide <= 4
 
 
+@pytest.mark.filterwarnings("ignore::cpsgd.statistics.ClippingWarning")
 def test_the_wide_normal_of_the_defaults(fixed_seed: None) -> None:
     data = np.random.default_rng(1).normal(0.3, 1.0, size=(9000, 20))
     found = statistics.mean(data, columns=[str(i) for i in range(20)], **(QUICK | {"epsilon": 4.0}))
@@ -188,25 +191,32 @@ def test_too_few_users_for_bounds(table: dict[str, np.ndarray]) -> None:
 
 
 def test_much_clipping_is_said(table: dict[str, np.ndarray], tmp_path: Path) -> None:
-    with pytest.warns(ClippingWarning, match="'income'"):
-        statistics.mean(table, bounds={"income": (0, 3e4)}, **QUICK)
+    """By a private estimate, which is within ε: so also where a ledger pays."""
     ledger = budget(tmp_path, 2.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        statistics.mean(table, bounds={"income": (0, 3e4)}, **QUICK, ledger=ledger, population="people")
+    for paid in ({}, {"ledger": ledger, "population": "people"}):
+        with pytest.warns(ClippingWarning, match="values beyond bounds"):
+            found = statistics.mean(table, bounds={"income": (0, 3e4)}, **QUICK, **paid)
+        (cut,) = found.cut_off
+        assert cut.cut == "values beyond bounds"
+        assert cut.low < 0.5 < cut.high
+        assert "values beyond bounds" in repr(found)
+    assert ledger.total("people").epsilon <= 1.0
 
 
 def test_the_ledger_is_charged_before_release(table: dict[str, np.ndarray], tmp_path: Path) -> None:
     ledger = budget(tmp_path, 1.2)
     asked: dict[str, Any] = {**QUICK, "ledger": ledger, "population": "people"}
     statistics.histogram(table, "sex", categories=["f", "m"], **asked)
-    assert ledger.total("people").rounds == 1
-    (entry,) = ledger.events("people")
+    # The histogram, and what was cut off.
+    assert ledger.total("people").rounds == 2
+    assert 0.999 < ledger.total("people").epsilon <= 1.0
+    entry, cut = ledger.events("people")
     assert entry.released
+    assert cut.released
     assert entry.event.label == "statistics: histogram"
     with pytest.raises(BudgetExceededError):
         statistics.mean(table, bounds={"age": (0, 100)}, **asked)
-    assert ledger.total("people").rounds == 1
+    assert ledger.total("people").rounds == 2
 
 
 def damaged(name: str) -> Path:
@@ -237,11 +247,10 @@ def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError]
         "mixed types": (ColumnError, "sum", mixed, bounds),
         "text": (ColumnError, "mean", table, {"bounds": {"sex": (0, 1)}}),
         "one user": (TableError, "mean", one, bounds | user),
-        "more groups than clients": (ParameterError, "count", table, {"group_by": {"sex": range(3001)}}),
-        "bounds that exclude everything": (ColumnError, "mean", table, {"bounds": {"age": (200, 300)}}),
-        "categories that do not exist": (ColumnError, "histogram", table, {"column": "sex", "categories": ["x"]}),
-        "edges that exclude everything": (ColumnError, "histogram", table, {"column": "age", "edges": [200, 300]}),
-        "groups that do not exist": (ColumnError, "mean", table, bounds | {"group_by": {"sex": ["x"]}}),
+        "groups without a list or a δ": (ParameterError, "count", table, {"group_by": "sex", "delta": 0.0}),
+        "groups per user": (ParameterError, "count", table, {"group_by": "sex", "groups_per_user": 0}),
+        "neighbours": (ParameterError, "mean", table, bounds | {"neighbours": "next-door"}),
+        "missing that is no number": (ParameterError, "mean", table, bounds | {"missing": "zero"}),
         "unreadable Parquet": (TableError, "mean", damaged("t.parquet"), bounds),
         "unreadable text": (TableError, "mean", damaged("t.csv.gz"), bounds),
         "a word that is misspelt": (ParameterError, "mean", table, bounds | misspelt),
@@ -264,7 +273,7 @@ def test_bad_input_costs_nothing(table: dict[str, np.ndarray], tmp_path: Path, n
     error, statistic, bad, options = bad_inputs(table)[name]
     for paid in ({"ledger": ledger, "population": "people"}, {}):
         with pytest.raises(error):
-            getattr(statistics, statistic)(bad, **options, **QUICK, **paid)
+            getattr(statistics, statistic)(bad, **QUICK | options, **paid)
     assert ledger.total("people").rounds == 0
 
 
@@ -320,13 +329,12 @@ def replaced(table: dict[str, np.ndarray], generator: np.random.Generator) -> di
 def test_replacing_one_user_moves_one_vector_no_further_than_is_accounted_for(question: RowQuestion) -> None:
     generator = np.random.default_rng(5)
     few = {name: column[:60] for name, column in people(3000).items()}
-    form = (question.points, question.geometry.dim, question.combine, question.rows)
     stated = question.geometry.stated()
     allowed = stated.get("replace_one_distance", 2.0 * stated["clip_norm"])
     farthest = 0.0
     for _ in range(60):
         pair = [
-            np.concatenate(list(People(open_table(each), "id", question.needed).vectors(question.needed, *form)))
+            np.concatenate([question.vectors(*part) for part in users_of(open_table(each), "id", question.needed)])
             for each in (few, replaced(few, generator))
         ]
         assert pair[0].shape == pair[1].shape == (30, question.geometry.dim)
@@ -354,10 +362,14 @@ def test_a_user_with_very_many_rows_is_one_user(monkeypatch: pytest.MonkeyPatch)
 
     table = {"id": np.array([0] * 500 + [1] * 3), "x": np.arange(503) % 10}
     question = Histogram("x", categories=range(10), rows=400)
-    form = (question.needed, question.points, 10, question.combine, question.rows)
-    whole = list(People(open_table(table), "id", ["x"]).vectors(*form))
+
+    def vectors() -> list[np.ndarray]:
+        return [question.vectors(*part) for part in users_of(open_table(table), "id", ["x"])]
+
+    whole = vectors()
     monkeypatch.setattr(rows, "_BLOCK", 10 * 64)  # rows of 64 at a time
-    parts = list(People(open_table(table), "id", ["x"]).vectors(*form))
+    monkeypatch.setattr(rows, "CHUNK_ROWS", 64)
+    parts = vectors()
     assert len(whole) == 1
     assert [len(part) for part in parts] == [1, 1]
     np.testing.assert_allclose(np.concatenate(parts), np.concatenate(whole), atol=1e-6)
@@ -390,20 +402,8 @@ def test_nothing_of_the_callers_runs_after_payment(table: dict[str, np.ndarray],
     cost = QUICK | {"epsilon": 4.0, "ledger": ledger, "population": "people"}
     statistics.mean(table, columns=["age"], **cost, advance=advance)
     assert sum(heard) == 3000
-    assert ledger.total("people").rounds == 2
-
-
-def test_a_file_that_shrinks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("id,x\n" + "".join(f"{i},{i % 7}\n" for i in range(400)))
-    source = open_table(path)
-    assert source.rows == 400
-    path.write_text("id,x\n" + "".join(f"{i},{i % 7}\n" for i in range(300)))
-    with pytest.raises(TableError, match="changed while it was read"):
-        statistics.mean(source, bounds={"x": (0, 7)}, **QUICK)
-    # With a user column it is read once, together with the users.
-    found = statistics.mean(source, bounds={"x": (0, 7)}, user="id", **QUICK)
-    assert found.users == 300
+    # The search for bounds, the mean, and what was cut off.
+    assert ledger.total("people").rounds == 3
 
 
 def test_the_first_column_does_not_matter_to_a_count_of_rows(tmp_path: Path) -> None:
@@ -439,5 +439,5 @@ def test_the_largest_bounds_give_numbers() -> None:
 
 
 def test_what_it_may_cost_is_needed(table: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ParameterError, match="Missing delta"):
-        statistics.mean(table, bounds={"age": (0, 100)}, epsilon=1.0)  # type: ignore[call-arg]
+    with pytest.raises(ParameterError, match="Missing epsilon"):
+        statistics.mean(table, bounds={"age": (0, 100)}, delta=1e-6)  # type: ignore[call-arg]

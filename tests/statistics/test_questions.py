@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpsgd import statistics
 from cpsgd.errors import ColumnError, CpsgdError, GuaranteeError, ParameterError, TableError, VectorError
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.ranks import Ranges, root
-from cpsgd.statistics.rows import People, RowQuestion, combined
+from cpsgd.statistics.rows import RowQuestion, users_of
 from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"bits": 8, "mechanism": "binomial"}
@@ -36,12 +37,22 @@ QUESTIONS: dict[str, RowQuestion] = {
     "quantiles": Quantiles({"x": (-1.0, 3.0)}, bins=8),
     "quantiles by group": Quantiles(BOX, bins=4, group_by=GROUPS),
     "ranges": Ranges(["x"]),
+    "mean with missing values": Mean(BOX, missing="drop"),
+    "mean with missing values by group": Mean(BOX, missing="drop", group_by=GROUPS),
+    "mean of users who are not public": Mean(BOX).central("add-remove", None),
+    "sum of users who are not public": Sum(BOX).central("add-remove", None),
+    "count on one machine": Count(["t"]).central("replace-one", None),
+    "sum with missing values": Sum(BOX, missing="drop"),
+    "two columns of groups": Count(group_by=GROUPS | {"t": [0, 1]}),
+    "quantiles with missing values": Quantiles(BOX, bins=4, missing="drop"),
 }
 
 
 def corners(question: RowQuestion) -> dict[str, np.ndarray]:
     """Rows of all kinds: bounds, beyond them, between them, each group and none."""
     x, y, t, g = [-9.0, -1.0, 0.3, 1.5, 3.0], [0.0, 2.0, 2.9, 5.0], [0, 1], ["a", "b", "other"]
+    if question.missing is not None:
+        x, y = [*x, math.nan], [*y, math.nan]
     rows = list(itertools.product(x, y, t, g))
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     return dict(zip("xytg", columns, strict=True))
@@ -51,21 +62,20 @@ def corners(question: RowQuestion) -> dict[str, np.ndarray]:
 def test_distance_is_that_of_the_farthest_users(name: str) -> None:
     question = QUESTIONS[name]
     geometry = question.geometry
-    points = question.points(corners(question))
-    assert points.shape[1] == geometry.dim
+    rows = corners(question)
+    count = len(rows["x"])
     generator = np.random.default_rng(0)
-    users = [combined([points[[i]]], question.combine, question.rows) for i in range(len(points))]
+    # Users with one row each, and one who has none left that counts.
+    own = [np.array([i]) for i in range(count)]
     # The farthest that `rows` rows can get a user, and any mixture of rows.
     for _ in range(200):
         size = int(generator.integers(1, 6))
-        chosen = generator.integers(len(points), size=1 if generator.random() < 0.3 else size)
-        repeated = np.repeat(chosen, question.rows or 1) if len(chosen) == 1 else chosen
-        users.append(combined([points[repeated]], question.combine, question.rows))
-    if question.rows:
-        users += [
-            combined([np.repeat(points[[i]], question.rows, axis=0)], "sum", question.rows) for i in range(len(points))
-        ]
-    vectors = np.array(users, dtype=np.float64)
+        chosen = generator.integers(count, size=1 if generator.random() < 0.3 else size)
+        own.append(np.repeat(chosen, question.rows or 1) if len(chosen) == 1 else chosen)
+    own += [np.repeat(i, question.rows or 1) for i in range(count)]
+    together = {name: column[np.concatenate(own)] for name, column in rows.items()}
+    vectors = question.vectors(together, np.array([len(each) for each in own]))
+    assert vectors.shape == (len(own), geometry.dim)
     norms = np.linalg.norm(vectors, axis=1)
     stated = geometry.stated()
     assert norms.max() <= stated["clip_norm"]
@@ -74,13 +84,20 @@ def test_distance_is_that_of_the_farthest_users(name: str) -> None:
     allowed = stated.get("replace_one_distance", 2.0 * stated["clip_norm"])
     assert apart <= allowed
     assert geometry.norm <= geometry.distance * (1.0 + 1e-12)
+    added = np.abs(vectors).sum(axis=1).max()
+    apart_added = max(np.abs(vectors - vector).sum(axis=1).max() for vector in vectors)
+    assert added <= geometry.l1_norm * geometry.rounding
+    assert apart_added <= geometry.l1_distance * geometry.rounding
+    if geometry.lattice:
+        np.testing.assert_allclose(vectors * geometry.lattice, np.rint(vectors * geometry.lattice), atol=1e-9)
     if name != "ranges":  # whose farthest bins are not among these values
         assert apart >= 0.999 * max(geometry.distance, geometry.norm) or name in LOOSE
         assert norms.max() >= 0.999 * geometry.norm or name in LOOSE
+        assert apart_added >= 0.999 * geometry.l1_distance or name in LOOSE or question.statistic == "sum"
 
 
 # The rows above do not reach all bins; and a user without a row, whose count were zero, is in no table.
-LOOSE = {"quantiles", "quantiles by group", "count of rows"}
+LOOSE = {"quantiles", "quantiles by group", "count of rows", "quantiles with missing values"}
 
 
 def test_known_distances() -> None:
@@ -113,11 +130,10 @@ def test_users_are_combined_as_by_hand() -> None:
         Sum({"x": (-1, 3)}, rows=3),
         Histogram("x", edges=[0, 1, 2], rows=2),
     ):
-        people = People(open_table(table), "id", question.needed)
-        form = (question.geometry.dim, question.combine, question.rows)
-        found = np.concatenate(list(people.vectors(question.needed, question.points, *form)))
+        blocks = users_of(open_table(table), "id", question.needed)
+        found = np.concatenate([question.vectors(chunk, sizes) for chunk, sizes in blocks])
         users = np.unique(table["id"])
-        assert people.count == len(found) == len(users)
+        assert len(found) == len(users)
         for row, user in zip(found, users, strict=True):
             own = {name: column[table["id"] == user] for name, column in table.items()}
             np.testing.assert_allclose(row, question.vector(own), atol=1e-6)
@@ -219,7 +235,8 @@ def test_values_in_many_forms() -> None:
         lambda: Mean({"x": (0, 1)}, group_by={"g": ["a", "a"]}),
         lambda: Mean({"x": (0, 1)}, group_by="g"),
         lambda: Sum({"x": (0, 1)}, rows=0),
-        lambda: Count(),
+        lambda: Count().plan(10, 1.0, 1e-6),
+        lambda: Histogram("x", edges=[0, 1], missing="bounds"),
         lambda: Count("t"),
         lambda: Histogram("x"),
         lambda: Histogram("x", edges=[0, 1], categories=["a"]),
@@ -258,7 +275,6 @@ def test_a_mean_that_is_not_the_question_s_is_refused() -> None:
 
 
 def test_one_user_is_refused() -> None:
-    with pytest.raises(TableError, match="one user"):
-        People(open_table({"id": [3, 3], "x": [1, 2]}), "id", ["x"])
-    with pytest.raises(TableError, match="one user"):
-        People(open_table({"x": [1]}), None, ["x"])
+    for table, user in (({"id": [3, 3], "x": [1, 2]}, "id"), ({"x": [1]}, None)):
+        with pytest.raises(TableError, match="one user"):
+            statistics.mean(table, bounds={"x": (0, 1)}, user=user, epsilon=1.0)

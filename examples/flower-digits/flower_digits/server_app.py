@@ -56,7 +56,7 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
         dropout=0.1,
         colluding=1,
         secure=True,
-        bits=16,
+        bits=None if bands else 16,
         correlated=bands or None,
     )
     print(plan.guarantee)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.mechanisms import (
     Binomial,
     Coins,
@@ -100,11 +101,19 @@ def everything() -> tuple[Case, ...]:
         _quiet("fine Gaussian", RoundedGaussian(noise_deviation=2.0, step=0.02, window=256, coordinate_range=0.72)),
         _planned("lineages that begin", _correlated(64.0, 1.0 / 128.0, 1 << 13)),
         _quiet("lineages that begin", _correlated(4.0, 0.02, 512)),
+        _planned("silos that begin", _shaped(3.0, 0.5, 64)),
+        _quiet("silos that begin", _shaped(3.0, 0.02, 256)),
     )
 
 
 def _correlated(deviation: float, step: float, window: int) -> CorrelatedGaussian:
     return CorrelatedGaussian(
+        noise_deviation=deviation, step=step, window=window, coordinate_range=0.72, bands=4, run_length=8
+    )
+
+
+def _shaped(deviation: float, step: float, window: int) -> ShapedGaussian:
+    return ShapedGaussian(
         noise_deviation=deviation, step=step, window=window, coordinate_range=0.72, bands=4, run_length=8
     )
 

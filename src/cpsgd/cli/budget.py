@@ -203,9 +203,9 @@ def repair(
     witness: Witnesses = None,
     json: options.Json = False,
 ) -> None:
-    """Check every hash of the chain, and make the index and the snapshot beside the records anew.
+    """Check every hash of the chain, and make the index beside the ledger anew.
 
-    Records are not changed; a new snapshot is added to them. With --forget-future REASON one more record sets the
+    Records are not changed. With --forget-future REASON one more record sets the
     ledger's time back to this machine's clock. Rounds that were dated later count in the present period as well.
     """
     book = Ledger(ledger, witness=witness)

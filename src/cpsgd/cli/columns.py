@@ -8,7 +8,7 @@ import json as json_module
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -16,11 +16,10 @@ from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
-from cpsgd.planner.requirements import BEST
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-    from cpsgd.statistics.rows import Statistic
+    from cpsgd.statistics.results import Statistic
 
 TABLE = Group("Table", sort_key=3)
 # Values that are printed.
@@ -35,14 +34,11 @@ class CostOptions:
 
     Attributes:
         epsilon: ε, per user or per row.
-        delta: δ of the guarantee.
-        bits: Bits per coordinate. Nothing is sent here: if not given, as many as it takes to be as good as the Gaussian
-            mechanism.
+        delta: δ of the guarantee; none is spent where it does not help.
     """
 
     epsilon: float
-    delta: float
-    bits: float | None = None
+    delta: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +79,22 @@ class ColumnOptions:
     Attributes:
         columns: Names of columns, separated by commas.
         bounds: Public bounds of columns, as age=0:100,income=0:1e5; values beyond are moved to them. Columns without
-            bounds get some privately, from a tenth of the budget. Choose them without looking at the data.
+            bounds get some privately, from a part of the budget. Choose them without looking at the data.
         user: The column that says whose a row is; ε is then per user, all their rows together.
-        group_by: A column and its groups, as sex=f,m; rows of no group are left out.
+        group_by: Columns and their groups, as "sex=f,m;city=Bern,Basel". Groups of columns alone, as city, are found
+            privately, which needs --delta.
+        groups_per_user: With --user and groups that are found: the most groups that a user is counted in.
+        missing: A missing value counts as: drop (nothing), bounds (their middle), or a value.
+        neighbours: replace-one (the number of users is public) or add-remove (it is not shown).
     """
 
     columns: _List = None
     bounds: _List = None
     user: str | None = None
     group_by: _List = None
+    groups_per_user: Annotated[int, WHOLE] = 1
+    missing: str | None = None
+    neighbours: Literal["replace-one", "add-remove"] = "replace-one"
 
     @property
     def names(self) -> list[str] | None:
@@ -100,13 +103,31 @@ class ColumnOptions:
 
     @property
     def whose(self) -> dict[str, Any]:
-        """The user and the groups, for `cpsgd.statistics`."""
+        """The user, the groups and the neighbours, for `cpsgd.statistics`."""
+        found: dict[str, Any] = {"user": self.user, "missing": self._missing, "neighbours": self.neighbours}
         if self.group_by is None:
-            return {"user": self.user}
-        column, _, groups = self.group_by.partition("=")
-        if not column or not groups:
-            raise ParameterError("Expected --group-by as COLUMN=GROUP,GROUP: groups are public, like bounds.")
-        return {"user": self.user, "group_by": {column: split_names(groups)}}
+            return found
+        parts = [part.partition("=") for part in self.group_by.split(";")]
+        listed = [bool(equals) for _, equals, _ in parts]
+        if not all(column.strip() for column, _, _ in parts) or (any(listed) and not all(listed)):
+            raise ParameterError(
+                "Expected --group-by as COLUMN=GROUP,GROUP;COLUMN=GROUP,GROUP where groups are known, or COLUMN;COLUMN "
+                "where they are to be found."
+            )
+        names = [column.strip() for column, _, _ in parts]
+        if all(listed):
+            groups = {name: split_names(text) for name, (_, _, text) in zip(names, parts, strict=True)}
+            return found | {"group_by": groups}
+        return found | {"group_by": names, "groups_per_user": self.groups_per_user}
+
+    @property
+    def _missing(self) -> str | float | None:
+        if self.missing is None or self.missing in ("drop", "bounds"):
+            return self.missing
+        try:
+            return float(self.missing)
+        except ValueError:
+            return self.missing
 
     @property
     def about(self) -> dict[str, Any]:
@@ -159,13 +180,11 @@ class StatisticChoice:
     """Options of every statistic.
 
     Attributes:
-        mechanism: What a coordinate becomes: "best", or the name of a mechanism.
         json: Print one JSON object instead of text.
     """
 
     cost: Annotated[CostOptions, options.FLAT]
     columns: Columns = NO_COLUMNS
-    mechanism: str = BEST
     budget: Budgets = NO_BUDGET
     result: Annotated[ResultOptions, options.FLAT] = NO_RESULT
     json: bool = False
@@ -254,7 +273,7 @@ def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -
 
         _files.check_output(result.plot, file)
         plotting.new_figure(1.0, 1.0)  # refuses if it cannot draw, before anything is spent
-    about |= {**vars(chosen.cost), "mechanism": chosen.mechanism, **chosen.columns.whose}
+    about |= {**vars(chosen.cost), **chosen.columns.whose}
     table = open_table(file)
     ask: Callable[..., Statistic] = getattr(statistics, statistic)
     with output.warnings_shown(), output.progress(table.rows, "rows") as advance:
@@ -286,23 +305,31 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
     """Returns the rows of a result's table."""
     rows = found.rows()
     values = [
-        (name if group is None else f"{group} {name}", f"{value:.6g}  [{low:.6g}, {high:.6g}]")
+        (name if group is None else f"{group} · {name}", f"{value:.6g}  [{low:.6g}, {high:.6g}]")
         for group, name, value, low, high in rows[:_SHOWN]
     ]
     if len(rows) > _SHOWN:
         values.append(("…", f"{len(rows) - _SHOWN:,} more; --out or --json has all"))
     bounds = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in found.bounds.items())
     return [
-        (found.statistic, f"of {found.users:,} {found.unit}s, intervals hold with {100 * found.confidence:g} %"),
+        (found.statistic, f"of {_many(found)}, intervals hold with {100 * found.confidence:g} %"),
         *values,
         *([("bounds", bounds)] if bounds else []),
-        ("message", f"{found.dim:,} coordinate{'s' * (found.dim != 1)} of {found.bits:.4g} bits per {found.unit}"),
+        *[
+            (cut.cut, f"{100 * cut.share:.3g} % of {found.unit}s  [{100 * cut.low:.3g}, {100 * cut.high:.3g}]")
+            for cut in found.cut_off
+        ],
+        ("noise", found.mechanism),
         ("privacy", f"{found.claim} per {found.unit}, {found.adjacency} neighbours"),
         ("proved by", found.citation),
         *([] if found.assumption is None else [("assuming", found.assumption)]),
         *([] if result.out is None else [("values", str(result.out))]),
         *([] if result.plot is None else [("picture", str(result.plot))]),
     ]
+
+
+def _many(found: Statistic) -> str:
+    return f"all {found.unit}s" if found.users is None else f"{found.users:,} {found.unit}s"
 
 
 def _written(found: Statistic, path: Path) -> bytes:

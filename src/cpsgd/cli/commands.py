@@ -27,8 +27,8 @@ _PRIVACY = ("--epsilon", "--delta", "--bits")
 _BUDGET = ("--ledger", "--population")
 _RESULT = ("--out", "--plot", "--json")
 _TABLE = (
-    *("--epsilon", "--delta", "--columns", "--bounds", "--user", "--group-by", "--rows-per-user"),
-    *("--edges", "--categories", "--quantiles", "--bins", "--confidence", *_BUDGET, *_RESULT),
+    *("--epsilon", "--delta", "--columns", "--bounds", "--user", "--group-by", "--missing", "--rows-per-user"),
+    *("--edges", "--categories", "--quantiles", "--bins", *_BUDGET, *_RESULT),
 )
 _POINTS = ("--clusters", "--components", "--epsilon", "--delta", "--radius", "--iterations", *_BUDGET, *_RESULT)
 
@@ -36,25 +36,25 @@ TABLE = {
     "mean": Command(
         "columns:mean",
         "Average a table's columns, so that (ε, δ) protects each user.",
-        "cpsgd table mean people.csv --columns age --bounds age=0:100 --epsilon 1 --delta 1e-6",
+        "cpsgd table mean people.csv --columns age --bounds age=0:100 --epsilon 1",
         _TABLE,
     ),
     "sum": Command(
         "columns:sum",
         "Sum a table's columns, so that (ε, δ) protects each user.",
-        "cpsgd table sum sales.csv --columns paid --bounds paid=0:500 --user customer --epsilon 1 --delta 1e-6",
+        "cpsgd table sum sales.csv --columns paid --bounds paid=0:500 --user customer --rows-per-user 5 --epsilon 1",
         _TABLE,
     ),
     "count": Command(
         "columns:count",
         "Count a table's rows, or the ones in columns of 0 and 1, so that (ε, δ) protects each user.",
-        "cpsgd table count people.csv --group-by city=Bern,Basel --epsilon 1 --delta 1e-6",
+        "cpsgd table count people.csv --group-by city=Bern,Basel --epsilon 1",
         _TABLE,
     ),
     "histogram": Command(
         "columns:histogram",
         "Count the rows with a column's value in each bin or of each category, so that (ε, δ) protects each user.",
-        "cpsgd table histogram people.csv --columns age --edges 0,20,40,60,80,120 --epsilon 1 --delta 1e-6",
+        "cpsgd table histogram people.csv --columns age --edges 0,20,40,60,80,120 --epsilon 1",
         _TABLE,
     ),
     "quantiles": Command(
@@ -143,7 +143,7 @@ COMMANDS = {
     "table": Command(
         "",
         GROUPS["table"][1],
-        "cpsgd table mean people.csv --columns age --bounds age=0:100 --epsilon 1 --delta 1e-6",
+        "cpsgd table mean people.csv --columns age --bounds age=0:100 --epsilon 1",
     ),
     "round": Command("", GROUPS["round"][1], "cpsgd round mean vectors.npy --epsilon 2 --delta 1e-6 --bits 1"),
     "pair": Command(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cpsgd.cli._files import Array, Rows
     from cpsgd.expectation import Expectation
     from cpsgd.protocol import Protocol
-    from cpsgd.statistics.planned import Charge
+    from cpsgd.statistics.charge import Charge
 
 # Coordinates that a thread works on at a time: milliseconds of work, a megabyte or two of data.
 _BLOCK = 1 << 18
@@ -192,9 +192,9 @@ def _quote(budget: BudgetOptions, protocol: Protocol, **event: Any) -> Charge | 
     ledger = budget.open()
     if ledger is None and budget.population is None:
         return None
-    from cpsgd.statistics.planned import Charge
+    from cpsgd.statistics.charge import Charge, events_of
 
-    return Charge.of(ledger, budget.population, [protocol], **event)
+    return Charge.of(ledger, budget.population, events_of([protocol], **event))
 
 
 def _spent(charge: Charge) -> tuple[dict[str, Any], list[tuple[str, str]]]:

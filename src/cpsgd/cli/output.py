@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from cpsgd.privacy import Guarantee
     from cpsgd.protocol import Protocol
 
+# Cells of the labels that facts are aligned for.
+_WIDEST_LABEL = 40
 DEFAULT_DELTA = 1e-6
 """δ of an ε that is shown without one having been asked for."""
 
@@ -32,8 +35,12 @@ DEFAULT_DELTA = 1e-6
 def show(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
     """Prints named facts, one per line."""
     console = Console(file=stream or sys.stdout, soft_wrap=True)
-    for name, fact in facts:
-        console.print(Text.assemble((f"{name:<14}", "bold cyan"), fact), highlight=False)
+    rows = list(facts)
+    # A label never runs into its fact, and a very long one does not move all others.
+    width = max([14, *(cell_len(name) + 2 for name, _ in rows if cell_len(name) <= _WIDEST_LABEL)])
+    for name, fact in rows:
+        label = name + " " * max(2, width - cell_len(name))
+        console.print(Text.assemble((label, "bold cyan"), fact), highlight=False)
 
 
 def show_json(data: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -167,8 +166,8 @@ def _to_grid(
     return points
 
 
-Seeds = Sequence[bytes | None] | None
-"""Seeds that a client's noise follows from, newest first; None for fresh noise."""
+Seeds = Any
+"""A client's state of noise (`NoiseMemory.update`), such as seeds, newest first; None for fresh noise."""
 
 
 def encode(
@@ -192,6 +191,7 @@ def encode(
         _write_payload(stages, held_points, stream, inherited, message[wire.HEADER_BYTES :])
     finally:
         give_back(points)
+    protocol.mechanism.memory.encoded(seeds, round)
     wire.write_header(
         message,
         radix=stages.format.radix,
@@ -251,6 +251,7 @@ def integers(
     finally:
         give_back(buffer)
         give_back(points)
+    protocol.mechanism.memory.encoded(seeds, round)
     return values
 
 

@@ -12,6 +12,7 @@ factor within 1 ± 10^-130 (docs/proofs/correlated-gaussian.md).
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,29 @@ def own_shifts(fraction_bits: int) -> tuple[int, ...]:
     while shifts[-1] > 0:
         shifts.append(max(0, shifts[-1] - FINER_BITS))
     return tuple(shifts)
+
+
+def wide_parts(deviation: float) -> list[tuple[float, int]]:
+    """Returns draws, as ratios and left shifts, whose sum is a discrete Gaussian of any deviation from 2048 points on.
+
+    A draw on a coarse grid and finer ones, each 2^9 times as fine as the one before, down to the integers: together
+    they are what one draw of all their variance would be, within 1e-130 (docs/proofs/correlated-gaussian.md).
+    """
+    least, coarse = _FINE_RATIO * CELL, 0
+    while deviation**2 - sum(4.0**shift for shift in _finer(coarse + 1)) * least**2 >= 4.0 ** (coarse + 1) * least**2:
+        coarse += 1
+    finer = _finer(coarse)
+    rest = deviation**2 / 4.0**coarse - sum(4.0 ** (shift - coarse) for shift in finer) * least**2
+    return [(math.sqrt(rest) / CELL, coarse), *((_FINE_RATIO, shift) for shift in finer)]
+
+
+def _finer(coarse: int) -> list[int]:
+    """Returns the left shifts of the refinement draws, coarsest first."""
+    found = []
+    while coarse > 0:
+        coarse = max(0, coarse - FINER_BITS)
+        found.append(coarse)
+    return found
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
 
 @lru_cache(maxsize=64)
-def _correlation(bands: int, rounds: int, separation: int | None, taps: str) -> Correlation:
+def correlation_of(bands: int, rounds: int, separation: int | None, taps: str = "") -> Correlation:
     """Returns one object for all mechanisms that have it: its sensitivity takes a while to compute."""
     return Correlation(bands, rounds, separation, taps)
 
@@ -84,6 +84,16 @@ class CorrelatedNoise(RoundedNoise):
     def deviation(self) -> float:
         """σ, the standard deviation of a client's z, in steps."""
         return self.of.noise_deviation
+
+    @property
+    def taken_away(self) -> float:
+        """Variance per round that later rounds take away, in squared steps."""
+        return self.of.noise_deviation**2
+
+    @property
+    def left(self) -> float:
+        """Variance per round that stays, in squared steps: the client's own noise, and the rounding."""
+        return self.own_variance + self.of.largest_rounding_variance
 
     @property
     def own_variance(self) -> float:
@@ -176,6 +186,7 @@ class CorrelatedGaussian(RoundedGaussian):
     summary = f"{RoundedGaussian.summary}; {{bands}} bands over a run of {{run_length:,}} rounds"
     planned = False
     least_deviation = LEAST_SIGMA
+    step_deviations: ClassVar[tuple[float, float]] = (LEAST_SIGMA, MOST_SIGMA)
     caution: ClassVar[str | None] = (
         "its guarantee is that of a whole run, which is charged as one; means of single rounds are no more accurate"
     )
@@ -210,7 +221,7 @@ class CorrelatedGaussian(RoundedGaussian):
     @property
     def correlation(self) -> Correlation:
         """The weights of earlier rounds' noise, the run's length, and the participation of clients."""
-        return _correlation(self.bands, self.run_length, self.separation, self.taps)
+        return correlation_of(self.bands, self.run_length, self.separation, self.taps)
 
     @cached_property
     def lineages(self) -> Lineages:

@@ -7,9 +7,8 @@ Everything that is proved is about the whole run: one guarantee pays for all rou
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpsgd.correlated.batons import baton_bytes
 from cpsgd.correlated.draws import SEED_BYTES, Points
@@ -69,7 +68,7 @@ class RunMemory(NoiseMemory):
         """Returns the seeds of a client's own lineage with a fresh one in front, at most b of them."""
         return (os.urandom(SEED_BYTES), *state)[: self.bands]
 
-    def inherited(self, seeds: Sequence[bytes | None] | None, round: int, dim: int) -> Points | None:
+    def inherited(self, seeds: Any, round: int, dim: int) -> Points | None:
         """Returns the noise of a client's lineage in a round (`Lineages.noise`); None to begin a lineage."""
         if seeds is None:
             return None
@@ -143,7 +142,7 @@ class RunMemory(NoiseMemory):
         """Raises `ParameterError`: clients keep seeds."""
         raise ParameterError(reason)
 
-    def check_steady(self, rounds: int, dropout: float) -> None:
+    def check_steady(self, rounds: int, dropout: float, participation: Participation) -> None:
         """Raises `ParameterError` for more rounds than the run has, and for dropouts, which break lineages."""
         if rounds > self.rounds:
             raise ParameterError(

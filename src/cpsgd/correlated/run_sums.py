@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.correlated.draws import FINER_BITS, draw
+from cpsgd.correlated.draws import draw, wide_parts
 from cpsgd.errors import CheckpointError, ParameterError
-from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, LEAST_RATIO
+from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
 from cpsgd.mechanisms.memory import Simulated
 from cpsgd.mechanisms.noise import FEW_CLIENTS
 from cpsgd.randomness import Keystream
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 Points = NDArray[np.int64]
 
-# The deviation of the finest draws, in points.
-_LEAST = LEAST_RATIO * CELL
 # Coordinates that are drawn at a time.
 _BLOCK = 1 << 16
 
@@ -122,6 +120,8 @@ class SimulatedLineages(Simulated):
 class RunSums:
     """The part of a run's sums that both simulations share."""
 
+    messages = None
+
     def __init__(self, mechanism: CorrelatedGaussian, slots: Slots, clients: int, dim: int) -> None:
         """Rounds of `clients` messages each."""
         self.clients = clients
@@ -155,6 +155,10 @@ class SummedLineages(RunSums):
     def client(self) -> GridPoints:
         """Stands in for each client's mechanism: its kernel, values and bytes of randomness."""
         return GridPoints(int(self._mechanism.grid.limit))
+
+    def of_client(self, kernel: Any, number: int, round: int) -> Any:
+        """Returns the kernel, the same for all clients."""
+        return kernel
 
     def noisy(
         self, sums: NDArray[np.uint64], count: int, round: int, own: Keystream, *, seeded: bool = False
@@ -223,34 +227,13 @@ class PointKernel:
 
 
 def wide_draw(deviation: float, stream: Keystream, count: int) -> Points:
-    """Draws `count` discrete Gaussians with any deviation from 2048 on.
-
-    A draw on a coarse grid and finer ones, each 2^9 times as fine as the one before, down to the integers: together
-    they are what one draw of all their variance would be, within 1e-130 (docs/proofs/correlated-gaussian.md).
-    """
-    coarse = 0
-    while True:
-        finer = _finer(coarse + 1)
-        if deviation**2 - sum(4.0**shift for shift in finer) * _LEAST**2 < 4.0 ** (coarse + 1) * _LEAST**2:
-            break
-        coarse += 1
-    finer = _finer(coarse)
-    ratio = math.sqrt(deviation**2 / 4.0**coarse - sum(4.0 ** (s - coarse) for s in finer) * _LEAST**2) / CELL
+    """Draws `count` discrete Gaussians with any deviation from 2048 on, by `wide_parts`."""
+    parts = wide_parts(deviation)
     found = np.empty(count, dtype=np.int64)
     buffer = stream.buffer(min(_BLOCK, count) * DRAW_BYTES)
     for start in range(0, count, _BLOCK):
         size = min(_BLOCK, count - start)
-        part = draw(ratio, stream.fill(buffer, size * DRAW_BYTES), size) << coarse
-        for shift in finer:
-            part += draw(LEAST_RATIO, stream.fill(buffer, size * DRAW_BYTES), size) << shift
-        found[start : start + size] = part
-    return found
-
-
-def _finer(coarse: int) -> list[int]:
-    """Returns the left shifts of the refinement draws, coarsest first."""
-    found = []
-    while coarse > 0:
-        coarse = max(0, coarse - FINER_BITS)
-        found.append(coarse)
+        found[start : start + size] = sum(
+            draw(ratio, stream.fill(buffer, size * DRAW_BYTES), size) << shift for ratio, shift in parts
+        )
     return found

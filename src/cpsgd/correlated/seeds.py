@@ -28,6 +28,7 @@ from cpsgd._durable import is_sealed, seal, unseal, write_file
 from cpsgd.correlated import batons
 from cpsgd.correlated.batons import Place, Slots
 from cpsgd.correlated.draws import SEED_BYTES
+from cpsgd.correlated.silo_files import SiloFile
 from cpsgd.errors import BatonError, RoundError, RoundRefusedError
 
 MOST_FEDERATIONS = 16
@@ -70,6 +71,9 @@ class Journal(Protocol):
     def give(self, run: str, number: int) -> None:
         """Records the number of times; it is on the disk when this returns."""
 
+    def answered(self, run: str) -> list[int]:
+        """Returns the rounds of a run that were answered."""
+
 
 class SeedFile:
     """The file. If it cannot be read or written, every round is refused, as a memory does."""
@@ -77,6 +81,11 @@ class SeedFile:
     def __init__(self, path: Path, lock: Callable[[], AbstractContextManager[Journal]]) -> None:
         """Opens nothing yet; `lock` locks the memory."""
         self._path, self._lock = path, lock
+
+    @property
+    def rows(self) -> SiloFile:
+        """The rows that a silo takes away itself, in files beside this one, under the same lock."""
+        return SiloFile(self._path.with_suffix(".rows"), self._lock)
 
     def draw(self, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
         """Returns `place.bands` seeds, newest first: a fresh one for this round, then those of the rounds before.

@@ -150,7 +150,7 @@ class RunRules:
                 "The server's noise is correlated over rounds, for which this client has to keep its seeds: give it a "
                 "file for them with cpsgd-memory."
             )
-        return NoiseState(self.memory, seeds if self.memory.one_event else None, run, fingerprint)
+        return NoiseState(self, seeds if self.memory.one_event else None, run, fingerprint)
 
     def handing(self, run: str, fingerprint: bytes) -> Handing[Any]:
         """Returns the server's record of who holds whose noise."""
@@ -161,21 +161,29 @@ class RunRules:
 class NoiseState:
     """The state of a client's noise from round to round of a run; empty without a file of seeds."""
 
-    memory: NoiseMemory
+    rules: RunRules
     seeds: SeedFile | None
     run: str
     fingerprint: bytes
+
+    @property
+    def memory(self) -> NoiseMemory:
+        """The memory of the run's noise."""
+        return self.rules.memory
 
     def _place(self, round: int) -> Place:
         return Place(self.run, self.fingerprint, self.memory.bands, round)
 
     def check(self, round: int) -> None:
         """Raises `RoundError`, and changes nothing, if `update` would."""
-        if self.seeds is not None:
+        if self.seeds is not None and not self.memory.keeps_rows:
             self.seeds.check(self._place(round), handed=self.memory.hands_on)
 
     def update(self, round: int) -> Mapping[str, Any]:
         """Returns what `Protocol.encode` needs beside the vector and the round; the state is then the next round's."""
         if self.seeds is None:
             return {}
+        if self.memory.keeps_rows:
+            number = self.rules.number(round)
+            return {"seeds": self.seeds.rows.state(self._place(round), number, last=number + 1 >= self.memory.rounds)}
         return {"seeds": self.seeds.draw(self._place(round), handed=self.memory.hands_on)}

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cpsgd.errors import DataError
-from cpsgd.ledger.sqlite_store import APPLICATION_ID
+from cpsgd.ledger.replica import BEGINS
+from cpsgd.ledger.sqlite_files import APPLICATION_ID, MAGIC
 
 # Runs lie in FOLDER/NAME or FOLDER/runs/NAME.
 _DEPTH = 2
@@ -37,10 +38,9 @@ CONFIG, SUMMARY, METRICS, CHARGES, BASELINES = (
 """What lies in the folder of a run (docs/training.md)."""
 _NO_AUDITS = frozenset({CONFIG, SUMMARY, "model-card.json"})
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_SQLITE = b"SQLite format 3\0"
 _HEADER = 100
-# Where a database says that it is a ledger, and that it has a rollback journal: one with a write-ahead log would be
-# written to when it is read.
+# Where a database, as ledgers of earlier releases are, says that it is a ledger with a rollback journal. One with a
+# write-ahead log would be written to when it is read.
 _APPLICATION, _JOURNAL = slice(68, 72), slice(18, 20)
 
 
@@ -150,7 +150,7 @@ def _is_ledger(path: Path) -> bool:
     except DataError:
         return False
     ours = header[_APPLICATION] == APPLICATION_ID.to_bytes(4, "big") and header[_JOURNAL] == bytes((1, 1))
-    return header.startswith(_SQLITE) and ours
+    return header.startswith(BEGINS) or (header.startswith(MAGIC) and ours)
 
 
 def subfolders(folder: Path) -> list[str]:

@@ -25,9 +25,10 @@ from cpsgd.errors import (
     TrainFunctionError,
     WireError,
 )
-from cpsgd.federation.client_files import Answered, Memory, Signing
+from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing
 from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
 from cpsgd.federation.messages import AHEAD, Pair, Request
+from cpsgd.federation.one_message import ClientTask, asks_for
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 
@@ -113,6 +114,7 @@ class ClientSession:
         memory: Memory | None = None,
         signing: Signing = _UNSIGNED,
         secure: bool = True,
+        task: ClientTask | None = None,
     ) -> None:
         """Goes on where an earlier session ended.
 
@@ -124,11 +126,13 @@ class ClientSession:
             signing: The client's identity and roster; with these it takes part in signed rounds only.
             secure: False also accepts rounds without secure aggregation, in which the server sees this client's own
                 noisy message. The guarantee then holds only for those who see no more than the mean.
+            task: The task of two servers that this client sends sealed messages to, from its operator; None for none.
         """
         if not run.isascii() or run.split() != [run] or run.startswith("#"):
             raise ParameterError("Expected run to be one word in ASCII that does not begin with #.")
         self.state = state
         self._limits, self._memory, self._signing, self._secure = limits, memory, signing, secure
+        self._task = task
         found = SessionState.from_bytes(state) if state else SessionState(run)
         self._progress = (
             found
@@ -180,6 +184,8 @@ class ClientSession:
 
     def _upload(self, asked: Request, train: Train) -> bytes:
         """Answers a whole round without secure aggregation, and counts it."""
+        if asked.payload:
+            return self._upload_sealed(asked, train)
         if self._secure:
             raise RoundRefusedError(
                 "The server asks for messages without secure aggregation. If it may see this client's own noisy "
@@ -193,6 +199,22 @@ class ClientSession:
         self._save(begun)
         vector, number, noise = self._train(protocol, asked.round, train)
         return protocol.encode(vector, number, **noise)
+
+    def _upload_sealed(self, asked: Request, train: Train) -> bytes:
+        """Answers a whole round with one message to the two servers of the client's own task, and counts it."""
+        task = self._task
+        if task is None or asked.payload != asks_for(task.fingerprint):
+            raise RoundRefusedError(
+                "The server asks for a message to two servers, and this client has no such task: its operator sets "
+                f"{TASK_KEY} to the file of the task."
+            )
+        if Protocol.from_json(asked.protocol).fingerprint != task.protocol.fingerprint:
+            raise RoundRefusedError("The server's protocol is not the one of this client's task.")
+        protocol, begun = self._accept(asked)
+        self._save(begun)
+        vector, number, noise = self._train(protocol, asked.round, train)
+        values = protocol.encode_integers(vector, number, **noise)
+        return task.upload(values, asked.round - 1, identity=self._signing.identity)
 
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""

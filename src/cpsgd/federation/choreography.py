@@ -1,6 +1,7 @@
 """The rounds: which exchanges each is made of, from top to bottom.
 
     plain       upload
+    pair        upload, sealed for two servers
     masked      advertise, share, mask, confirm, unmask
     pipelined   advertise, share, mask, confirm + advertise, unmask + share
                                    ... then mask, confirm + advertise, unmask + share in every further round
@@ -29,6 +30,7 @@ from cpsgd.aggregator import Aggregator
 from cpsgd.errors import CpsgdError, ParameterError, ThresholdError, WireError
 from cpsgd.federation.client_files import session_identifier
 from cpsgd.federation.messages import OPENING, Pair, Request
+from cpsgd.federation.one_message import PairSum
 from cpsgd.federation.sessions import Exchange, Node, RoundSession
 from cpsgd.federation.terms import Settlement, Terms
 from cpsgd.secagg import SecureServer, Stage, offenders
@@ -81,24 +83,29 @@ def begin_round(
         raise ParameterError(f"Expected at most {plan.protocol.clients} different nodes, got {len(nodes)}.")
     settlement = Settlement(terms, round, run, course)
     session = RoundSession(nodes, round=round, colluding=plan.colluding, settlement=settlement)
-    total: MaskedSum[Node] | PlainSum[Node]
+    total: MaskedSum[Node] | PlainSum[Node] | PairSum[Node]
     try:
         if len(nodes) < plan.surviving:
             raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
         if not ahead:
             settlement.charge(charged_to, revealing)
-        total = (
-            MaskedSum(terms, round, nodes, run, ahead=ahead, counters=counters)
-            if terms.secure
-            else PlainSum(terms, round, nodes)
-        )
+        if terms.pair is not None:
+
+            def request(payload: bytes) -> bytes:
+                return _request(terms, round, Stage.UPLOAD, payload)
+
+            total = PairSum(terms.pair, round, terms.rules.number(round), plan.surviving, nodes, request)
+        elif terms.secure:
+            total = MaskedSum(terms, round, nodes, run, ahead=ahead, counters=counters)
+        else:
+            total = PlainSum(terms, round, nodes)
     except CpsgdError as error:
         session.withhold(error)
         return session
     settlement.total, session.fewest = total, total.fewest
     if isinstance(total, MaskedSum):
         session.judge = total.judge
-    exchanges = total.exchanges
+    exchanges: Sequence[Exchange[Node]] = total.exchanges
     if (prepares or ahead) and terms.secure and round < plan.rounds and terms.apart == 1:
         exchanges = pipelined(
             exchanges,

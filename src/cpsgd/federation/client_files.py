@@ -48,8 +48,9 @@ from cpsgd.secagg.keys import PUBLIC_BYTES, public_bytes
 MEMORY_KEY = "cpsgd-memory"
 IDENTITY_KEY = "cpsgd-identity"
 ROSTER_KEY = "cpsgd-roster"
+TASK_KEY = "cpsgd-task"
 
-FILE_KEYS = (MEMORY_KEY, IDENTITY_KEY, ROSTER_KEY)
+FILE_KEYS = (MEMORY_KEY, IDENTITY_KEY, ROSTER_KEY, TASK_KEY)
 _PREFIX = "cpsgd"
 
 _KIND = "#kind"  # no run has such a name
@@ -184,6 +185,9 @@ class _Content:
 
     def given(self, run: str) -> int:
         return self.handed.get(run, 0)
+
+    def answered(self, run: str) -> list[int]:
+        return [each.round for each in self.rounds if each.run == run]
 
     def give(self, run: str, number: int) -> None:
         self.log.append(f"{run} {number} {Stage.RELAY.value}")

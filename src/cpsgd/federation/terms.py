@@ -21,6 +21,7 @@ from cpsgd.errors import (
     StageError,
     ThresholdError,
 )
+from cpsgd.federation.one_message import PairServers
 from cpsgd.federation.plausibility import implausible
 from cpsgd.ledger import Entry, Ledger, RoundEvent
 from cpsgd.planner import Plan
@@ -44,6 +45,8 @@ class Terms:
         ledger: Where every round's cost is written down before its mean is handed out.
         population: The ledger's name of the clients; needed with a ledger.
         engine: The ledger's name of the transport.
+        pair: Both servers, where clients send one message to two (`cpsgd.engines.pair.in_federation.PairLeader`), in
+            place of secure aggregation among them.
     """
 
     plan: Plan
@@ -53,9 +56,13 @@ class Terms:
     ledger: Ledger | None = None
     population: str | None = None
     engine: str = "federation"
+    pair: PairServers | None = None
 
     def __post_init__(self) -> None:
         plan = self.plan
+        if self.pair is not None:
+            object.__setattr__(self, "secure", False)
+            self._check_pair(self.pair)
         self.rules.check_plan(plan.rounds, str(plan.participation))
         if plan.colluding < 1:
             raise ParameterError(
@@ -76,6 +83,14 @@ class Terms:
             _validate.integer("examples", self.examples, low=1)
         if self.secure:
             self.parameters(0, plan.protocol.clients)
+
+    def _check_pair(self, pair: PairServers) -> None:
+        """Refuses a task of another protocol, or of fewer rounds."""
+        if pair.task.protocol.fingerprint != self.plan.protocol.fingerprint or pair.rounds < self.plan.rounds:
+            raise ParameterError(
+                f"The two servers' task is of another protocol than the plan, or of fewer than {self.plan.rounds} "
+                "rounds: make it from this plan's protocol."
+            )
 
     def parameters(self, round: int, clients: int) -> SecureParameters:
         """Returns the parameters of a round of secure aggregation, which tolerates the plan's dropouts.
@@ -113,6 +128,8 @@ class Terms:
     def way(self) -> str:
         """The way in which sums are made, in words."""
         signed = ", signed" if self.roster is not None else ""
+        if self.pair is not None:
+            return "by one message to two servers"
         return f"by secure aggregation{signed}" if self.secure else "in the server's sight"
 
     def event(self, round: int, name: str) -> RoundEvent:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cpsgd.learning.metrics import RoundMetrics as RoundMetrics
     from cpsgd.learning.metrics import tensorboard as tensorboard
     from cpsgd.learning.models import mlp as mlp
+    from cpsgd.learning.models import without_batch_norm as without_batch_norm
     from cpsgd.learning.optimization import loss_for as loss_for
     from cpsgd.learning.optimization import squared_error as squared_error
     from cpsgd.learning.option_groups import AccountOptions as AccountOptions
@@ -32,7 +33,7 @@ _HOMES = {
     **dict.fromkeys(("RoundMetrics", "tensorboard"), "metrics"),
     **dict.fromkeys(("loss_for", "squared_error"), "optimization"),
     "Trainer": "trainer",
-    "mlp": "models",
+    **dict.fromkeys(("mlp", "without_batch_norm"), "models"),
 }
 __getattr__ = on_demand(__name__, _HOMES)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.layers import MARGIN, NORMALISATIONS, Affine, Unit, Whole, run, sum_up, units_of
+from cpsgd.learning.layers import MARGIN, NORMALISATIONS, Affine, Unit, Whole, rounding_share, run, sum_up, units_of
 from cpsgd.learning.models import check_model, trainable
 
 
@@ -46,6 +46,8 @@ class ClippedSums:
         self._units = {unit: {key: places[id(p)] for key, p in unit.parameters.items()} for unit in units_of(model)}
         if any(isinstance(unit.module.forward, _Forward) for unit in self._units):
             raise ParameterError("The model is private already: call detach() of the first, or use a new model.")
+        # What rounding may have moved the sum by, in clip norms.
+        self._rounding = 0.0
         self._hooks: list[Any] = [
             p.register_post_accumulate_grad_hook(_refuse)  # type: ignore[no-untyped-call]
             for p in parameters.values()
@@ -64,6 +66,7 @@ class ClippedSums:
     def forget(self) -> None:
         """Drops the sum, and what the last pass left."""
         self.total.zero_()
+        self._rounding = 0.0
         for unit in self._units:
             unit.forget()
 
@@ -79,7 +82,8 @@ class ClippedSums:
             count: The first examples that count; the others add nothing.
 
         Raises:
-            ParameterError: There was no backward pass, or layers saw different numbers of examples.
+            ParameterError: There was no backward pass, layers saw different numbers of examples, or there are so many
+                that rounding in their sum could be felt.
         """
         used = [unit for unit in self._units if unit.count is not None]
         counts = {unit.count: unit.name for unit in used}
@@ -90,9 +94,17 @@ class ClippedSums:
                 f"{what}: call loss.backward() before each optimizer.step(), with the model in training mode and "
                 "examples in the first dimension everywhere."
             )
+        (rows,) = counts
+        self._rounding += rounding_share(rows or 0, max(unit.positions for unit in used))
+        if self._rounding > MARGIN:
+            raise ParameterError(
+                f"{rows:,} examples in one pass are too many for this model: rounding in their sum could be felt. Give "
+                "a micro_batch, such as 256."
+            )
         norms = sum_up([unit.squared_norms() for unit in used]).sqrt() * scale
         finite = torch.isfinite(norms)
-        if not bool(finite.all()):
+        # To ask a GPU whether all are finite takes longer than to set nothing to zero.
+        if self.total.is_cuda or not bool(finite.all()):
             for unit in used:
                 unit.keep_finite(finite)
         weights = (clip_norm * (1.0 - MARGIN) / norms).clamp(max=1.0) * scale

@@ -176,11 +176,11 @@ def message_bytes(estimator: Estimator, dim: int) -> int:
     return 4 * dim if protocol is None else protocol.message_bytes
 
 
-def check_run(estimator: Estimator, rounds: int, dropout: float) -> None:
-    """Raises `ParameterError` if the protocol's noise does not cover a run of this many rounds, or dropouts."""
+def check_run(estimator: Estimator, rounds: int, dropout: float, participation: Participation) -> None:
+    """Raises `ParameterError` if the protocol's noise does not cover a run of this kind."""
     protocol = protocol_of(estimator)
     if protocol is not None:
-        protocol.mechanism.memory.check_steady(rounds, dropout)
+        protocol.mechanism.memory.check_steady(rounds, dropout, participation)
 
 
 def as_data(estimator: Estimator) -> dict[str, Any]:

@@ -59,13 +59,10 @@ def privacy_facts(guarantee: Guarantee | None, config: Mapping[str, Any]) -> dic
 def write(
     folder: Path,
     model: torch.nn.Module,
-    dataset: Dataset,
     privacy: Mapping[str, Any] | None,
-    config: Mapping[str, Any],
-    history: Sequence[RoundMetrics],
+    **sections: Any,
 ) -> tuple[Path, Path]:
-    """Writes the model and its card into a folder; returns their paths."""
-    last = history[-1] if history else None
+    """Writes the model and its card, with further sections by name, into a folder; returns their paths."""
     # Copies, because parameters that share memory are refused.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     content: bytes = _saver()(tensors, metadata={"format": "pt"})
@@ -80,15 +77,23 @@ def write(
             "trained_parameters": sum(p.numel() for p in trainable(model).values()),
         },
         "privacy": privacy,
-        "data": {"name": dataset.name, "source": dataset.source, "clients": dataset.size, "classes": dataset.classes},
-        "settings": {name: value for name, value in config.items() if name not in _LEFT_OUT},
-        "results": last and {name: getattr(last, name) for name in ("round", "loss", "accuracy", "r_squared")},
+        **sections,
     }
     with disk_errors(folder, "The run is as it was: make room, and export again."):
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / MODEL, content)
         write_file(folder / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
     return folder / MODEL, folder / CARD
+
+
+def run_sections(dataset: Dataset, config: Mapping[str, Any], history: Sequence[RoundMetrics]) -> dict[str, Any]:
+    """Returns the card's sections about the data, the settings and the results of a `Trainer`'s run."""
+    last = history[-1] if history else None
+    return {
+        "data": {"name": dataset.name, "source": dataset.source, "clients": dataset.size, "classes": dataset.classes},
+        "settings": {name: value for name, value in config.items() if name not in _LEFT_OUT},
+        "results": last and {name: getattr(last, name) for name in ("round", "loss", "accuracy", "r_squared")},
+    }
 
 
 def _saver() -> Any:

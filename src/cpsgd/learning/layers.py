@@ -72,6 +72,11 @@ class Unit(ABC):
     def add_weighted(self, weights: Tensor, sums: dict[str, Tensor]) -> None:
         """Adds Σ_i weights_i g_i to the `sums` of the parameters, in float64."""
 
+    @property
+    @abstractmethod
+    def positions(self) -> int:
+        """The most products of a pass that are added up for an example."""
+
     @abstractmethod
     def forget(self) -> None:
         """Drops what the last pass left."""
@@ -149,41 +154,62 @@ class RowUnit(Unit):
         """Sets the other rows to zero."""
         self._rows = {key: cleaned(row, finite) for key, row in self._rows.items()}
 
+    @property
+    def positions(self) -> int:
+        """One: a row is a number per coordinate."""
+        return 1
+
     def forget(self) -> None:
         """Drops the rows."""
         self._rows, self.count = {}, None
 
 
 class Affine(RowUnit):
-    """The weight and bias of a normalisation: output = x w + b, where w and b are those of a channel or a coordinate.
+    """The weight and bias of a normalisation of the last dimensions: output = x w + b, coordinate by coordinate.
 
     The normalisation itself has no parameters and is left to autograd.
     """
 
-    def __init__(self, name: str, module: torch.nn.Module, trailing: int) -> None:
-        """Parameters belong to the last `trailing` dimensions; if it is 0, to dimension 1."""
-        super().__init__(name, module)
-        self._trailing = trailing
-
     def forward(self, *inputs: Any) -> Tensor:
         """Returns x w + b."""
-        (x,) = inputs
-        weight, bias = (self._shaped(getattr(self.module, key, None), x) for key in ("weight", "bias"))
+        (x,), bias = inputs, getattr(self.module, "bias", None)
+        weight: Tensor = self.module.weight
         return x * weight if bias is None else torch.addcmul(bias, x, weight)
 
     def backward(self, inputs: Sequence[Any], gradients: Sequence[Any], needed: Sequence[bool]) -> Sequence[Any]:
         """Adds up an example's positions."""
         (x,), (gradient,) = inputs, gradients
-        kept = range(x.dim() - self._trailing, x.dim()) if self._trailing else (1,)
-        others = [dim for dim in range(1, x.dim()) if dim not in kept]
+        others = list(range(1, x.dim() - self.module.weight.dim()))
         by_name = {"weight": gradient * x, "bias": gradient}
         self.add_rows({key: by_name[key].sum(others) if others else by_name[key] for key in self.parameters})
-        return [gradient * self._shaped(self.module.weight, x)]
+        return [gradient * self.module.weight]
 
-    def _shaped(self, parameter: Any, x: Tensor) -> Any:
-        if parameter is None or self._trailing:
-            return parameter
-        return parameter.view(-1, *[1] * (x.dim() - 2))
+
+class Grouped(RowUnit):
+    """A `torch.nn.GroupNorm` with weight and bias, by PyTorch's own kernels."""
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """Returns the normalised inputs."""
+        (x,), module = inputs, self.module
+        return functional.group_norm(x, module.num_groups, module.weight, module.bias, module.eps)
+
+    def backward(self, inputs: Sequence[Any], gradients: Sequence[Any], needed: Sequence[bool]) -> Sequence[Any]:
+        """Adds up an example's positions: Σ b (x - mean)/deviation for the weights, Σ b for the bias."""
+        (x,), (gradient,), module = inputs, gradients, self.module
+        x, back = x.contiguous(), gradient.contiguous()
+        count, channels = x.shape[:2]
+        groups, positions = module.num_groups, x[0, 0].numel()
+        sizes = (count, channels, positions, groups)
+        _, mean, scale = torch.native_group_norm(x, module.weight, module.bias, *sizes, module.eps)
+        shift = back.flatten(2).sum(2)
+        products = torch.einsum("ncp,ncp->nc", back.flatten(2), x.flatten(2))
+        means, scales = (each.repeat_interleave(channels // groups, 1) for each in (mean, scale))
+        by_name = {"weight": (products - means * shift) * scales, "bias": shift}
+        self.add_rows({key: by_name[key] for key in self.parameters})
+        if not needed[0]:
+            return [None]
+        arguments = (back, x, mean, scale, module.weight, *sizes, [True, False, False])
+        return [torch.ops.aten.native_group_norm_backward(*arguments)[0]]
 
 
 class Whole(RowUnit):
@@ -311,7 +337,7 @@ class FactorUnit(RowUnit):
         self.check(len(back))
         positions, outputs = back.shape[1:]
         if "bias" in self.parameters:
-            self.add_rows({"bias": back.sum(1, dtype=torch.float64).float() if positions > 1 else back})
+            self.add_rows({"bias": back.sum(1)})
         if "weight" not in self.parameters:
             return
         if not self._factors and positions > 1 and inputs * outputs <= positions * (inputs + outputs):
@@ -353,6 +379,11 @@ class FactorUnit(RowUnit):
             found.append(torch.maximum(squares, (most * _MOST_CANCELLED).square()))
         return torch.cat(found)
 
+    @property
+    def positions(self) -> int:
+        """The most products of a pass that are added up for an example."""
+        return sum((back.shape[1] for _, back in self._factors), 1)
+
     def similarity(self, a: Tensor) -> Tensor:
         """Returns <a_t, a_t'> of all positions."""
         return torch.bmm(a, a.transpose(1, 2))
@@ -366,7 +397,6 @@ class FactorUnit(RowUnit):
         """Adds the weighted sums, of a and b by one product of matrices."""
         super().add_weighted(weights, sums)
         for kept, back in self._factors:
-            check_rounding(len(back), back.shape[1])
             for a, b, weight in zip(*split(self._bytes(kept, back), kept, back, weights), strict=True):
                 self.add_product(sums["weight"], a, b.double() * weight[:, None, None])
 
@@ -438,12 +468,30 @@ class Convolution(FactorUnit):
     def inputs_of(self, kept: Tensor) -> Tensor:
         """Returns the windows of the inputs, one per position of the output."""
         module = self.module
-        sizes: dict[str, Any] = {key: getattr(module, key) for key in ("dilation", "padding", "stride")}
-        kernel = module.kernel_size
+        kernel, stride, padding, dilation = (
+            getattr(module, key) for key in ("kernel_size", "stride", "padding", "dilation")
+        )
         if isinstance(module, torch.nn.Conv1d):
-            kept, kernel = kept[:, :, None], (1, *kernel)
-            sizes = {key: (0 if key == "padding" else 1, *value) for key, value in sizes.items()}
-        return functional.unfold(kept, kernel, **sizes).transpose(1, 2)
+            kept, kernel, stride, padding, dilation = (
+                kept[:, :, None],
+                (1, *kernel),
+                (1, *stride),
+                (0, *padding),
+                (1, *dilation),
+            )
+        if any(padding):
+            kept = functional.pad(kept, (padding[1], padding[1], padding[0], padding[0]))
+        count, channels, *lengths = kept.shape
+        places = [
+            (length - spread * (size - 1) - 1) // step + 1
+            for length, spread, size, step in zip(lengths, dilation, kernel, stride, strict=True)
+        ]
+        by_example, by_channel, *by_place = kept.stride()
+        inside = [jump * spread for jump, spread in zip(by_place, dilation, strict=True)]
+        between = [jump * step for jump, step in zip(by_place, stride, strict=True)]
+        shape = (count, channels, *kernel, *places)
+        windows = kept.as_strided(shape, (by_example, by_channel, *inside, *between), kept.storage_offset())
+        return windows.reshape(count, channels * math.prod(kernel), math.prod(places)).transpose(1, 2)
 
     def _bytes(self, kept: Tensor, back: Tensor) -> int:
         return 8 * back.shape[1] * (back.shape[2] + int(math.prod(self.module.weight.shape[1:])))
@@ -535,16 +583,16 @@ def _known(name: str, module: Any) -> Unit | None:
                 f"The embedding {name} has max_norm or scale_grad_by_freq, which mix examples: leave them out."
             )
         return Embedding(name, module)
+    if kind is torch.nn.GroupNorm:
+        return Grouped(name, module)
     if kind in NORMALISATIONS:
-        trailing = len(module.normalized_shape) if kind in (torch.nn.LayerNorm, torch.nn.RMSNorm) else 0
-        return Affine(name, module, trailing)
+        return Affine(name, module)
     return None
 
 
 NORMALISATIONS: dict[type, Callable[[Any, Tensor], Tensor]] = {
     torch.nn.LayerNorm: lambda of, x: functional.layer_norm(x, of.normalized_shape, None, None, of.eps),
     torch.nn.RMSNorm: lambda of, x: functional.rms_norm(x, of.normalized_shape, None, of.eps),
-    torch.nn.GroupNorm: lambda of, x: functional.group_norm(x, of.num_groups, None, None, of.eps),
 }
 """From a normalisation's class to the part of it that has no parameters."""
 
@@ -578,17 +626,13 @@ def split(size: int, *tensors: Tensor) -> list[Sequence[Tensor]]:
     return [torch.split(tensor, max(1, room // max(1, size))) for tensor in tensors]
 
 
-def check_rounding(examples: int, positions: int) -> None:
-    """Raises `ParameterError` if float64 sums of so many terms might be off by more than `MARGIN` of the clip norm.
+def rounding_share(examples: int, positions: int) -> float:
+    """Returns the most, in clip norms, that rounding moves two neighbours' sums of so many examples apart.
 
-    A sum of n = examples × positions products is off by at most 2 n 2^-53 Σ|terms|, and Σ|terms| is at most `examples`
-    clip norms over the least share that may be left of cancelling terms. Neighbours are off by as much each.
+    A float64 sum of n = examples × positions products is off by at most 2 n 2^-53 Σ|terms|, and Σ|terms| is at most
+    `examples` clip norms over the least share that may be left of cancelling terms. Neighbours are off by as much each.
     """
-    if 4.0 * examples * examples * positions * 2.0**-53 / _MOST_CANCELLED > MARGIN:
-        raise ParameterError(
-            f"{examples:,} examples of {positions:,} positions are too many for one pass: rounding in their sum could "
-            "be felt. Give a micro_batch, such as 1024."
-        )
+    return 4.0 * examples * examples * positions * 2.0**-53 / _MOST_CANCELLED
 
 
 class full_precision:  # noqa: N801  # a context like torch.no_grad

@@ -48,6 +48,22 @@ def check_layers(model: torch.nn.Module) -> None:
             )
 
 
+def without_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
+    """Replaces batch normalisation by group normalisation of up to 32 groups, in place, and returns the model.
+
+    Example:
+        >>> without_batch_norm(torch.nn.BatchNorm1d(48)).num_groups
+        24
+    """
+    if isinstance(model, torch.nn.modules.batchnorm._BatchNorm):
+        channels = model.num_features
+        groups = max(count for count in range(1, 33) if channels % count == 0)
+        return torch.nn.GroupNorm(groups, channels, eps=model.eps, affine=model.affine)
+    for name, child in model.named_children():
+        setattr(model, name, without_batch_norm(child))
+    return model
+
+
 class Scaled(torch.nn.Module):
     """A layer (features - shift) / scale without parameters; the defaults fit the shades of handwritten digits."""
 

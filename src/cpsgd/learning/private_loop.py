@@ -15,17 +15,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
+from cpsgd.audit.one_run import OneRunReport
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.learning import export
+from cpsgd.learning.canaries import Canaries, write
 from cpsgd.learning.clipped_sums import ClippedSums
+from cpsgd.learning.layers import MARGIN
 from cpsgd.learning.models import trainable
 from cpsgd.learning.poisson_loader import PoissonLoader
 from cpsgd.learning.sum_noise import VARIATION, SumNoise, gaussian_mu
-from cpsgd.neighbours import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import COARSE, FINE, Rounds, composed_epsilon
 from cpsgd.promise import Claim
 
@@ -38,6 +43,12 @@ _LEAST, _MOST = 0.05, 1e5
 _SAME = 1.01
 _CLOSE = 1e-3
 _VERSION = 1
+
+CITATION = (
+    "Poisson-sampled rounded Gaussian mechanisms with exact noise (docs/proofs/private-loop.md), composed by privacy "
+    "loss distributions"
+)
+"""Where the guarantee of a private loop is proved."""
 
 
 def make_private(
@@ -53,6 +64,7 @@ def make_private(
     noise_schedule: Schedule | None = None,
     micro_batch: int | None = None,
     loss_reduction: Literal["mean", "sum"] = "mean",
+    canaries: int = 0,
 ) -> Private:
     """Makes an ordinary training loop private. Iterate over the result in place of the data loader.
 
@@ -72,6 +84,8 @@ def make_private(
         micro_batch: The most examples computed at a time. A batch then comes in several parts, and the optimizer steps
             after the last; calls of `step()` before it only add up.
         loss_reduction: Whether the loss is the mean or the sum of the examples'.
+        canaries: Number of made-up gradients by which the trained model can be audited; about half of them are trained
+            on. They disturb the training as noise does, so take far fewer than there are parameters.
 
     Raises:
         ParameterError: The model, the optimizer or the loader cannot be used; the message has a remedy.
@@ -92,7 +106,7 @@ def make_private(
         ...         torch.nn.functional.cross_entropy(model(features), labels).backward()
         ...         optimizer.step()
         >>> print(private)
-        ε = 1.998 at δ = 1e-05 for one example, zero-out neighbours: 30 of 30 steps, noise multiplier 1.505
+        ε = 1.999 at δ = 1e-05 for one example, zero-out neighbours: 30 of 30 steps, noise multiplier 1.505
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ParameterError("Give either epsilon or noise_multiplier; the other follows.")
@@ -119,6 +133,7 @@ def make_private(
         clip_norm=clip_norm,
         mean=loss_reduction == "mean",
         first=processes[0] == 0,
+        canaries=_validate.integer("canaries", canaries, low=0),
     )
 
 
@@ -141,6 +156,7 @@ class Private:
         clip_norm: float | Schedule,
         mean: bool,
         first: bool,
+        canaries: int,
     ) -> None:
         """Attaches to model and optimizer; see `make_private`."""
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -155,13 +171,14 @@ class Private:
         self._loader, self._mean, self._first = loader, mean, first
         self._multipliers, self.delta = multipliers, delta
         self.steps, self.planned = 0, len(multipliers)
-        self._sums = ClippedSums(model)
+        self._model, self._sums = model, ClippedSums(model)
         self.dim = self._sums.total.numel()
-        self._noise = SumNoise(self.dim) if first else None
+        self._noise = SumNoise(self.dim, self._sums.total.device) if first else None
         self._hook = optimizer.register_step_pre_hook(self._before_step)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for tensor in (*self._parameters, *model.buffers()):
                 torch.distributed.broadcast(tensor.data, 0)
+        self._canaries = Canaries.draw(canaries, self._row()) if canaries and first else None
 
     def __len__(self) -> int:
         """Returns the number of batches in an epoch."""
@@ -175,7 +192,7 @@ class Private:
     def __str__(self) -> str:
         found = self.guarantee()
         spent = "nothing spent" if found is None else f"ε = {rounded_up(found.epsilon)}"
-        noise = sorted({f"{multiplier:.4g}" for multiplier in (self._multipliers[0], self._multipliers[-1])})
+        noise = dict.fromkeys(f"{multiplier:.4g}" for multiplier in (self._multipliers[0], self._multipliers[-1]))
         return (
             f"{spent} at δ = {self.delta:g} for one example, zero-out neighbours: {self.steps:,} of {self.planned:,} "
             f"steps, noise multiplier {' to '.join(noise)}"
@@ -196,6 +213,58 @@ class Private:
         found = self._clip_norm
         return _validate.positive("clip_norm", found(self.steps)) if callable(found) else found
 
+    def audit(self, *, confidence: float = 0.95) -> OneRunReport:
+        """Returns a lower bound on ε from the canaries, beside the ε that is claimed so far.
+
+        Raises:
+            ParameterError: There are no canaries, in this process, or no step was taken.
+        """
+        if self._canaries is None or not self.steps:
+            raise ParameterError("An audit needs canaries, make_private(..., canaries=1000), and a step, in process 0.")
+        return self._canaries.audit(self._row(), claimed=self.epsilon, delta=self.delta, confidence=confidence)
+
+    def export(self, folder: Path | str) -> tuple[Path, ...]:
+        """Writes the model and its card into a folder, with an audit if there are canaries; returns the paths.
+
+        Raises:
+            CheckpointError: The files could not be written.
+            ParameterError: safetensors is not installed.
+        """
+        path, found = Path(folder), self.guarantee()
+        audit = None if self._canaries is None or not self.steps else self.audit().to_dict()
+        privacy: dict[str, Any] | None = (
+            None
+            if found is None
+            else {
+                "protects": "one example",
+                "epsilon": found.epsilon,
+                "delta": found.delta,
+                "unit": "example",
+                "adjacency": str(Adjacency.ZERO_OUT),
+                "participation": str(Participation.poisson(self._loader.rate)),
+                "rounds": self.steps,
+                "theorem": {"method": "private-loop", "citation": CITATION},
+                "noise": "secret",
+                "cohorts": "the draw of batches must stay secret",
+            }
+        )
+        settings = {
+            "clip_norm": None if callable(self._clip_norm) else self._clip_norm,
+            "noise_multipliers": [min(self._multipliers), max(self._multipliers)],
+            "batch": self._loader.expected,
+            "steps": self.planned,
+        }
+        data = {"examples": self._loader.examples}
+        written = export.write(path, self._model, privacy, data=data, settings=settings, audit=audit)
+        if self._canaries is None or found is None:
+            return written
+        names = list(trainable(self._model))
+        return *written, write(path, self._canaries, names, epsilon=found.epsilon, delta=found.delta)
+
+    def _row(self) -> torch.Tensor:
+        """Returns all trainable parameters in a row."""
+        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
+
     def detach(self) -> None:
         """Gives model and optimizer back as they were. What was spent stays spent."""
         self._sums.detach()
@@ -209,6 +278,7 @@ class Private:
             "rate": self._loader.rate,
             "delta": self.delta,
             "multipliers": list(self._multipliers),
+            "canaries": None if self._canaries is None else self._canaries.to_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,6 +294,8 @@ class Private:
                 "it private with the same ones."
             )
         self._multipliers = [float(each) for each in state["multipliers"]]
+        if self._first and state["canaries"] is not None:
+            self._canaries = Canaries.from_dict(state["canaries"])
         self.steps = _validate.integer("steps", state["steps"], low=self.steps, high=self.planned)
         self._sums.forget()
 
@@ -263,6 +335,8 @@ class Private:
             torch.distributed.all_reduce(total)
         multiplier = self._multipliers[self.steps]
         self.steps += 1
+        if self._canaries is not None:
+            self._canaries.add_to(total, clip_norm * (1.0 - MARGIN), self._loader.rate)
         noisy = total.clone() if self._noise is None else self._noise.added(total, multiplier * clip_norm)
         if together:
             torch.distributed.broadcast(noisy, 0)
@@ -298,7 +372,9 @@ def _multiplier(epsilon: float, delta: float, factors: list[float], rate: float,
         except ConditionError:
             return False
 
-    low, high = _LEAST, _LEAST
+    low = high = 1.0
+    while low > _LEAST and affordable(low, COARSE):
+        low, high = 0.5 * low, low
     while not affordable(high, COARSE):
         low, high = high, 2.0 * high
         if high > _MOST:

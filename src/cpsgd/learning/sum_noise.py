@@ -4,7 +4,7 @@ The sum is rounded to a grid and gets noise on the grid, so that floating point 
 floats' own Gaussians have gaps that tell (Mironov, "On Significance of the Least Significant Bits for Differential
 Privacy", CCS 2012). A draw is 2^9 X + Y, both discrete Gaussians of thousands of points (`cpsgd.correlated.draws`), and
 Y has a deviation of four points of X's grid. Together they are N_Z(0, v) with a million points per deviation, up to a
-total variation of `VARIATION` (docs/accounting.md, sections 13 and 14). That is a rounding of N(0, v - 5).
+total variation of `VARIATION` (docs/proofs/private-loop.md). That is a rounding of N(0, v - 5).
 
 Rounding moves each of two neighbours' sums by up to half a point per coordinate, together √d points. So a vector within
 D of another is within D/step + √d points, and the mechanism is Gaussian with μ = 1/z + √d/σ for a noise multiplier z, σ
@@ -30,7 +30,8 @@ from cpsgd.randomness import Keystream
 _RATIO = 15.0
 # Coordinates that a thread draws at a time.
 _BLOCK = 1 << 14
-_THREADS = 8
+_THREADS = 16
+_MOST = 2.0**52
 
 POINTS = math.sqrt(((_RATIO * CELL) * 2.0**FINER_BITS) ** 2 + (LEAST_RATIO * CELL) ** 2 - GRID_VARIANCE) * (1 - 1e-12)
 """Grid points to a standard deviation of the Gaussian that the noise is a rounding of, rounded down."""
@@ -52,30 +53,37 @@ def gaussian_mu(noise_multiplier: float, dim: int) -> float:
 class SumNoise:
     """The noise of sums of one length. Threads draw it before it is asked for; every draw is used once."""
 
-    def __init__(self, dim: int) -> None:
-        """Starts the threads, and the first draw."""
+    def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
+        """Starts the threads, and the first draw; `device` is that of the sums."""
         self.dim = dim
+        self._device = torch.device(device)
         self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
-        self._waiting = self._start()
+        self._next = self._start()
 
     def added(self, sums: torch.Tensor, deviation: float) -> torch.Tensor:
         """Returns the sums, rounded to the grid, with noise of this standard deviation, in float64.
 
-        The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which is the
-        same for whatever they are.
+        The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which moves no
+        two of them further apart. Up to 2^53 float64 numbers are exact integers, and so is the noisy sum.
         """
-        noise = torch.from_numpy(np.concatenate([part.result() for part in self._waiting]))
-        self._waiting = self._start()
+        drawn, parts = self._next
+        for part in parts:
+            part.result()
+        noise = drawn.to(self._device, non_blocking=True)
+        self._next = self._start()
         step = deviation / POINTS
-        points = torch.nan_to_num(sums / step).clamp(-(2.0**52), 2.0**52).round().to(torch.int64)
-        return (points + noise.to(sums.device, non_blocking=True)).double() * step
+        return (sums / step).nan_to_num_().clamp_(-_MOST, _MOST).round_().add_(noise).mul_(step)
 
-    def _start(self) -> list[Future[NDArray[np.int64]]]:
-        sizes = [min(_BLOCK, self.dim - start) for start in range(0, self.dim, _BLOCK)]
-        return [self._pool.submit(_drawn, size) for size in sizes]
+    def _start(self) -> tuple[torch.Tensor, list[Future[None]]]:
+        # Pinned memory is copied to a GPU while the CPU goes on.
+        drawn = torch.empty(self.dim, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        numbers = drawn.numpy()
+        starts = range(0, self.dim, _BLOCK)
+        return drawn, [self._pool.submit(_draw, numbers[start : start + _BLOCK]) for start in starts]
 
 
-def _drawn(count: int) -> NDArray[np.int64]:
-    stream = Keystream()
-    coarse = draw(_RATIO, stream.take(DRAW_BYTES * count), count)
-    return (coarse << FINER_BITS) + draw(LEAST_RATIO, stream.take(DRAW_BYTES * count), count)
+def _draw(out: NDArray[np.int32]) -> None:
+    """Writes noise, which is below 2^25, to `out`."""
+    stream, size = Keystream(), DRAW_BYTES * out.size
+    coarse = draw(_RATIO, stream.take(size), out.size)
+    out[:] = (coarse << FINER_BITS) + draw(LEAST_RATIO, stream.take(size), out.size)

@@ -141,7 +141,7 @@ class Trainer:
         self._cohorts = Cohorts.plan(cohorts, population=dataset.size, key=key, delta=account.delta or _NO_DELTA)
         assert cohorts.rounds is not None
         self.rounds = cohorts.rounds
-        estimators.check_run(mechanism, self.rounds, cohorts.dropout)
+        estimators.check_run(mechanism, self.rounds, cohorts.dropout, self._cohorts.participation)
         self._backend = backends.start(model, loss, dataset, mechanism, clients, run, self._processes)
         self._server = Server(model, loss, server, self.rounds)
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
@@ -280,7 +280,8 @@ class Trainer:
             )
         privacy = export.privacy_facts(self.guarantee(), self.config)
         with self._server.measured():
-            return export.write(Path(folder), self.model, self._dataset, privacy, self.config, self.history)
+            sections = export.run_sections(self._dataset, self.config, self.history)
+            return export.write(Path(folder), self.model, privacy, **sections)
 
     def save(self) -> None:
         """Writes a checkpoint of the last complete round, if there is a `run_dir`."""

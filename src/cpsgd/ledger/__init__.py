@@ -12,8 +12,9 @@
 | `entries`, `kinds` | budgets, rounds and entries; rounds counted by kind |
 | `charging` | the cost of rounds together |
 | `chain`, `state` | records linked by hashes; everything that follows from them |
-| `sqlite_store`, `snapshots` | records on disk; opening a long ledger quickly |
-| `replica` | a process's view of a file that others write to |
+| `replica` | a process's view of a log that others write to |
+| `index`, `lookup` | places of records, as a cache beside the log; single entries |
+| `sqlite_files` | ledgers of 0.1.0 and 0.2.0, which are taken over |
 | `verification` | reads a whole ledger again |
 | `witness`, `signed_reports` | evidence for other people |
 

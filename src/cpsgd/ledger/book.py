@@ -17,11 +17,12 @@ from cpsgd.errors import (
     LedgerError,
     PopulationError,
 )
-from cpsgd.ledger import chain, charging, sqlite_store, verification
+from cpsgd.ledger import chain, charging, verification
 from cpsgd.ledger.chain import Head
 from cpsgd.ledger.charging import Total
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, name
 from cpsgd.ledger.kinds import Account, Room, octave_of
+from cpsgd.ledger.lookup import written
 from cpsgd.ledger.replica import Draft, Replica, ahead, clock, now
 from cpsgd.ledger.signed_reports import signed_report
 from cpsgd.ledger.state import State, check_event, check_group
@@ -47,8 +48,9 @@ class Ledger:
     A call that raised `LedgerStorageError` can be repeated. If its record was written, and only the witness lacks it,
     the same call of the same object returns the same entry and charges nothing more.
 
-    The records are a chain of hashes, checked whenever they are read. Opening a long ledger reads the records since its
-    last snapshot; `verify` reads all. A ledger object also remembers the end of the chain, and notices if it is gone.
+    The file is a log to which records are added, each with a hash of itself and all before it. Opening a long ledger
+    reads the records since its last snapshot; `verify` reads all. A ledger object remembers the end of the log, and
+    notices if it is gone. So does the index beside the file, which may be removed: it is made anew.
 
     Attributes:
         path: The file.
@@ -277,7 +279,7 @@ class Ledger:
         """Returns the population's entries, oldest first; with `last`, this many from the end."""
         with self._replica.looking() as (_, entries):
             self._budget(population)
-            return tuple(entries.all(population, last))
+            return tuple(entries.all(population) if last is None else entries.last(population, last))
 
     def find(self, population: str, *, run: str, round: int) -> Entry | None:
         """Returns the entry of a run's round, for a run that goes on after a crash; None if it was never reserved.
@@ -293,7 +295,7 @@ class Ledger:
         """Returns the rounds of a run that were reserved."""
         with self._replica.looking() as (_, entries):
             self._budget(population)
-            return entries.of_run(population, run)
+            return entries.rounds(population, run)
 
     @property
     def head(self) -> Head:
@@ -341,10 +343,10 @@ class Ledger:
             return signed_report(state, now(state), identity)
 
     def repair(self) -> Head:
-        """Reads all records, checks every hash, and makes the index and the snapshot beside them anew.
+        """Reads all records, checks every hash, and makes the index beside them anew.
 
         Returns:
-            The last record, which is a new snapshot.
+            The last record.
 
         Raises:
             LedgerChainError: The records themselves were changed, or the last of them are missing.
@@ -352,7 +354,7 @@ class Ledger:
         with self._replica.lock:
             if self._replica.state.head.number >= 0:
                 _ = self.head  # refuses a file that went back in time
-            self._replica.state = State()
+            self._replica.forget()
             with self._replica.appending(whole=True):
                 pass
             return self._replica.state.head
@@ -385,9 +387,9 @@ class Ledger:
 
     def export(self) -> dict[str, Any]:
         """Returns everything as plain JSON values: the records with their hashes, and what follows from them."""
-        with self._replica.looking() as (connection, entries):
+        with self._replica.looking() as (log, entries):
             state = self._replica.state
-            rows = list(sqlite_store.rows_between(connection, 0))
+            records = [{"number": end.records - 1, "body": text, "hash": end.hash} for text, end in written(log)]
             populations = [
                 {
                     **budget.to_dict(),
@@ -400,7 +402,7 @@ class Ledger:
                 "format": "cpsgd ledger 1",
                 "head": str(state.head),
                 "populations": populations,
-                "records": [{"number": n, "body": body, "hash": digest} for n, body, digest in rows],
+                "records": records,
             }
 
     # ------------------------------------------------------------------ inside
@@ -418,7 +420,7 @@ class Ledger:
     def _known(self, draft: Draft, entry: Entry | int) -> Entry:
         """Returns the entry on record, which must be the one that was given."""
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
-        known = draft.known(number)
+        known = draft.entries.get(number)
         if known is None or (isinstance(entry, Entry) and known.event != entry.event):
             raise EntryError(f"The ledger {self.path} has no such entry {number}; was it reserved in another?")
         return known

@@ -1,160 +1,133 @@
-"""`Replica`: one process's view of a ledger's file, brought up to date before anything is said or written."""
+"""`Replica`: one process's view of a ledger's file, brought up to date before anything is said or written.
+
+The file is a log of records (`cpsgd._record_log`) and the only authority. Writers lock it before they read what is left
+of a budget until after they have spent it, so no two spend the same rest. The lock is on the file itself and holds by
+whichever name (a hard link, a mount). A record is on the disk when `appending` ends.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Any
 
 from cpsgd import _validate
 from cpsgd._plain import canonical
-from cpsgd.errors import LedgerChainError, LedgerError, WitnessError
-from cpsgd.ledger import snapshots, sqlite_store
-from cpsgd.ledger.chain import LONGEST_RECORD, Head, Remembered, closed, link, read_reservation
+from cpsgd._record_log import End, OpenLog, RecordLog
+from cpsgd.errors import (
+    DamagedFileError,
+    LedgerAccessError,
+    LedgerBusyError,
+    LedgerChainError,
+    LedgerError,
+    LedgerFormatError,
+    LedgerStorageError,
+    ParameterError,
+    WitnessError,
+)
+from cpsgd.ledger import sqlite_files
+from cpsgd.ledger.chain import DOMAIN, VERSION, Head, read_record
 from cpsgd.ledger.entries import Entry
-from cpsgd.ledger.sqlite_store import Index
-from cpsgd.ledger.state import STATE_VERSION, State, digest_of
+from cpsgd.ledger.index import Index
+from cpsgd.ledger.lookup import Lookup, catch_up, written
+from cpsgd.ledger.state import STATE_VERSION, State, snapshot_version
 from cpsgd.ledger.witness import Line, Witness
 
+SNAPSHOT_EVERY = 128
+"""Records after which a new snapshot is made; more if the last snapshot was long."""
+LONGEST_RECORD = 1 << 16
+"""Characters of the longest record that is not a snapshot."""
+BEGINS = b'{"format":'
+"""A ledger begins like this."""
+# Since the last snapshot there is at least this much more text than it has, so snapshots are a small part of the file.
+_MORE_THAN_SNAPSHOT = 4
 # Of records that a witness has not seen, no more are looked at.
 _MOST_UNSEEN = 64
+_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 @dataclass
 class Draft:
-    """Records to be written in one transaction, and the entries they are about.
+    """Records to be written together, and the entries they are about.
 
     Attributes:
         entries: Entries of the ledger.
         time: Time of the records.
         records: The records, without number and time.
-        looked_up: Entries that the records are about.
         changed: Entries that were made or changed, once the records are written.
         unseen: Records on the ledger that the witness has not seen.
     """
 
-    entries: Index | Remembered
+    entries: Lookup
     time: str
     records: list[Mapping[str, Any]] = field(default_factory=list)
-    looked_up: Remembered = field(default_factory=Remembered)
     changed: list[Entry] = field(default_factory=list)
     unseen: list[dict[str, Any]] = field(default_factory=list)
 
-    def known(self, number: int) -> Entry | None:
-        """Returns the entry of this number, or None, and keeps it for the records that are about it."""
-        entry = self.entries.get(number)
-        if entry is not None:
-            self.looked_up.put(entry)
-        return entry
-
-    def write(self, connection: Connection, state: State, memory: Remembered | None) -> list[tuple[int, str, str]]:
-        """Writes all records in the open transaction, after the state's head.
-
-        Args:
-            connection: The transaction.
-            state: What the file holds so far.
-            memory: The file's entries where it has no index that fits; it gets one.
-
-        Returns:
-            The rows: numbers, texts and hashes.
-        """
-        rows: list[tuple[int, str, str]] = []
-        head, snapshot = state.head, state.snapshot
-
-        def append(record: Mapping[str, Any]) -> None:
-            nonlocal head
-            number = head.number + 1
-            text = canonical({"time": self.time, **record, "number": number})
-            if len(text) > LONGEST_RECORD:
-                raise LedgerError("The record is too long for a ledger.")
-            head = Head(number, link(head.hash, text))
-            rows.append((number, text, head.hash))
-            sqlite_store.append(connection, *rows[-1])
-
-        if memory is not None:
-            sqlite_store.clear_cache(connection)
-            index = sqlite_store.make_index(connection, map(sqlite_store.row_of, memory.all()))
-        else:
-            index = sqlite_store.read_index(connection)
-        # With the index the snapshot went, if there was one.
-        lost = memory is not None and (snapshot >= 0 or not self.records)
-        if lost or head.number - snapshot >= snapshots.SNAPSHOT_EVERY:
-            text = state.to_text()
-            append({"kind": "snapshot", "version": STATE_VERSION, "digest": digest_of(text)})
-            sqlite_store.write_snapshot(connection, text)
-            snapshot = head.number
-        for record in self.records:
-            append(record)
-            self._note(json.loads(rows[-1][1]))
-        for entry in self.changed:
-            index += sqlite_store.index_entry(connection, entry)
-        sqlite_store.write_head(connection, head.number, head.hash, snapshot, index)
-        return rows
-
-    def _note(self, body: dict[str, Any]) -> None:
-        if body["kind"] == "reserve":
-            self.changed.append(read_reservation(body))
-        elif body["kind"] in ("release", "abandon"):
-            entry = self.looked_up.get(body["entry"])
-            assert entry is not None
-            self.changed.append(closed(entry, body))
-
 
 class Replica:
-    """The state that follows from a ledger's records, and the end of the chain when it was last read.
+    """The state that follows from a ledger's records, and the end of the log when it was last read.
 
     Threads may share one. Nothing stays open between calls.
 
     Attributes:
         path: The ledger's file.
+        timeout: Seconds to wait for other processes that have it locked.
         state: The state when the file was last read.
+        end: The end of the log at that time.
+        index: Places of the records up to there.
         witness: The witness that gets every head; None without.
         lock: Held while the state is used.
-        store: The file.
     """
 
     def __init__(self, path: Path, timeout: float, witness: Witness | None) -> None:
         """Reads the file, if there is one."""
         self.path = path
+        self.timeout = _validate.non_negative("timeout", timeout)
         self.witness = witness
-        self.store = sqlite_store.Store(self.path, _validate.non_negative("timeout", timeout))
-        self.state = State()
-        # Entries, where the file has no index, or none that fits its records.
-        self._memory: Remembered | None = None
+        self.forget()
         self.lock = threading.RLock()
         # The newest head that the witness has seen, the last ones, and calls that failed when it could not be written.
         self._seen = Head()
         self._contained: set[Head] = set()
         self._unreported: list[tuple[tuple[object, ...], Entry | None]] = []
         if self.path.exists() and self.path.stat().st_size > 0:
-            with self.latest():
-                pass
+            with self._opened() as log:
+                self._read(log)
         elif witness is not None and witness.path.exists():
             raise WitnessError(
                 f"There is no ledger at {self.path}, but {witness.path} has seen one. Restore it from a copy."
             )
 
+    def forget(self) -> None:
+        """Forgets all that was read."""
+        self.state, self.end, self.index = State(), End(), Index(self.path)
+        # Place and length of the last snapshot.
+        self._snapshot = (0, 0)
+
+    # ------------------------------------------------------------------ asking and writing
+
     @contextmanager
     def latest(self) -> Iterator[State]:
         """Yields the state with the records that were added since the last time."""
         with self.lock:
-            with self.store.reading() as connection:
-                self.read(connection)
-            yield self.state
+            with self.looking():
+                pass
+            yield self.state  # others may write meanwhile
 
     @contextmanager
-    def looking(self) -> Iterator[tuple[Connection, Index | Remembered]]:
-        """Yields a transaction, and the entries of the latest state."""
-        with self.lock, self.store.reading() as connection:
-            self.read(connection)
-            yield connection, self._entries(connection)
+    def looking(self) -> Iterator[tuple[OpenLog, Lookup]]:
+        """Yields the log, and the entries of the latest state."""
+        with self.lock, self._opened() as log:
+            self._read(log)
+            self._check_not_empty()
+            yield log, Lookup(log, self.index)
 
     @contextmanager
     def appending(self, *call: object, create: bool = False, whole: bool = False) -> Iterator[Draft]:
@@ -167,21 +140,20 @@ class Replica:
         Args:
             call: What the caller was asked for; `repeated` knows it if the witness cannot be written.
             create: Whether to make the file where there is none.
-            whole: Whether to read all records.
+            whole: Whether to read all records, if nothing was read yet, and to make the index anew.
         """
         with self.lock, self._witness_held():
-            with self.store.writing(create=create) as connection:
+            with self._opened(writing=True, create=create) as log:
                 fresh = self.state.head.number < 0
-                self.read(connection, whole=whole)
+                self._read(log, whole=whole)
+                if not create:
+                    self._check_not_empty()
                 watched = self.witness is not None and (self._seen.number >= 0 or self.witness.path.exists())
                 if self.witness is not None and watched and not fresh:
-                    self._check_seen(connection, self.witness)
-                draft = Draft(self._entries(connection), now(self.state), unseen=self._unseen(connection))
+                    self._check_seen(log, self.witness)
+                draft = Draft(Lookup(log, self.index), now(self.state), unseen=self._unseen(log))
                 yield draft
-                rows = draft.write(connection, self.state, self._memory)
-            self._memory = None
-            for row in rows:
-                self.state.apply(*row, entries=draft.looked_up)
+                self._write(log, draft)
             if self.witness is not None and self._seen.number < self.state.head.number:
                 try:
                     self.witness.append(Line(self.state.head, draft.time))
@@ -205,48 +177,161 @@ class Replica:
                     return True, entry
             return False, None
 
-    def _unseen(self, connection: Connection) -> list[dict[str, Any]]:
+    def _write(self, log: OpenLog, draft: Draft) -> None:
+        """Writes the records of a draft, after a snapshot where one is due."""
+        records = list(draft.records)
+        if records and self._is_snapshot_due():
+            records.insert(0, {"kind": "snapshot", "state": json.loads(self.state.to_text())})
+        texts = []
+        for number, record in enumerate(records, self.state.head.number + 1):
+            texts.append(canonical({"time": draft.time, **record, "number": number}))
+            if len(texts[-1]) > LONGEST_RECORD and record["kind"] != "snapshot":
+                raise LedgerError("The record is too long for a ledger.")
+        if texts:
+            log.append(*texts)
+        for text, end in written(log, self.end):
+            body = self._apply(text, end, draft.entries)
+            about = {"reserve": "number", "release": "entry", "abandon": "entry"}.get(body["kind"])
+            if about is not None and (entry := draft.entries.get(body[about])) is not None:
+                draft.changed.append(entry)
+        self.index.save()
+
+    def _is_snapshot_due(self) -> bool:
+        place, length = self._snapshot
+        since = self.state.head.number - self.state.snapshot
+        return since >= SNAPSHOT_EVERY and self.end.size - place >= _MORE_THAN_SNAPSHOT * length
+
+    # ------------------------------------------------------------------ reading
+
+    def _read(self, log: OpenLog, *, whole: bool = False) -> None:
+        """Brings the state up to date; with `whole` from all records, if nothing was read yet."""
+        if new := self.state.head.number < 0:
+            self.forget()
+            self.index.load(log)
+            if whole:
+                self.index = Index(self.path)
+            else:
+                self._begin_with_snapshot(log)
+        if not log.continues(self.end):
+            raise went_back(self.path)
+        entries = Lookup(log, self.index)
+        for text, end in written(log, self.end):
+            self._apply(text, end, entries)
+        if new and self.witness is not None and self.state.head.number >= 0:
+            self._check_seen(log, self.witness)
+
+    def _apply(self, text: str, end: End, entries: Lookup) -> dict[str, Any]:
+        """Adds a record to the state and the index."""
+        body = self.state.apply(text, end.hash, entries)
+        self.index.add(body, end)
+        if self.state.snapshot == self.state.head.number:
+            self._snapshot = (end.size, end.size - self.end.size)
+        self.end = end
+        return body
+
+    def _begin_with_snapshot(self, log: OpenLog) -> None:
+        """Takes the state of the last snapshot that this release can read, if there is one."""
+        for text, place, digest in log.backwards():
+            if '"kind":"snapshot"' not in text:
+                continue
+            try:
+                body = read_record(json.loads(text)["number"], text)
+                if snapshot_version(body) != STATE_VERSION:
+                    continue
+                head = Head(body["number"], digest)
+                self.state = State.from_text(canonical(body["state"]), head)
+            except (ParameterError, LedgerFormatError, LookupError, TypeError, ValueError):
+                continue
+            self.end = End(head.number + 1, place, digest, written=True)
+            self._snapshot = (place, len(text))
+            break
+        self.index.cut(self.end.records)
+        catch_up(self.index, log, self.end.records)
+        if len(self.index) != self.end.records or Lookup(log, self.index).end(len(self.index) - 1) != self.end:
+            raise LedgerChainError(f"The records of {self.path} are not as many as its last snapshot says.")
+
+    def _unseen(self, log: OpenLog) -> list[dict[str, Any]]:
         """Returns the last records that the witness has not seen; their writers were told of an error, or killed."""
         if self.witness is None:
             return []
         first = max(self._seen.number + 1, self.state.head.number - _MOST_UNSEEN)
-        return [json.loads(str(row[1])) for row in sqlite_store.rows_between(connection, first)]
+        entries = Lookup(log, self.index)
+        return [entries.body(number) for number in range(first, self.state.head.number + 1)]
+
+    def _check_seen(self, log: OpenLog, witness: Witness) -> None:
+        """Refuses a ledger that does not contain the last heads that the witness has seen."""
+        heads = {line.head for line in witness.lines(last=True)}
+        entries = Lookup(log, self.index)
+        for seen in sorted(heads - self._contained, key=lambda head: head.number):
+            if seen.number > self.state.head.number or entries.end(seen.number).hash != seen.hash:
+                raise not_contained(self.path, seen, witness)
+        self._contained = heads
+        self._seen = max(heads, key=lambda head: head.number)
+
+    # ------------------------------------------------------------------ files
+
+    @contextmanager
+    def _opened(self, *, writing: bool = False, create: bool = False) -> Iterator[OpenLog]:
+        """Yields the log, locked; one of an earlier release is taken over by its first writer."""
+        log = RecordLog(self.path, DOMAIN, mode=0o666, timeout=self.timeout)
+        with self._translated():
+            if not create and not self.path.exists():
+                raise LedgerAccessError(f"There is no ledger at {self.path}; `cpsgd budget create` makes one.")
+            if self.path.exists() and sqlite_files.is_database(self.path):
+                if not writing:
+                    with sqlite_files.as_log(self.path, self.timeout) as file:
+                        yield OpenLog(file, DOMAIN, reading=True)
+                    return
+                sqlite_files.take_over(self.path, self.timeout)
+            with log.opened(reading=not writing) as opened:
+                self._check_beginning(opened)
+                yield opened
+
+    def _check_beginning(self, log: OpenLog) -> None:
+        """Refuses a file that does not begin as a ledger does; half of a first record is no ledger yet."""
+        begins = log.beginning(len(BEGINS) + 8)
+        if not begins.startswith(BEGINS[: len(begins)]):
+            raise LedgerFormatError(f"{self.path} is not a ledger, or is damaged; restore it from a copy.")
+        version = begins[len(BEGINS) :].split(b",")[0]
+        if version.isdigit() and int(version) > VERSION:
+            raise LedgerFormatError(
+                f"{self.path} was written by a newer release (format {int(version)}; this one knows {VERSION}). "
+                "Upgrade cpsgd."
+            )
+
+    def _check_not_empty(self) -> None:
+        if self.state.head.number < 0:
+            raise LedgerAccessError(f"{self.path} is empty: it holds no ledger yet. Create a budget first.")
 
     @contextmanager
     def _witness_held(self) -> Iterator[None]:
         if self.witness is None or not self.witness.path.exists():
             yield
         else:
-            with self.witness.held(self.store.timeout):
+            with self.witness.held(self.timeout):
                 yield
 
-    def _entries(self, connection: Connection) -> Index | Remembered:
-        """Returns the entries of the file's index, or those in memory where the index does not fit."""
-        return Index(connection) if self._memory is None else self._memory
-
-    def read(self, connection: Connection, *, whole: bool = False) -> None:
-        """Brings the state up to date; with `whole` from all records, if nothing was read yet."""
-        last = self.state.head
-        if last.number < 0:
-            self.state, self._memory = snapshots.read(connection, whole=whole)
-            if self.witness is not None and self.state.head.number >= 0:
-                self._check_seen(connection, self.witness)
-            return
-        rows = sqlite_store.rows_between(connection, last.number)
-        if [row[2] for row in islice(rows, 1)] != [last.hash]:
-            raise went_back(self.path)
-        entries = self._entries(connection)
-        for row in rows:
-            self.state.apply(*row, entries=entries)
-
-    def _check_seen(self, connection: Connection, witness: Witness) -> None:
-        """Refuses a ledger that does not contain the last heads that the witness has seen."""
-        heads = {line.head for line in witness.lines(last=True)}
-        for seen in sorted(heads - self._contained, key=lambda head: head.number):
-            if [row[2] for row in sqlite_store.rows_between(connection, seen.number, seen.number)] != [seen.hash]:
-                raise not_contained(self.path, seen, witness)
-        self._contained = heads
-        self._seen = max(heads, key=lambda head: head.number)
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turns errors of files into the ledger's own."""
+        try:
+            yield
+        except DamagedFileError as error:
+            raise LedgerChainError(
+                f"{self.path} is damaged: {str(error)[0].lower()}{str(error)[1:]} What was spent is not known; restore "
+                "the file from a copy."
+            ) from None
+        except TimeoutError:
+            raise LedgerBusyError(
+                f"{self.path}: another process has held it for {self.timeout:g} s; try again."
+            ) from None
+        except OSError as error:
+            reason = f"{self.path}: {error.strerror or error}"
+            if error.errno in _NO_ACCESS:
+                raise LedgerAccessError(f"{reason}. The file must be writable; nothing was recorded.") from None
+            raise LedgerStorageError(
+                f"{reason}. Nothing may be released; make room or repair the disk, and ask again."
+            ) from None
 
 
 def clock() -> str:

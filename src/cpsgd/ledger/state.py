@@ -2,28 +2,26 @@
 
 A record that no ledger would have written is refused like a broken hash.
 
-**Snapshots.** Now and then a record holds the hash of a text with all that follows from the records before it
-(`State.to_text`). A reader of the text need not read those records: they and the text have one head.
+**Snapshots.** Now and then a record holds all that follows from the records before it (`State.to_text`). Who opens a
+long ledger begins with the last of them, and reads the records since. Damage to records before it is not noticed then,
+nor does it change what counts as spent. Whoever changes the snapshot has to write the chain anew from there on, which a
+head kept elsewhere reveals. `Ledger.verify` reads everything and computes every snapshot anew.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from cpsgd import _validate
 from cpsgd._plain import canonical
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.chain import (
     VERSION,
-    Entries,
     Head,
-    Remembered,
     check_fields,
-    closed,
     read_abandon,
     read_record,
     read_release,
@@ -31,12 +29,21 @@ from cpsgd.ledger.chain import (
     refusing,
 )
 from cpsgd.ledger.charging import most_covered
-from cpsgd.ledger.entries import Budget, RoundEvent, name
+from cpsgd.ledger.entries import Budget, Entry, RoundEvent, name
 from cpsgd.ledger.kinds import Account, EntryKind, Room, kind_of, octave_of
 
 STATE_VERSION = 2
 """Version of the text of snapshots. A ledger does not use a text of another version."""
-_SNAPSHOT_DOMAIN = b"cpsgd ledger snapshot 1\n"
+
+
+class Entries(Protocol):
+    """Single entries, as they are after the records read so far."""
+
+    def get(self, number: int) -> Entry | None:
+        """Returns the entry that was reserved by the record of this number."""
+
+    def find(self, population: str, run: str, round: int) -> Entry | None:
+        """Returns the entry of a run's round that was not given up."""
 
 
 @dataclass
@@ -49,8 +56,7 @@ class State:
         budgets: Budgets by population, in the order of their creation.
         created: Time of each budget's creation.
         accounts: Rounds by population and period.
-        entries: Place to look up single entries.
-        snapshot: Number of the last record that is a snapshot; -1 where there is none.
+        snapshot: Number of the last record that is a snapshot of this release's; -1 where there is none.
     """
 
     head: Head = field(default_factory=Head)
@@ -58,7 +64,6 @@ class State:
     budgets: dict[str, Budget] = field(default_factory=dict)
     created: dict[str, str] = field(default_factory=dict)
     accounts: dict[tuple[str, int], Account] = field(default_factory=dict)
-    entries: Entries = field(default_factory=Remembered)
     snapshot: int = -1
 
     def account(self, population: str, time: str) -> Account:
@@ -95,21 +100,23 @@ class State:
         """Returns the number of rounds reserved so far, of those that count together with one at this time."""
         return max(sum(account.reserved for account in accounts) for _, accounts in self.purses(population, time))
 
-    def apply(self, number: object, text: object, digest: object, entries: Entries | None = None) -> None:
-        """Takes one more record, or raises and changes nothing.
+    def apply(self, text: str, digest: str, entries: Entries) -> dict[str, Any]:
+        """Takes the next record, or raises and changes nothing.
 
         Args:
-            number: The record's number.
             text: The record's text.
-            digest: The record's hash.
-            entries: Place to look up the entries that the record is about; by default `self.entries`.
+            digest: The record's hash, which the log has checked.
+            entries: Entries of the records before it.
+
+        Returns:
+            The record's body.
         """
-        expected = self.head.number + 1
-        body = read_record(expected, self.head.hash, number, text, digest)
-        assert isinstance(digest, str)
-        with refusing(expected):
-            self._read(body, self.entries if entries is None else entries)()
-        self.head, self.time = Head(expected, digest), body["time"]
+        number = self.head.number + 1
+        body = read_record(number, text)
+        with refusing(number):
+            self._read(body, entries)()
+        self.head, self.time = Head(number, digest), body["time"]
+        return body
 
     def _read(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
         """Checks a record; returns the function that makes its change."""
@@ -160,7 +167,7 @@ class State:
         covers = _validate.integer("covers", body.get("covers", 0), low=0, high=most)
         room = Room(kind_of(event, event.survivors), covers, entry.spent, entry.method) if covers else None
         check_event(budget, event)
-        if event.run and entries.taken(population, event.run, event.round, entry.number):
+        if event.run and entries.find(population, event.run, event.round) is not None:
             raise ParameterError("its round was reserved before")
         if budget.expired(entry.reserved_at):
             raise ParameterError("its budget had expired")
@@ -169,16 +176,12 @@ class State:
             raise ParameterError("its share of δ is not the one that is due")
         key = (population, budget.period(self.created[population], entry.reserved_at))
 
-        def commit() -> None:
-            self.accounts.setdefault(key, Account()).reserve(event, room, entry.octave)
-            entries.put(entry)
-
-        return commit
+        return lambda: self.accounts.setdefault(key, Account()).reserve(event, room, entry.octave)
 
     def _read_closing(self, body: dict[str, Any], entries: Entries) -> Callable[[], None]:
         """Checks a release or a round given up, and returns the function that applies it."""
         number, survivors = read_release(body) if body["kind"] == "release" else (read_abandon(body), None)
-        entry = entries.get(number, body["number"])
+        entry = entries.get(number)
         if entry is None or entry.closed_as is not None:
             raise ParameterError("it releases or gives up what was not reserved")
         if survivors is not None and survivors < entry.event.survivors:
@@ -190,7 +193,6 @@ class State:
                 account.abandon(entry.event, entry.octave)
             else:
                 account.release(entry.event, survivors, entry.octave)
-            entries.put(closed(entry, body))
 
         return commit
 
@@ -217,11 +219,16 @@ class State:
         self.time = time
 
     def _read_snapshot(self, body: dict[str, Any]) -> Callable[[], None]:
-        """Checks a snapshot, and returns the function that applies it."""
-        check_fields(body, "version", "digest", "time")
-        name("digest", body["digest"], empty=False)
-        # Snapshots of other releases cannot be checked here, and are not used.
-        if body["version"] == STATE_VERSION and body["digest"] != digest_of(self.to_text()):
+        """Checks a snapshot, and returns the function that applies it.
+
+        Those of 0.2.0 hold the hash of a text that is not in the log, and are not used.
+        """
+        if "state" not in body:
+            check_fields(body, "version", "digest", "time")
+            return lambda: None
+        check_fields(body, "state", "time")
+        # One of another version cannot be compared.
+        if snapshot_version(body) == STATE_VERSION and canonical(body["state"]) != self.to_text():
             raise ParameterError("it is a snapshot of something else than the records before it")
 
         def commit() -> None:
@@ -232,7 +239,7 @@ class State:
     # ------------------------------------------------------------------ snapshots
 
     def to_text(self) -> str:
-        """Returns all but the head and single entries, as the text that a snapshot's record has the hash of."""
+        """Returns all but the head and single entries, as a snapshot has it."""
         kinds = {kind: canonical(kind.to_dict()) for account in self.accounts.values() for kind in account.kinds()}
         places = {kind: place for place, kind in enumerate(sorted(kinds, key=kinds.__getitem__))}
         protocols = sorted({canonical(kind.base.to_dict()) for kind in kinds})
@@ -299,9 +306,10 @@ class State:
                     raise ParameterError("a kind of round is not one of the budget's")
 
 
-def digest_of(text: str) -> str:
-    """Returns the hash of a snapshot's text, as its record has it."""
-    return hashlib.sha256(_SNAPSHOT_DOMAIN + text.encode("ascii")).hexdigest()
+def snapshot_version(body: Mapping[str, Any]) -> object:
+    """Returns the version of the state in a snapshot's record; None where it has none."""
+    state = body.get("state")
+    return state.get("version") if isinstance(state, dict) else None
 
 
 def check_group(budget: Budget, budgets: Mapping[str, Budget]) -> None:

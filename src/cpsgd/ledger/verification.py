@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpsgd.errors import LedgerChainError, LedgerFormatError
-from cpsgd.ledger import charging, snapshots, sqlite_store
-from cpsgd.ledger.chain import Head, Remembered
+from cpsgd.ledger import charging
+from cpsgd.ledger.chain import Head
 from cpsgd.ledger.charging import Total
+from cpsgd.ledger.index import Index
+from cpsgd.ledger.lookup import Lookup, written
 from cpsgd.ledger.replica import Replica, ahead, not_contained, went_back
 from cpsgd.ledger.state import State
 from cpsgd.ledger.witness import Witness
@@ -46,22 +48,22 @@ def verify(
     unseen = {line.head for line in lines}
     kept = None if head is None else str(head).strip().lower().rpartition(":")[2]
     contained, last = kept is None, replica.state.head
-    entries = Remembered(forgets=True)
-    state, found = State(entries=entries), Head()
-    with replica.lock, replica.store.reading() as connection:
-        sqlite_store.check_pages(connection)
-        for row in sqlite_store.rows_between(connection, 0):
-            state.apply(*row)
-            contained |= row[2] == kept
+    state, index, found = State(), Index(replica.path), Head()
+    with replica.looking() as (log, _):
+        entries, beside = Lookup(log, index), Index(replica.path)
+        sound = beside.load(log)
+        for text, end in written(log):
+            index.add(state.apply(text, end.hash, entries), end)
+            contained |= end.hash == kept
             unseen.discard(state.head)
             if state.head.number == last.number:
                 found = state.head
         if found != last:
             raise went_back(replica.path)
-        if sqlite_store.has_head(connection) and not snapshots.fits(connection, state, entries):
+        if not sound or not beside.agrees(index):
             raise LedgerFormatError(
-                f"Every record of {replica.path} is as it was written, but what is kept beside them, its index or "
-                "snapshot, is damaged. Make that anew with `cpsgd budget repair`."
+                f"Every record of {replica.path} is as it was written, but the index beside it, {beside.path}, is not. "
+                "Make it anew with `cpsgd budget repair`."
             )
     if not contained:
         raise LedgerChainError(

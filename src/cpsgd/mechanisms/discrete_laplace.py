@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
+from cpsgd._exact import geometric, heads
 from cpsgd.codec.clip import MAX_LEVELS
 from cpsgd.codec.rounding import PythonKernel, Rounder, Table
 from cpsgd.errors import ConditionError
@@ -183,7 +184,7 @@ class PolyaNoise(IntegerNoise):
         found = np.full(dim, count * self.middle, dtype=np.int64)
         for sign in (1, -1):
             for _ in range(whole):
-                found += sign * _geometric(self.spread, dim, keystream)
+                found += sign * geometric(self.spread, dim, keystream)
             if rest:
                 found += sign * _share(self.spread, rest, self.shares, dim, keystream)
         return found % (count * self.window)
@@ -328,64 +329,9 @@ class DiscreteLaplace(Lattice):
         )
 
 
-# ---------------------------------------------------------------------- the exact sampler
-
-
-def _below(bounds: Integers, keystream: Keystream) -> Integers:
-    """Draws integers uniform below each of these bounds, which are less than 2^62, by rejection from 62-bit words."""
-    found = np.empty(len(bounds), dtype=np.int64)
-    waiting = np.arange(len(bounds))
-    while waiting.size:
-        words = keystream.take(8 * waiting.size).view(np.uint64).astype(np.int64) & ((1 << 62) - 1)
-        limits = (1 << 62) // bounds[waiting] * bounds[waiting]
-        good = words < limits
-        found[waiting[good]] = words[good] % bounds[waiting[good]]
-        waiting = waiting[~good]
-    return found
-
-
-def _heads(numerators: Integers, denominators: Integers, keystream: Keystream) -> NDArray[np.bool_]:
-    """Tosses coins with exactly these probabilities."""
-    heads: NDArray[np.bool_] = _below(denominators, keystream) < numerators
-    return heads
-
-
-def _survives(numerators: Integers, denominator: int, keystream: Keystream) -> NDArray[np.bool_]:
-    """Tosses coins with probabilities e^(-u/t), 0 <= u <= t (Canonne, Kamath and Steinke 2020, Algorithm 1).
-
-    The number of heads in a row, the j-th with probability u/(t j), is even with that probability.
-    """
-    count = len(numerators)
-    even = np.ones(count, dtype=np.bool_)
-    waiting, j = np.arange(count), 1
-    while waiting.size:
-        heads = _heads(numerators[waiting], np.full(waiting.size, denominator * j, dtype=np.int64), keystream)
-        waiting = waiting[heads]
-        even[waiting] = ~even[waiting]
-        j += 1
-    return even
-
-
-def _geometric(spread: int, count: int, keystream: Keystream) -> Integers:
-    """Draws G with P(G = g) = (1 - α) α^g, α = e^(-1/t): U + t V (Canonne, Kamath and Steinke 2020, Algorithm 2)."""
-    low = np.zeros(count, dtype=np.int64)
-    waiting = np.arange(count)
-    while waiting.size:
-        tried = _below(np.full(waiting.size, spread, dtype=np.int64), keystream)
-        good = _survives(tried, spread, keystream)
-        low[waiting[good]] = tried[good]
-        waiting = waiting[~good]
-    high = np.zeros(count, dtype=np.int64)
-    waiting = np.arange(count)
-    while waiting.size:
-        waiting = waiting[_survives(np.ones(waiting.size, dtype=np.int64), 1, keystream)]
-        high[waiting] += 1
-    return low + spread * high
-
-
 def _share(spread: int, parts: int, shares: int, count: int, keystream: Keystream) -> Integers:
     """Draws `parts` of `shares` shares of a geometric variable by a Pólya urn."""
-    units = _geometric(spread, count, keystream)
+    units = geometric(spread, count, keystream)
     if parts == shares:
         return units
     found = np.zeros(count, dtype=np.int64)
@@ -393,8 +339,8 @@ def _share(spread: int, parts: int, shares: int, count: int, keystream: Keystrea
     j = 0
     while waiting.size:
         numerators = parts + shares * found[waiting]
-        heads = _heads(numerators, np.full(waiting.size, shares * (1 + j), dtype=np.int64), keystream)
-        found[waiting[heads]] += 1
+        given = heads(numerators, np.full(waiting.size, shares * (1 + j), dtype=np.int64), keystream)
+        found[waiting[given]] += 1
         j += 1
         waiting = waiting[units[waiting] > j]
     return found

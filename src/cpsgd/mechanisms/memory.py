@@ -14,7 +14,7 @@ A client's state is a tuple of seeds, as an optimizer has one:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -56,6 +56,7 @@ class NoiseMemory:
             in one round at most.
         one_event: Whether one guarantee covers all rounds of a run, so that a run is charged as one round.
         hands_on: Whether a client may be handed the seeds of another one's noise.
+        keeps_rows: Whether a client must keep vectors of its own from round to round, that depend on its data.
         handed_bytes: Bytes of seeds that a client is handed in a round, and hands on.
     """
 
@@ -64,6 +65,7 @@ class NoiseMemory:
     separation: int | None = 1
     one_event: bool = False
     hands_on: bool = False
+    keeps_rows: bool = False
     handed_bytes: int = 0
 
     # ------------------------------------------------------------------ a client's state
@@ -76,7 +78,7 @@ class NoiseMemory:
         """Returns the state for the next round, with a fresh seed where noise needs one."""
         return ()
 
-    def inherited(self, seeds: Sequence[bytes | None] | None, round: int, dim: int) -> NDArray[np.int64] | None:
+    def inherited(self, seeds: Any, round: int, dim: int) -> NDArray[np.int64] | None:
         """Returns the noise that follows from a client's seeds, which its kernel is to add; None for fresh noise.
 
         Raises:
@@ -85,6 +87,9 @@ class NoiseMemory:
         if seeds:
             raise ParameterError("The noise of this mechanism does not follow from seeds: leave them out.")
         return None
+
+    def encoded(self, seeds: Any, round: int) -> None:
+        """Is told that the message of a round was made with this state, before it leaves."""
 
     def simulated(self, seed: int | None) -> Simulated:
         """Returns the state of a run whose sums are simulated; with a seed, its noise follows from that."""
@@ -112,8 +117,8 @@ class NoiseMemory:
     def check_stateless(self, reason: str) -> None:
         """Raises `ParameterError` with this reason if clients must keep state from round to round."""
 
-    def check_steady(self, rounds: int, dropout: float) -> None:
-        """Raises `ParameterError` if a simulated run may not have this many rounds, or dropouts."""
+    def check_steady(self, rounds: int, dropout: float, participation: Participation) -> None:
+        """Raises `ParameterError` if a simulated run may not have this many rounds, dropouts or this participation."""
 
     # ------------------------------------------------------------------ charging
 

@@ -321,7 +321,13 @@ class RoundedNoise(Noise):
 
         E exp(λ(Y - x)) <= exp(λ²(σ² + 1/12)/2) (1 + 2.1 exp(-2π²σ²)), and cutting off adds at most its probability.
         """
-        return 0.5 * slope * slope * (self.settled_variance + 1.0 / 12.0) * _ROUNDING + self.ripple + self.cut
+        square, constant = self._cumulant
+        return square * slope * slope + constant
+
+    @cached_property
+    def _cumulant(self) -> tuple[float, float]:
+        """The bound's factor of λ², and what does not depend on λ."""
+        return 0.5 * (self.settled_variance + 1.0 / 12.0) * _ROUNDING, self.ripple + self.cut
 
     def on_device(self, count: int) -> SumRounding:
         """Returns the sum's Gaussian, and its rounding."""

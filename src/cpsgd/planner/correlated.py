@@ -20,12 +20,12 @@ from typing import Any, cast
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd.correlated.mechanism import LEAST_SIGMA, CorrelatedGaussian
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
+from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.correlated.weights import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
-from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA
 from cpsgd.neighbours import Participation
 from cpsgd.planner.few_bits import MOST_BITS, WINDOWS, FewBits, few_taps
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
@@ -33,6 +33,9 @@ from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, AnyDesign, Considered, Design, values_of
 from cpsgd.planner.target import Target
 from cpsgd.planner.workloads import Workload
+
+RunMechanism = CorrelatedGaussian | ShapedGaussian
+"""A mechanism whose noise later rounds of a run take away."""
 
 AUTO = "auto"
 """In place of a number of bands: the fewest that are nearly the best."""
@@ -121,16 +124,18 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     found: list[CorrelatedPlan] = []
     named = required.mechanism
     for bands in choices:
-        run = _Run(problem, workload, _name(required), bands)
-        try:
-            if named == RoundedCorrelated.name:
-                raise run.too_few(required.bits)
-            found.append(run.best(required.bits))
-        except InfeasibleError as error:
-            failure = failure or error
-        # Its proof is new: who wants it names it.
         if named == RoundedCorrelated.name:
+            # Its proof is new: who wants it names it.
+            run = _Run(problem, workload, _name(required), bands, CorrelatedGaussian)
             found += run.few_bits(required.bits)
+            failure = failure or run.too_few(required.bits)
+            continue
+        for kind in _kinds(required, problem):
+            try:
+                found.append(_Run(problem, workload, _name(required), bands, kind).best(required.bits))
+                break
+            except InfeasibleError as error:
+                failure = failure or error
     if not found:
         if failure is not None:
             raise failure
@@ -159,7 +164,7 @@ def check_correlated(required: Requirements) -> None:
             "max_error is about the mean of a round, and noise that is correlated over rounds is about their sums: "
             "give bits, or neither."
         )
-    if required.mechanism not in (BEST, CorrelatedGaussian.name, RoundedCorrelated.name):
+    if required.mechanism not in (BEST, CorrelatedGaussian.name, ShapedGaussian.name, RoundedCorrelated.name):
         raise ParameterError(
             f"mechanism={required.mechanism!r} has independent noise in every round: leave it out, or correlated."
         )
@@ -185,6 +190,21 @@ def checked_bands(said: int | str | None, rounds: int) -> int:
     return bands
 
 
+def _kinds(required: Requirements, problem: Problem) -> list[type[RunMechanism]]:
+    """Returns the mechanisms to try, the best first: silos that stay can take their rounding errors away, too.
+
+    Raises:
+        ParameterError: Shaped rounding is asked for, and clients do not stay.
+    """
+    if required.mechanism == ShapedGaussian.name and not problem.clients_stay:
+        raise ParameterError(
+            f"mechanism={required.mechanism!r} is for silos that are in every round: say participation 'every', or "
+            "plan for single examples."
+        )
+    kinds: list[type[RunMechanism]] = [ShapedGaussian] if problem.clients_stay else []
+    return [kind for kind in (*kinds, CorrelatedGaussian) if required.mechanism in (BEST, kind.name)]
+
+
 def _name(required: Requirements) -> str:
     return "sgd" if required.workload is None else required.workload if isinstance(required.workload, str) else "own"
 
@@ -195,6 +215,7 @@ class _Run:
     workload: Workload
     name: str
     bands: int
+    kind: type[RunMechanism]
     given: Correlation | None = None
 
     @cached_property
@@ -217,18 +238,19 @@ class _Run:
         """Parameters of the mechanism that do not depend on bits or range."""
         correlation, target = self._correlation, self._target
         # Clients that stay keep their seeds; others hand them on, and whoever colludes may hold some.
+        handed = {} if self.problem.clients_stay else {"untrusted_holders": self.problem.conditions.colluding}
         return {
             "bands": correlation.bands,
             "run_length": correlation.rounds,
             "separation": correlation.separation,
-            "untrusted_holders": None if self.problem.clients_stay else self.problem.conditions.colluding,
             "cut": _CUT_SHARE * target.variation / (2 * correlation.rounds),
+            **handed,
         }
 
     @cached_property
     def _exposed(self) -> int:
         """Clients of a round whose noise may be known: others had a seed of it before."""
-        return (self.bands - 1) * (self._fixed["untrusted_holders"] or 0)
+        return (self.bands - 1) * int(self._fixed.get("untrusted_holders", 0))
 
     @cached_property
     def _weights(self) -> tuple[float, float, float]:
@@ -280,9 +302,9 @@ class _Run:
             f"{bits}), clients that take part once, and hundreds of them in every round."
         )
 
-    def _designs(self) -> dict[float, CorrelatedGaussian]:
+    def _designs(self) -> dict[float, RunMechanism]:
         """Returns the best mechanism by whole number of bits, in rising order, until more bits gain nothing."""
-        found: dict[float, CorrelatedGaussian] = {}
+        found: dict[float, RunMechanism] = {}
         for bits in WHOLE_BITS:
             mechanism = self._designed(bits)
             if mechanism is None:
@@ -315,17 +337,17 @@ class _Run:
         return InfeasibleError(
             f"No protocol with {bits:g} bits per coordinate and {self.bands} bands keeps δ={target.claim.delta:g} for "
             f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of "
-            f"at least {LEAST_SIGMA:g} steps each. The nearest that can be had: {remedy}."
+            f"at least {self.kind.step_deviations[0]:g} steps each. The nearest that can be had: {remedy}."
         )
 
-    def _designed(self, bits: float) -> CorrelatedGaussian | None:
+    def _designed(self, bits: float) -> RunMechanism | None:
         """Returns the best mechanism with these bits, None if there is none."""
         setting, root = self.problem.setting, math.sqrt(self.problem.setting.dim)
         reaches = {min(reach, root) for reach in _REACHES} if setting.rotate else {root}
         tried = (self._reaching(setting.clip_norm * reach / root, bits) for reach in sorted(reaches))
         return min((each for each in tried if each is not None), key=self._error, default=None)
 
-    def _reaching(self, coordinate_range: float, bits: float) -> CorrelatedGaussian | None:
+    def _reaching(self, coordinate_range: float, bits: float) -> RunMechanism | None:
         """Returns the mechanism with this range, and the most noise that the bits hold."""
         target, values = self._target, values_of(bits)
         distance = target.distance * self._correlation.sensitivity
@@ -344,13 +366,13 @@ class _Run:
             unit = max(unit, scale * found.noise.deviation * (1.0 + 1e-9))
         return self._loudest(unit, coordinate_range, values)
 
-    def _loudest(self, unit: float, coordinate_range: float, values: int) -> CorrelatedGaussian | None:
+    def _loudest(self, unit: float, coordinate_range: float, values: int) -> RunMechanism | None:
         """Returns the mechanism with the most steps of noise whose window and sums fit; z has deviation `unit`."""
 
-        def fitting(sigma: float) -> CorrelatedGaussian | None:
+        def fitting(sigma: float) -> RunMechanism | None:
             """Returns the mechanism with σ of this many steps; None if it does not fit the values."""
             try:
-                found = CorrelatedGaussian.with_room(
+                found = self.kind.with_room(
                     noise_deviation=sigma, step=unit / sigma, coordinate_range=coordinate_range, **self._fixed
                 )
             except ParameterError:
@@ -358,7 +380,7 @@ class _Run:
             needed = self.problem.setting.needed_modulus(found) if found.window <= values else None
             return found if max(found.window, needed or 0) <= values else None
 
-        best, low, high = fitting(LEAST_SIGMA), LEAST_SIGMA, MOST_SIGMA
+        best, (low, high) = fitting(self.kind.step_deviations[0]), self.kind.step_deviations
         if best is None:
             return None
         if (most := fitting(high)) is not None:
@@ -375,13 +397,12 @@ class _Run:
     def _error(self, mechanism: Mechanism) -> float:
         """Returns the mean over rounds of the squared error of the model so far."""
         of_z, of_own, of_bias = self._weights
-        setting, noise = self.problem.setting, cast(CorrelatedGaussian, mechanism).noise
+        setting, noise = self.problem.setting, cast(RunMechanism, mechanism).noise
         per_unit = setting.dim * mechanism.scale**2 / setting.surviving
-        own = noise.own_variance + mechanism.largest_rounding_variance
         clipping = setting.error(mechanism).clipping
-        return per_unit * (noise.deviation**2 * of_z + own * of_own) + clipping * of_bias
+        return per_unit * (noise.taken_away * of_z + noise.left * of_own) + clipping * of_bias
 
-    def _finished(self, bits: float, mechanism: CorrelatedGaussian) -> CorrelatedPlan:
+    def _finished(self, bits: float, mechanism: RunMechanism) -> CorrelatedPlan:
         """Returns the plan with this mechanism; its ε is that of the finished protocol, not of the search."""
         try:
             finished = self.problem.finish(self.problem.setting.design(mechanism), bits)

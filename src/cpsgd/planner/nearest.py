@@ -9,7 +9,7 @@ from dataclasses import replace
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError
 from cpsgd.planner.problem import WHOLE_BITS, Problem
-from cpsgd.planner.search import MAX_BITS, Design, best_design, feasible, roughly_feasible, values_of
+from cpsgd.planner.search import MAX_BITS, Contest, Design, feasible, roughly_feasible, values_of
 
 # Up to how many times as many clients as would roughly do are tried, until certificates agree.
 _MOST_MORE_CLIENTS = 64
@@ -95,7 +95,7 @@ def _smallest_epsilon(problem: Problem, bits: float, max_error: float) -> float 
 
     def reached(epsilon: float) -> bool:
         claim = replace(problem.target.claim, epsilon=epsilon)
-        design = best_design(problem.setting, replace(problem.target, claim=claim), bits)
+        design = Contest(problem.setting, replace(problem.target, claim=claim), bits).draft(max_error)
         return design is not None and design.error.total <= max_error
 
     low = high = problem.target.claim.epsilon

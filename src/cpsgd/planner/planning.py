@@ -32,7 +32,9 @@ _CLOSE_TO_GAUSSIAN = 1.1
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The best that can be done with a number of bits per coordinate.
+    """About the best that can be done with a number of bits per coordinate.
+
+    A plan for exactly these bits takes more care, and has up to 4 % less error.
 
     The error is that of a round's mean; where noise is correlated over rounds, what counts is `prefix`, the model's.
     """

@@ -18,13 +18,13 @@ from cpsgd.planner.requirements import (
     mechanisms_for,
     surviving,
 )
-from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, best_design, gaussian_squared_error, values_of
+from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, gaussian_squared_error, values_of
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
 from cpsgd.protocol import MAX_CLIENTS, NORM_LIMITS, Protocol, check_distance
 from cpsgd.run import Run
-from cpsgd.secagg.pair.shape import MOST_LEVELS
+from cpsgd.secagg.pair.shape import most_levels
 
 # How often X is brought closer to what the finished protocol's own accounting allows.
 _ADJUSTMENTS = 2
@@ -35,6 +35,8 @@ _LEAST_FACTOR = 1e-2
 # Bits that are always looked at; sums of very many clients may want more for their modulus.
 _USUAL_BITS = 16
 _AS_GOOD_AS_GAUSSIAN = 1.001
+# The same for the frontier, of which no point need be the very best.
+_FRONTIER = 1.01
 
 WHOLE_BITS = tuple(map(float, range(1, MAX_BITS + 1)))
 """The numbers of bits that are looked at where none is asked for."""
@@ -61,6 +63,7 @@ class Problem:
     target: Target
     distance_reason: str | None = None
     examples: int | None = None
+    _contests: dict[float, Contest] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def clients_stay(self) -> bool:
@@ -127,7 +130,7 @@ class Problem:
             mean_norm=mean_norm,
             mechanisms=kinds,
             added=2 * own,
-            most_values=MOST_LEVELS if required.pair else None,
+            most_values=most_levels(target.dim) if required.pair else None,
         )
         return cls(setting, target, required.distance_reason)
 
@@ -137,7 +140,7 @@ class Problem:
         return gaussian_squared_error(self.setting, self.target)
 
     def designs(self, enough: float, bits: Iterable[float]) -> dict[float, Design]:
-        """Returns the best design for each number of bits, rising, that has one.
+        """Returns about the best design for each number of bits, rising, that has one.
 
         Beyond the usual numbers of bits more are looked at only while none has an expected squared error of at most
         `enough`. And where one is so near the Gaussian mechanism's that more bits would be wasted, it stands for these,
@@ -150,7 +153,7 @@ class Problem:
             if b > _USUAL_BITS and best is not None and best.error.total <= max(enough, close):
                 break
             if best is None or best.error.total > close:
-                found = best_design(self.setting, self.target, b)
+                found = self._contest(b).draft(_FRONTIER * self.gaussian_squared_error)
                 # What fits fewer bits fits these, too.
                 if found is not None and (best is None or found.error.total < best.error.total):
                     best = found
@@ -164,16 +167,22 @@ class Problem:
         Raises:
             ConditionError: None of them can be accounted for.
         """
-        found = self._best(Contest(self.setting, self.target, bits), bits)
+        found = self._best(self._contest(bits), bits)
         if found is None or self.setting.overflow is None or bits < 2.0:
             return found
         # Designs are searched for that fill the modulus. Where a smaller one does better, it will do.
-        fewer = Contest(self.setting, self.target, bits - 1.0)
+        fewer = self._contest(bits - 1.0)
         if fewer.promise < found.error.total:
             other = self._best(fewer, bits)
             if other is not None and other.error.total < found.error.total:
                 return other
         return found
+
+    def _contest(self, bits: float) -> Contest:
+        """Returns all mechanisms' candidates at these bits, ranked once."""
+        if bits not in self._contests:
+            self._contests[bits] = Contest(self.setting, self.target, bits)
+        return self._contests[bits]
 
     def _best(self, contest: Contest, bits: float) -> Finished | None:
         return contest.best(lambda design: self.finish(design, bits))
@@ -186,8 +195,8 @@ class Problem:
         found: list[tuple[float, Finished]] = []
         rest: list[tuple[float, float, Contest]] = []
         for b in WHOLE_BITS:
-            contest = Contest(self.setting, self.target, b)
-            if contest.floor > enough:
+            contest = self._contest(b)
+            if contest.floor > enough or contest.hopeless(enough):
                 rest.append((contest.floor, b, contest))
             elif (design := self._best(contest, b)) is not None:
                 found.append((b, design))

@@ -42,7 +42,8 @@ class Requirements:
         secure: For secure aggregation: sums are taken modulo the smallest number that will do, and `bits` must hold
             that.
         pair: For two servers: sums are taken modulo a prime, which `bits` must hold, and a coordinate is one of at most
-            256 integers. Without `bits`, the protocol with the shortest uploads is taken.
+            256 integers, fewer for long vectors (`cpsgd.secagg.pair.shape.most_levels`). Without `bits`, the protocol
+            with the shortest uploads is taken.
         server_messages: With `pair`, messages of zero that each server adds to its sum before it reveals it. One honest
             server's messages alone then keep the guarantee, with one client's own: any number of clients may collude.
             As many as clients cost three times the variance, four times as many 2.25 times.

@@ -28,6 +28,10 @@ from cpsgd.secagg.pair.extension import LARGEST_PRIME, least_prime
 # How many of the ranked candidates are certified: fewer with more noise, where the ranking is the better and the
 # certificates the slower.
 _FINALISTS = ((1_000_000, 12), (5_000_000, 3), (math.inf, 1))
+# How many of them are looked at more closely before their certificates are given up.
+_DRAFTED = 2
+# A mechanism whose scale is not computed at once waits for those whose error is at most this much larger.
+_WAIT = 1.05
 # How many finalists may turn out to have no certificate, before none of them is taken to have one.
 _MOST_REFUSED = 4
 # The ideal scale times this is surely below what any certificate allows: all of them bound the Fisher information of a
@@ -116,8 +120,8 @@ class Considered:
 
     Attributes:
         mechanism: Its name.
-        squared_error: Expected squared error of its best design, None where it has none. If not `proved`, what no
-            design of it can come below, which is not below what another is proved to reach.
+        squared_error: Expected squared error of its best design, None where it has none. If not `proved`, an estimate
+            of what no design of it comes below, which is not below what another is proved to reach.
         proved: Whether that design was certified.
         reason: Why it has no design.
     """
@@ -172,6 +176,7 @@ def roughly_feasible(setting: Setting, target: Target, bits: float) -> bool:
 
 def feasible(setting: Setting, target: Target, bits: float) -> bool:
     """Returns whether some mechanism has a design that is certified."""
+    target = replace(target, draft=True)
     search = _search(setting, target, bits)
     values = values_of(bits)
     contenders = [_Contender.of(setting, target, kind, search, values) for kind in setting.mechanisms]
@@ -202,11 +207,6 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
     )
 
 
-def best_design(setting: Setting, target: Target, bits: float) -> Design | None:
-    """Returns the design of at most `bits` bits per coordinate with the smallest expected error; None if none fits."""
-    return Contest(setting, target, bits).best(lambda design: design)
-
-
 class Contest:
     """All mechanisms' candidates at a number of bits per coordinate.
 
@@ -224,10 +224,21 @@ class Contest:
             # From one bit on, others are as accurate, and their integers may be added up by anyone.
             kinds = tuple(kind for kind in kinds if kind.not_summed is None)
         contenders = [_Contender.of(setting, target, kind, search, self._values) for kind in kinds]
-        # The most promising first: what it reaches may be below the others' floors.
-        self._contenders = sorted(contenders, key=lambda each: each.promise)
+        # The most promising first: what it reaches may be below the others' floors. Certificates that take their time
+        # are left for later where something else is about as good.
+        self._contenders = sorted(contenders, key=lambda each: each.promise * (1.0 if each.at_once else _WAIT))
         self.floor = min((each.floor for each in contenders), default=math.inf)
         self.promise = min((each.promise for each in contenders), default=math.inf)
+
+    def hopeless(self, enough: float) -> bool:
+        """Returns whether certificates will hardly bring any of them to an error of at most `enough`."""
+        return all(
+            each.floor > enough or each.hopeless(self._setting, self._target, enough) for each in self._contenders
+        )
+
+    def draft(self, enough: float) -> Design | None:
+        """Returns about the best design: below an error of `enough`, slow certificates are not looked at at all."""
+        return self._best(lambda design: design, replace(self._target, draft=True), enough)
 
     def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
         """Returns the design with the smallest expected error, or None if there is none.
@@ -239,6 +250,9 @@ class Contest:
             ConditionError: No design can be finished.
             ParameterError: The same.
         """
+        return self._best(finish, self._target, 0.0)
+
+    def _best(self, finish: Callable[[Design], AnyDesign], target: Target, enough: float) -> AnyDesign | None:
         best: AnyDesign | None = None
         considered: list[Considered] = []
         failure: ConditionError | ParameterError | None = None
@@ -248,7 +262,11 @@ class Contest:
             if best is not None and best.error.total <= contender.floor < math.inf:
                 considered.append(Considered(name, contender.floor))
                 continue
-            design = contender.best(self._setting, self._target, self._values)
+            reached = math.inf if best is None else best.error.total
+            if (reached <= enough and not contender.at_once) or contender.hopeless(self._setting, target, reached):
+                considered.append(Considered(name, reached))
+                continue
+            design = contender.best(self._setting, target, self._values)
             if design is None:
                 considered.append(Considered(name, None, reason=contender.unfit(self._setting, self._values)))
                 continue
@@ -280,6 +298,7 @@ class _Contender:
     floor: float
     promise: float
     ranked: list[Mechanism]
+    at_once: bool
 
     @classmethod
     def of(cls, setting: Setting, target: Target, kind: type[Mechanism], search: Search, values: int) -> _Contender:
@@ -294,7 +313,8 @@ class _Contender:
                 floor = min(floor, ideal.error.total)
         ranked.sort(key=lambda pair: pair[0])
         promise = ranked[0][0] if ranked else math.inf
-        return cls(kind, floor, promise, [candidate for _, candidate in ranked])
+        at_once = bool(ranked) and target.closed_form(ranked[0][1])
+        return cls(kind, floor, promise, [candidate for _, candidate in ranked], at_once)
 
     def unfit(self, setting: Setting, values: int) -> str:
         """Returns the reason why there is no design."""
@@ -303,6 +323,12 @@ class _Contender:
         if self.ranked:
             return "too little noise for a certificate"
         return "no sum fits the modulus" if setting.overflow is not None else "nothing fits"
+
+    def hopeless(self, setting: Setting, target: Target, reached: float) -> bool:
+        """Returns whether certificates will hardly bring any candidate below an error that another reaches."""
+        if math.isinf(reached) or not self.ranked or not target.found_by_trying(self.ranked[0]):
+            return False
+        return not any(_might_reach(setting, target, candidate, reached) for candidate in self.ranked[:_DRAFTED])
 
     def best(self, setting: Setting, target: Target, values: int) -> Design | None:
         """Returns the best design that is certified."""
@@ -357,6 +383,28 @@ class _Contender:
             if scale != wanted:
                 factor = scale / winner.scale
         return min(found.values(), key=lambda design: design.error.total, default=None)
+
+
+def _might_reach(setting: Setting, target: Target, candidate: Mechanism, reached: float) -> bool:
+    """Returns whether a candidate may have less error than this, as far as a draft of its certificate tells."""
+
+    def better(scale: float) -> bool:
+        return setting.error(candidate.with_scale(scale)).total < reached
+
+    least, widest = setting.useful_scales(candidate)
+    low = min(
+        (least, target.ideal_scale(candidate), widest), key=lambda s: setting.error(candidate.with_scale(s)).total
+    )
+    if not better(low):
+        return False
+    high = 2.0 * low
+    while better(high):
+        low, high = high, 2.0 * high
+    while high > low * 1.0005:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if better(middle) else (low, middle)
+    # With more than this scale it is worse; with less it needs more privacy than this.
+    return target.might_keep(candidate.with_scale(high))
 
 
 def values_of(bits: float) -> int:

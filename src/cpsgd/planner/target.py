@@ -32,6 +32,7 @@ class Target:
         dim: d.
         clip_norm: D.
         replace_one_distance: The largest distance of two clients' vectors, where it is stated to be less than 2D.
+        draft: Whether scales that are a few percent larger than the smallest will do, if they are sooner known.
     """
 
     claim: Claim
@@ -39,6 +40,7 @@ class Target:
     dim: int
     clip_norm: float
     replace_one_distance: float | None = None
+    draft: bool = False
 
     def run(self, mechanism: Mechanism) -> Run:
         """Returns the run with a mechanism, unrotated: rotation does not change privacy."""
@@ -83,17 +85,22 @@ class Target:
     def ideal_scale(self, mechanism: Mechanism) -> float:
         """Returns a scale that no proof comes below by much: for most, that of a Gaussian of the same variance."""
         run = self.run(mechanism)
-        return min(proof.least_scale(run, self.claim) for proof in _planning(run))
+        return min(proof.least_scale(run, self.claim) for proof in self._planning(run))
+
+    def might_keep(self, mechanism: Mechanism) -> bool:
+        """Returns whether the claim may be proved for a mechanism with its own scale; rough, and sooner known."""
+        run = self.run(mechanism)
+        return any(proof.might_keep(run, self.claim) for proof in self._planning(run))
 
     def rough_scale(self, mechanism: Mechanism) -> float:
         """Returns about the scale that the quickest proof will need; it only ranks candidates."""
         run = self.run(mechanism)
-        return _planning(run)[0].rough_scale(run, self.claim)
+        return self._planning(run)[0].rough_scale(run, self.claim)
 
     def quick_scale(self, mechanism: Mechanism) -> float:
         """Returns the smallest scale by the quickest proof; a rough one where that is slow, or there is none."""
         run = self.run(mechanism)
-        first = _planning(run)[0]
+        first = self._planning(run)[0]
         try:
             return first.scale(run, self.claim) if first.quick else first.rough_scale(run, self.claim)
         except ConditionError:
@@ -102,7 +109,7 @@ class Target:
     def quickly_certified(self, mechanism: Mechanism) -> bool:
         """Returns whether the quickest proof proves anything about this noise."""
         run = self.run(mechanism)
-        first = _planning(run)[0]
+        first = self._planning(run)[0]
         try:
             return first.quick and first.scale(run, self.claim) >= 0.0
         except ConditionError:
@@ -123,20 +130,30 @@ class Target:
         run = self.run(mechanism)
         found = math.inf
         reason: ConditionError | None = None
-        for proof in _planning(run):
+        for proof in self._planning(run):
             try:
-                found = min(found, proof.scale(run, self.claim, known=found, wanted=wanted))
+                found = min(found, proof.scale(run, self.claim, known=found, wanted=wanted, draft=self.draft))
             except ConditionError as error:
                 reason = error
         if math.isinf(found):
             raise reason or ConditionError(f"No proof exists for {mechanism.name}.")
         return found
 
+    def closed_form(self, mechanism: Mechanism) -> bool:
+        """Returns whether the scale is computed at once."""
+        return self._planning(self.run(mechanism))[0].effort == 0
+
     def found_by_trying(self, mechanism: Mechanism) -> bool:
         """Returns whether scales are found by trying the proof that has the last word."""
-        return not _planning(self.run(mechanism))[0].quick
+        return not self._planning(self.run(mechanism))[0].quick
 
+    def _planning(self, run: Run) -> list[Proof]:
+        """Returns the proofs that answer for a scale: the same for all mechanisms of a kind."""
+        kind = type(run.protocol.mechanism)
+        if kind not in self._proofs:
+            self._proofs[kind] = [proof for proof in supporting(run) if type(proof).scale is not Proof.scale]
+        return self._proofs[kind]
 
-def _planning(run: Run) -> list[Proof]:
-    """Returns the proofs that answer for a scale."""
-    return [proof for proof in supporting(run) if type(proof).scale is not Proof.scale]
+    @cached_property
+    def _proofs(self) -> dict[type[Mechanism], list[Proof]]:
+        return {}

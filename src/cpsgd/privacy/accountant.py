@@ -174,7 +174,10 @@ def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
             raise ConditionError("Not all rounds have pure differential privacy (δ = 0); allow a delta above 0.")
         return pure
     if math.isinf(pure):
-        return _gaussian_epsilon(parts, delta, interval)
+        found = _gaussian_epsilon(parts, delta, interval)
+        some, others = ([part for part in parts if math.isinf(part[0].pure) == no] for no in (False, True))
+        # Or the pure ones add up, and only the others are Gaussians: (ε, 0) and (ε', δ) are (ε + ε', δ).
+        return min(found, pure_epsilon(some) + _gaussian_epsilon(others, delta, interval)) if some else found
     try:
         return min(pure, _gaussian_epsilon(parts, delta, interval))
     except ConditionError:

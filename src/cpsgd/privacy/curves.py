@@ -33,10 +33,13 @@ _RATIO = 1.03
 _MOST_SHIFTS = 32
 # Nodes of a curve, in standard deviations of the log-likelihood ratio: close together where the mass is.
 _CENTRE, _FINE, _COARSE = 5.0, 1.0 / 28.0, 0.25
+# Beyond the centre, so many nodes at a time.
+_PIECE = 16
 # A curve that has not fallen to the tail's mass this far out belongs to a law whose support ends there.
 _FARTHEST, _LARGEST = 400.0, 50.0
 # With more backgrounds than this, neighbouring ones are covered by one: the share 2θ/_MOST_BLOCKS of the noise is lost.
 _MOST_BLOCKS, _LEAST_BLOCKS, _BLOCK_WORK = 320, 32, 12_000.0
+_DRAFT_BLOCKS = 32
 _GROUPS = 4
 # Scalar products of at most this length are computed by one thread.
 _LONGEST_PRODUCT = 4096
@@ -150,7 +153,7 @@ def _shifted(window: Window, t: float) -> _Pair:
 # ---------------------------------------------------------------------- steps: the rounding is the noise
 
 
-def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
+def of_steps(steps: Steps, *, reach: float, tail: float, draft: bool = False) -> list[Family]:
     """Returns the curves of one of a client's steps, for any other clients. Distances are in units of X, up to 2.
 
     Every law is affine in every client's coordinate. So the worst pairs have the client's coordinate at -1 in one world
@@ -158,6 +161,7 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
     to take each, a block of them is covered at once: of the clients that differ within the block, the adversary learns
     all but the part that their two extreme laws have in common. That part is a number F of equal steps, known to the
     adversary, and does not depend on K. A block and its mirror image (others - K in place of K) have the same curve.
+    Of a draft there are few blocks.
 
     Raises:
         ConditionError: There are no others, or the steps do not hide enough.
@@ -169,7 +173,7 @@ def of_steps(steps: Steps, *, reach: float, tail: float) -> list[Family]:
         raise ConditionError("No smoothed certificate: nobody else's step is in the sum. More clients would do.")
     mean = float(np.arange(len(high)) @ high)
     variance = others * float(np.arange(len(high)) ** 2 @ high - mean * mean)
-    edges = _edges(others, math.sqrt(variance))
+    edges = _edges(others, math.sqrt(variance), _DRAFT_BLOCKS if draft else _MOST_BLOCKS)
     cut = 1e-4 * tail / len(edges)
     # Blocks have two or three sizes only.
     sizes = [int(size) for size in np.diff(edges)]
@@ -222,9 +226,9 @@ def _check_steps(low: Array, high: Array, reach: float) -> None:
         )
 
 
-def _edges(others: int, deviation: float) -> NDArray[np.int64]:
+def _edges(others: int, deviation: float, most: int = _MOST_BLOCKS) -> NDArray[np.int64]:
     """Returns numbers of clients at 1 between which a block covers all, symmetric: e_j + e_(last - j) = others."""
-    count = 2 * round(min(max(_BLOCK_WORK / deviation, _LEAST_BLOCKS), _MOST_BLOCKS) / 2.0)
+    count = 2 * round(min(max(_BLOCK_WORK / deviation, _LEAST_BLOCKS), most) / 2.0)
     if others <= count:
         return np.arange(others + 1)
     half = np.linspace(0.0, 0.5 * others, count // 2 + 1)[:-1].astype(np.int64)
@@ -335,22 +339,27 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
         return found * (1.0 + 1e-14)
 
     centre = np.arange(0.0, _CENTRE, _FINE) * min(deviation, _LARGEST / _CENTRE)
+    width = _COARSE * deviation
+    signs = np.array([[1.0], [-1.0]])
+
+    def both(x: Array) -> Array:
+        """Returns the excess at x, and at -x."""
+        return excess((signs * x).ravel()).reshape(2, -1)
+
+    x, e = centre, both(centre)
+    while np.any((over := e > tail * np.minimum(1.0, np.exp(signs * x)))[:, -1]):
+        if x[-1] > min(_FARTHEST * deviation, _LARGEST - _PIECE * width):
+            raise ConditionError(
+                f"No smoothed certificate for {name}: more than {tail:.2g} of the noise in a coordinate lies where "
+                "the other neighbour has (next to) none. More noise or a larger tail would do."
+            )
+        more = x[-1] + width * np.arange(1.0, 1.0 + _PIECE)
+        x, e = np.append(x, more), np.append(e, both(more), axis=1)
     sides = []
-    for sign in (1.0, -1.0):
-        x = centre
-        e = excess(sign * x)
-        width = _COARSE * deviation
-        while e[-1] > tail * min(1.0, math.exp(sign * float(x[-1]))):
-            if x[-1] > min(_FARTHEST * deviation, _LARGEST - 8.0 * width):
-                raise ConditionError(
-                    f"No smoothed certificate for {name}: more than {tail:.2g} of the noise in a coordinate lies where "
-                    "the other neighbour has (next to) none. More noise or a larger tail would do."
-                )
-            more = x[-1] + width * np.arange(1.0, 9.0)
-            x, e = np.concatenate([x, more]), np.concatenate([e, excess(sign * more)])
+    for sign, here, is_over in zip((1.0, -1.0), e, over, strict=True):
         # What lies beyond the first point under the tail is left out, but not the centre.
-        last = max(int(np.argmax(e <= tail * np.minimum(1.0, np.exp(sign * x)))), round(1.0 / _FINE))
-        sides.append((sign * x[: last + 1], e[: last + 1]))
+        last = max(int(np.argmin(is_over)), round(1.0 / _FINE))
+        sides.append((sign * x[: last + 1], here[: last + 1]))
     (right, above), (left, below) = sides
     return Curve(t, np.concatenate([left[:0:-1], right]), np.concatenate([below[:0:-1], above]))
 

@@ -27,22 +27,26 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array
 from cpsgd.privacy.curves import Curve, Family
 
-# Distances of the scaled first curve grow by these factors: tangents of t² are then within 0.06 % of it and, where
-# Δ (c/w)² is so small that J/Δ is flat and chords will do, those.
-_RATIO, _NARROW_RATIO, _NARROW = 1.025, 1.03, 0.05
-# Where less will do, exponents of these factors are larger; after a failure that is not tried for _RETRY values.
-_COARSER, _RETRY = 2.5, 4
+# Distances of the scaled first curve grow by this factor. A tangent of t² is within the square of what it is over 1.
+# Where that is more than κ is to be precise by, and decides, the distances are divided into so many.
+_RATIO, _CLOSER, _PIECES = 1.25, 1.077, 3
+# Comparisons are near to the one that decides if they are within this.
+_NEAR = 2e-3
+# Where Δ (c/w)² is at most this, J/Δ is flat, and chords will do.
+_NARROW = 0.05
 # The smallest distance is so small that the kernel of R is constant, to this much, where the curve matters.
 _FLAT = 0.12
 # Values of w grow by this factor. c/√w runs from -W to W, W one of these, over this many values times W.
 _GROWTH, _THRESHOLDS = 1.2, 5.0
-_WIDTHS = (6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 14.0, 17.0, 20.0, 25.0, 30.0)
+_DRAFT_GROWTH, _DRAFT_PRECISION = 1.6, 5e-3
+_WIDTHS = (*np.arange(5.0, 12.0, 0.25).tolist(), *np.arange(12.0, 30.5, 0.5).tolist())
 _LARGEST_EXPONENT, _SMALLEST_EXPONENT = 300.0, 640.0
 _FASTEST, _LOSS = 3.0, 2e-4
 # A start is lowered while more than this share of w may be gained.
 _WORTHWHILE = 4e-4
 # Parts of the interval of v that J is bounded on: more of them where Δ (c/w)² is over these limits.
 _PARTS = ((_NARROW, 1), (0.5, 2), (math.inf, 6))
+_STEEPEST = 6.0
 _TRIES, _PRECISION, _LARGEST_STEP, _WIDEST_CELL = 60, 1e-4, 1e3, 20.0
 # How much less precise κ may be where this share of the way is left, and at most.
 _CARE, _LEAST_PRECISE = 0.01, 30.0
@@ -111,13 +115,14 @@ class Growth:
         return found * (1.0 + 1e-9)
 
 
-def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
+def growth(families: Sequence[Family], *, around: float, tail: float, draft: bool = False) -> Growth:
     """Returns κ(w) for w up to about `around`.
 
     Args:
         families: The pairs that a coordinate can have.
         around: The w that the whole product will have, roughly.
         tail: Mass per coordinate that may be spent on thresholds far out, beside what the family leaves out.
+        draft: Whether rougher bounds, at fewer w, will do.
 
     Raises:
         ConditionError: Pairs are too far apart to be smoothed, or next to equal.
@@ -126,13 +131,14 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
     if not around > _SMALLEST_W:
         raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
     reach = max(family.reach for family in families)
-    w, factor = around, _GROWTH
+    finest, slowest = (_DRAFT_PRECISION, _DRAFT_GROWTH) if draft else (_PRECISION, _GROWTH)
+    w, factor = around, slowest
     values: list[float] = []
     rates: list[float] = []
     while True:
         try:
             # Where little of the way is left κ need not be precise.
-            rate, precision = 0.0, _PRECISION * min(max(1.0, _CARE * around / w), _LEAST_PRECISE)
+            rate, precision = 0.0, max(finest, _PRECISION * min(_CARE * around / w, _LEAST_PRECISE))
             # The costliest first: what is enough for it will mostly do for the others.
             for each in sorted(curves, key=lambda each: each.last_rate, reverse=True):
                 rate = max(rate, each.rate(w, tail, rate, precision))
@@ -141,7 +147,7 @@ def growth(families: Sequence[Family], *, around: float, tail: float) -> Growth:
         # Where κ hardly changes, or little of the way is left, steps may be longer.
         if rates:
             loss = (rate / rates[-1] - 1.0) * w / around
-            factor = min(_FASTEST, factor**1.5) if loss < _LOSS else max(_GROWTH, math.sqrt(factor))
+            factor = min(_FASTEST, factor**1.5) if loss < _LOSS else max(slowest, math.sqrt(factor))
         values.append(w)
         rates.append(rate)
         # From a lower start at most this much of w would be gained.
@@ -194,8 +200,9 @@ class _Curves:
         self._largest = family.others[-1] if family.others else _scaled(self.first, [self._scale])[0]
         # Which of the widths was the last one needed: for the next, smaller w it is that or more.
         self._width = 0
-        # For how many values of w few distances are not tried.
-        self._wait = 0
+        # The last w and κ; how fast log κ rises as log w falls, the gap falls as log κ rises; distances that decide.
+        self._last, self._rise, self._fall = (0.0, 0.0), 0.0, 1.0
+        self._deciding = (math.inf, 0.0)
 
     def rate(self, w: float, tail: float, least: float = 0.0, precision: float = _PRECISION) -> float:
         """Returns an upper bound on κ(w), within about `precision` of the best; `least` where that is one."""
@@ -203,7 +210,7 @@ class _Curves:
         farthest = float(np.max(np.abs(largest.log_ratios)))
         # Minus the logarithm of the smallest mass, apart from a cell's width and a scale.
         smallest = farthest * (0.5 * farthest / w + 1.5) - math.log(tail)
-        for place in range(max(0, self._width - 1), len(_WIDTHS)):
+        for place in range(self._width, len(_WIDTHS)):
             widest, self._width = _WIDTHS[place], place
             # Far enough out, what is smoothed is under the tail; from there on it only falls.
             end = widest * math.sqrt(w)
@@ -214,23 +221,22 @@ class _Curves:
             moments = _moments([largest], w, end, 3)[0]
             log_density = -0.5 * (widest - 0.5 * math.sqrt(w)) ** 2
             if math.log(float(np.max(moments))) + log_density <= math.log(tail * math.sqrt(w)):
-                return self._rate(w, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1, least, precision)
+                thresholds = np.linspace(-end, end, 2 * round(0.5 * _THRESHOLDS * widest) + 1)
+                test = _Test(self, w, thresholds, precision)
+                found = self._rate(test, least, precision)
+                self._deciding = test.divided
+                return found
         raise _TooRoughError
 
-    def _rate(self, w: float, end: float, thresholds: int, least: float, precision: float) -> float:
-        """Returns the smallest κ(w) that passes the test, by the Illinois method; `least` if that passes."""
-        # What is enough for another family is mostly enough for this one, by far: then few distances will show it.
-        self._wait = max(0, self._wait - 1)
-        if least > 0.0 and not self._wait:
-            if self._test(w, end, thresholds, _COARSER).gap(least) <= 0.0:
-                return least
-            self._wait = _RETRY
-        test = self._test(w, end, thresholds, 1.0)
-        if least > 0.0 and test.gap(least) <= 0.0:
+    def _rate(self, test: _Test, least: float, precision: float) -> float:
+        """Returns the smallest κ that passes the test, by the Illinois method; `least` if that passes."""
+        # What is enough for another family is mostly enough for this one, by far.
+        if least > 0.0 and test.passes(least):
             return least
-        # The gap falls at least about as fast as log κ rises; false positions find where it closes. An end that stays
-        # counts half as much (Illinois).
-        x, low, high, side = math.log(max(self.last_rate, least)), None, None, 0
+        # Where the gap closes is found by false positions; an end that stays counts half as much (Illinois).
+        log_w = math.log(test.w)
+        start = self._last[1] + self._rise * (self._last[0] - log_w) if self._last[1] else math.log(self.last_rate)
+        x, low, high, side = max(start, math.log(least)) if least > 0.0 else start, None, None, 0
         for _ in range(_TRIES):
             gap = test.gap(math.exp(x))
             if gap <= 0.0:
@@ -249,41 +255,28 @@ class _Curves:
                 x = low[0] + (high[0] - low[0]) * max(0.1, (low[1] + 0.3 * precision) / (low[1] - high[1]))
                 x = min(x, 0.9 * high[0] + 0.1 * low[0])
             else:
-                x += min(0.3, gap + 0.3 * precision)
-            if math.exp(x) * test.distances[-1] ** 2 > _LARGEST_STEP * w:
+                x += min(0.3, (gap + 0.3 * precision) / self._fall)
+            if math.exp(x) * self._largest.distance**2 > _LARGEST_STEP * test.w:
                 break
         if high is None:
             raise _TooRoughError
-        self.last_rate = math.exp(high[0])
+        if low is not None:
+            self._fall = min(max((low[1] - high[1]) / (high[0] - low[0]), 1.0), _STEEPEST)
+        if self._last[1]:
+            self._rise = min(max(0.0, (high[0] - self._last[1]) / (self._last[0] - log_w)), 1.0)
+        self._last, self.last_rate = (log_w, high[0]), math.exp(high[0])
         return self.last_rate * _SAFE
 
-    def _test(self, w: float, end: float, thresholds: int, coarser: float) -> _Test:
-        """Returns the test of κ at one w, with this many thresholds."""
-        curves = self._nodes(w, end, coarser)
-        return _Test(
-            w=w,
-            thresholds=np.linspace(-end, end, thresholds),
-            distances=np.array([curve.distance for curve in curves]),
-            moments=_moments(curves, w, end, thresholds),
-            smallest=self._smallest(w, end, curves[0].distance),
-        )
-
-    def _nodes(self, w: float, end: float, coarser: float) -> list[Curve]:
-        """Returns the first curve, scaled down to where it is narrow against √w, and the others.
-
-        Distances are closer together where J/Δ changes with Δ. With `coarser` over 1 there are fewer of them, and the
-        bound is less tight.
-        """
-        first, scale = self.first, self._scale
+    def scales(self, w: float, end: float) -> list[float]:
+        """Returns factors of the first curve, falling to where it is narrow against √w."""
+        found = [self._scale]
         smallest = _FLAT / ((end / w + 1.5) * self.spread)
-        narrow = math.sqrt(_NARROW / self.last_rate) * w / end / first.distance
-        scales = [scale]
-        while scale > smallest or len(scales) < 2:
-            scale /= (_RATIO if scale > narrow else _NARROW_RATIO) ** coarser
-            scales.append(scale)
-        return [*_scaled(first, scales[::-1]), *self.family.others]
+        low, high = self._deciding
+        while found[-1] > smallest or len(found) < 2:
+            found.append(found[-1] / (_CLOSER if low < found[-1] <= high * _CLOSER else _RATIO))
+        return found
 
-    def _smallest(self, w: float, end: float, distance: float) -> float:
+    def smallest(self, w: float, end: float, distance: float) -> float:
         """Returns an upper bound on R/t² for all t up to the smallest distance and all c up to `end`.
 
         With t = λ t₁ it is 2/t₁² ∫ e(1 + u) k(λ u) du, and with b = c/w - 3/2 the kernel is k(v) <= (1 + v)^b <=
@@ -355,16 +348,30 @@ class _Test:
     c² >= v (1 + v/4), v = w + Δ, or Δ <= w/(1 + w/4): there it lies over its tangent at the smaller distance, and chord
     and tangent are compared at both ends. Elsewhere, where c is small, the largest R/t² of the chord is compared with
     J/Δ, an average of a function of v that rises and then falls, at the end where it is the smaller.
+
+    This holds for any distances. They start far from each other; where a comparison decides, more are put between.
     """
 
-    def __init__(self, *, w: float, thresholds: Array, distances: Array, moments: Array, smallest: float) -> None:
-        self.w, self.distances = w, distances
+    def __init__(self, curves: _Curves, w: float, thresholds: Array, precision: float) -> None:
+        self.w, self._curves = w, curves
         self._c0, self._c1 = thresholds[:-1], thresholds[1:]
+        self._end, self._count = float(thresholds[-1]), len(thresholds)
         self._y = 0.5 * (self._c0**2 + self._c1**2)
         self._squares = np.minimum(self._c0**2, self._c1**2)
-        self._farthest = (thresholds[-1] / w) ** 2
+        self._longest = 1.0 + math.sqrt(precision)
+        # The smallest and largest scale of the first curve between which distances decided.
+        self.divided = (math.inf, 0.0)
+        scales = curves.scales(w, self._end)[::-1]
+        smallest = curves.smallest(w, self._end, scales[0] * curves.first.distance)
+        self._smallest = self._chords(np.full((1, self._count), math.log(smallest)))
+        self._scales = np.array(scales)
+        found = [*_scaled(curves.first, scales), *curves.family.others]
+        self._measure(np.array([curve.distance for curve in found]), _moments(found, w, self._end, self._count))
+
+    def _measure(self, distances: Array, moments: Array) -> None:
+        """Keeps R at all distances, and chords between them."""
+        self._distances, self._values = distances, moments
         self._moments = self._chords(np.log(moments))
-        self._smallest = self._chords(np.full((1, len(thresholds)), math.log(smallest)))
         # (a + b t)/t² is largest at an end or at 1/t = -b/(2a).
         b = np.diff(moments, axis=0) / np.diff(distances)[:, None]
         a = moments[:-1] - b * distances[:-1, None]
@@ -379,29 +386,75 @@ class _Test:
         rise = np.diff(logs, axis=1) / (self._c1 - self._c0)
         return np.stack([logs[:, :-1] - rise * self._c0, rise])
 
+    def passes(self, rate: float) -> bool:
+        """Returns whether the rate is enough."""
+        while True:
+            gaps = self._gaps(rate)
+            wrong = ~(gaps <= 0.0)
+            if not np.any(wrong):
+                return True
+            if not np.all(self._long[wrong]):
+                return False
+            self._divide(wrong)
+
     def gap(self, rate: float) -> float:
         """Returns an upper bound on the largest log R - log J; at most zero if the rate is enough."""
-        w, t = self.w, self.distances
+        while True:
+            gaps = self._gaps(rate)
+            worst, long = int(np.argmax(gaps)), self._long
+            if not long[worst] or not math.isfinite(gaps[worst]):
+                return float(gaps[worst])
+            # Roughly, more distances lower a gap by no more than this; those that stay below another's need none.
+            at_least = float(np.max(gaps - np.where(long, 8.0 * (self._ratios - 1.0) ** 2, 0.0)))
+            self._divide(long & (gaps >= at_least - _NEAR))
+
+    @property
+    def _ratios(self) -> Array:
+        """Ratios of neighbouring distances, 1 for the first."""
+        return np.append(1.0, self._distances[1:] / self._distances[:-1])
+
+    @property
+    def _long(self) -> NDArray[np.bool_]:
+        """Whether more distances can be put below each, and are worth it."""
+        return (self._ratios > self._longest) & (np.arange(len(self._distances)) < len(self._scales))
+
+    def _divide(self, where: NDArray[np.bool_]) -> None:
+        """Puts more distances between each of these and the one before."""
+        places = np.flatnonzero(where)
+        shares = np.arange(1.0, _PIECES) / _PIECES
+        low, high = self._scales[places - 1, None], self._scales[places, None]
+        self.divided = min(self.divided[0], float(low[0, 0])), max(self.divided[1], float(high[-1, 0]))
+        scales = (low ** (1.0 - shares) * high**shares).ravel()
+        curves = _scaled(self._curves.first, scales.tolist())
+        moments = _moments(curves, self.w, self._end, self._count)
+        before = np.repeat(places, _PIECES - 1)
+        self._scales = np.insert(self._scales, before, scales)
+        self._measure(
+            np.insert(self._distances, before, [curve.distance for curve in curves]),
+            np.insert(self._values, before, moments, axis=0),
+        )
+
+    def _gaps(self, rate: float) -> Array:
+        """Returns upper bounds on log R - log J for distances up to the first, and from each to the next."""
+        w, t = self.w, self._distances
         widths = rate * t * t
         average, bend = _averages(w, widths, self._c0, self._c1)
         average += math.log(rate)
+        found = np.full(len(t), -math.inf)
         # Up to the smallest distance J/Δ is 1 at Δ = 0 or what it is at that distance, if less.
-        found = [
-            self._worst(self._smallest, np.minimum(average[:1], math.log(rate)), 0.0 * bend[:1]),
-            self._worst(self._smallest, average[:1], bend[:1]),
-        ]
+        self._worst(found[:1], self._smallest, np.minimum(average[:1], math.log(rate)), 0.0 * bend[:1])
+        self._worst(found[:1], self._smallest, average[:1], bend[:1])
         # Up to the `first` pair of distances J/Δ is flat, and the second comparison the sharper one.
-        first = max(0, int(np.searchsorted(widths * self._farthest, _NARROW, side="right")) - 1)
+        first = max(0, int(np.searchsorted(widths * (self._end / w) ** 2, _NARROW, side="right")) - 1)
         for part in (slice(0, first), slice(1, first + 1)) if first else ():
-            found.append(self._worst(self._largest[:, :first], average[part], bend[part]))
+            self._worst(found[1 : first + 1], self._largest[:, :first], average[part], bend[part])
         if first < len(t) - 1:
-            found += self._wide(first, rate, average[first:], bend[first:])
-        # Of NumPy's, so that what is not a number is not lost.
-        return float(np.max(found)) + 1e-8
+            self._wide(found[first + 1 :], first, rate, average[first:], bend[first:])
+        return found + 1e-8
 
-    def _wide(self, first: int, rate: float, average: Array, bend: Array) -> list[float]:
-        """Returns bounds like `gap` for the pairs of distances from which on J/Δ changes with Δ."""
-        w, t = self.w, self.distances[first:]
+    def _wide(self, found: Array, first: int, rate: float, average: Array, bend: Array) -> None:
+        """Raises the bounds `found` for the pairs of distances from which on J/Δ changes with Δ."""
+        w, t = self.w, self._distances[first:]
         widths = rate * t * t
         value = average[:-1] + 2.0 * np.log(t[:-1])[:, None]
         # J + (t' - t) ∂J/∂t, ∂J/∂t = 2 κ t exp g(v)
@@ -414,23 +467,22 @@ class _Test:
         ahead_bend = bend[:-1] + share * (slope - bend[:-1])
         v = w + widths[1:, None]
         convex = (self._squares >= v * (1.0 + 0.25 * v)) | (widths[1:, None] <= w / (1.0 + 0.25 * w))
-        found = [
-            self._worst(self._moments[:, first:-1], value, bend[:-1], convex),
-            self._worst(self._moments[:, first + 1 :], ahead, ahead_bend, convex),
-        ]
+        self._worst(found, self._moments[:, first:-1], value, bend[:-1], convex)
+        self._worst(found, self._moments[:, first + 1 :], ahead, ahead_bend, convex)
         if not np.all(convex):
             for part in (slice(0, -1), slice(1, None)):
-                found.append(self._worst(self._largest[:, first:], average[part], bend[part], ~convex))
-        return found
+                self._worst(found, self._largest[:, first:], average[part], bend[part], ~convex)
 
-    def _worst(self, chords: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None) -> float:
-        """Returns a bound on the largest log R - log J between thresholds.
+    def _worst(
+        self, found: Array, chords: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Raises `found` to bounds on the largest log R - log J between thresholds, one per pair of distances.
 
         log R is replaced by its chord between two thresholds, and log J by its tangent in c².
         """
         start, rise = chords
         wanted = np.ones(value.shape, dtype=np.bool_) if where is None else where
-        return kernels.largest_excess(start, rise, value, bend, wanted, self._y, self._c0, self._c1)
+        kernels.raise_to_excess(start, rise, value, bend, wanted, self._y, self._c0, self._c1, found)
 
 
 def _averages(w: float, widths: Array, c0: Array, c1: Array) -> tuple[Array, Array]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cpsgd.audit import AuditReport
     from cpsgd.ledger import Budget, Entry
     from cpsgd.planner import FrontierPoint, Plan
-    from cpsgd.statistics.rows import Statistic
+    from cpsgd.statistics.results import Statistic
 
 # With more rounds than this, marks are small.
 _FEW_ROUNDS = 40
@@ -179,30 +179,7 @@ def _days(text: str) -> float:
 
 
 def draw_values(result: Statistic, path: Path) -> Path:
-    """Draws a statistic's values with their intervals, groups beside each other."""
-    labels, groups = result.names, result.groups or ("",)
-    figure = plotting.new_figure(max(6.4, min(16.0, 0.4 * len(labels) * len(groups))), 4.2)
-    axes = figure.subplots()
-    reading = result.reading
-    place = np.arange(len(labels), dtype=np.float64)
-    step = 0.8 / len(groups)
-    for i, group in enumerate(groups):
-        x = place + (i - 0.5 * (len(groups) - 1)) * step
-        values = reading.values[i]
-        # Intervals end where values do; estimates may lie outside.
-        below, above = (np.maximum(0.0, gap) for gap in (values - reading.low[i], reading.high[i] - values))
-        colour = plotting.SEQUENCE[i % len(plotting.SEQUENCE)]
-        if result.statistic in ("histogram", "count"):
-            axes.bar(x, values, 0.9 * step, color=colour, alpha=0.6)
-        axes.errorbar(x, values, yerr=(below, above), fmt="o", color=colour, capsize=3, markersize=4, label=group)
-    axes.set_xticks(place, labels, rotation=45 if len(labels) > 6 else 0, ha="right" if len(labels) > 6 else "center")
-    if result.groups is not None:
-        axes.legend(frameon=False, fontsize=9)
-    plotting.tidy(
-        axes,
-        title=f"{result.statistic} of {result.users:,} {result.unit}s, ε ≤ {rounded_up(result.epsilon)} at "
-        f"δ = {power(result.delta)} per {result.unit}, {100 * result.confidence:g} % intervals",
-        xlabel="",
-        ylabel=result.statistic,
-    )
+    """Draws a statistic's values with their intervals; see `Statistic.plot`."""
+    figure = plotting.new_figure(7.2, max(2.2, min(24.0, 1.0 + 0.28 * result.reading.values.size)))
+    result.plot(figure.subplots())
     return plotting.save(figure, path)

@@ -56,12 +56,17 @@ class SumSource(TypingProtocol):
     def variance(self) -> float:
         """The noise's variance per client."""
 
+    def of_client(self, kernel: Any, number: int, round: int) -> Any:
+        """Returns the kernel for one client of a round: the same for all, unless a client's noise has a state."""
+
     def noisy(self, sums: Any, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Any:
         """Returns the sums of `count` clients with their noise, which may come from the stream `own`."""
 
 
 class FreshNoise:
     """A mechanism's noise, drawn afresh for every sum."""
+
+    messages = None
 
     def __init__(self, mechanism: Mechanism) -> None:
         """Draws the noise of this mechanism."""
@@ -77,6 +82,10 @@ class FreshNoise:
     def variance(self) -> float:
         """The noise's variance per client."""
         return self._noise.variance
+
+    def of_client(self, kernel: Any, number: int, round: int) -> Any:
+        """Returns the kernel."""
+        return kernel
 
     def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
         """Describes the noise of `count` clients to a device; None where the host must draw it."""
@@ -231,8 +240,9 @@ class RoundSimulator:
                     grid = pipeline.to_grid(protocol, vectors[row], self.round)
                 except NonFiniteError:
                     grid = np.zeros(protocol.dim, dtype=np.float32)
-                words = (shared or self._keystream(self._first + self.count + row)).fill(buffer, size)
-                self._rounder.values(grid, words, values)
+                number = self._first + self.count + row
+                words = (shared or self._keystream(number)).fill(buffer, size)
+                self._source.of_client(self._rounder, number, self.round).values(grid, words, values)
                 if held == room:
                     sums += small
                     small[:] = 0

@@ -18,6 +18,7 @@ import hashlib
 import math
 import os
 import struct
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 from typing import Protocol as TypingProtocol
@@ -58,6 +59,13 @@ class DeviceSource(TypingProtocol):
 
     def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
         """Describes the fresh noise of `count` clients to a device; None where the host must draw it."""
+
+    @property
+    def messages(self) -> Callable[[torch.Tensor, int, int, int], torch.Tensor] | None:
+        """Returns the sum of clients' integers, where a client's noise has a state; None where a sum's is drawn.
+
+        It takes grid points, the first client's number, the round and a key of random numbers.
+        """
 
     def before_rounding(self, round: int, count: int) -> torch.Tensor | float:
         """Returns the noise that other rounds share, to be added before rounding, in grid points."""
@@ -171,7 +179,11 @@ class DeviceRound:
             return
         first = self._first + self.count
         with current(self.device):
-            if isinstance(vectors, torch.Tensor):
+            if isinstance(vectors, torch.Tensor) and self.source.messages is not None:
+                plain.to_grid(vectors, self._encoding)
+                self._sums += self.source.messages(vectors, first, self.round, _key("silos", self.round, self._seed))
+                self.count += len(vectors)
+            elif isinstance(vectors, torch.Tensor):
                 self._kernels.add_rows(vectors, self._sums, self._encoding, first)
                 self.count += len(vectors)
             else:
@@ -210,7 +222,7 @@ class DeviceRound:
     def takes(self, layout: Layout) -> bool:
         """Returns whether `add` takes products of this layout."""
         rounding = self._rounding if self._kernels is device_cuda and self.protocol.rotate else None
-        if rounding is None or layout.dim != self.protocol.dim:
+        if rounding is None or layout.dim != self.protocol.dim or self.source.messages is not None:
             return False
         return device_cuda.takes(self.device, layout.dim, rounding, layout)
 

@@ -162,10 +162,15 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: 
         encoding: The way rows become integers.
         first: Number of the first client.
     """
+    to_grid(rows, encoding)
+    round_and_sum(rows, sums, keys=encoding.keys, first=first, rounding=encoding.rounding)
+
+
+def to_grid(rows: torch.Tensor, encoding: Encoding) -> None:
+    """Clips and rotates clients' rows in place, to grid units."""
     scale(rows, encoding.bound, encoding.unit)
     if encoding.signs is not None:
         rotate(rows, encoding.signs)
-    round_and_sum(rows, sums, keys=encoding.keys, first=first, rounding=encoding.rounding)
 
 
 def round_and_sum(

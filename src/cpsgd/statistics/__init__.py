@@ -21,22 +21,31 @@ if TYPE_CHECKING:
     from cpsgd.statistics.components import Components as Components
     from cpsgd.statistics.components import pca as pca
     from cpsgd.statistics.one_machine import ClippingWarning as ClippingWarning
+    from cpsgd.statistics.one_machine import TableQuestion as TableQuestion
     from cpsgd.statistics.one_machine import count as count
     from cpsgd.statistics.one_machine import histogram as histogram
     from cpsgd.statistics.one_machine import mean as mean
+    from cpsgd.statistics.one_machine import prepare as prepare
     from cpsgd.statistics.one_machine import quantiles as quantiles
     from cpsgd.statistics.one_machine import sum as sum
+    from cpsgd.statistics.partial import Job as Job
+    from cpsgd.statistics.partial import Partial as Partial
     from cpsgd.statistics.planned import Planned as Planned
+    from cpsgd.statistics.questionnaire import TableReport as TableReport
+    from cpsgd.statistics.questionnaire import report as report
     from cpsgd.statistics.ranks import Quantiles as Quantiles
-    from cpsgd.statistics.rows import Statistic as Statistic
+    from cpsgd.statistics.results import CutOff as CutOff
+    from cpsgd.statistics.results import Statistic as Statistic
 
 _NAMES = {
     "aggregates": ("Count", "Histogram", "Mean", "Sum"),
     "clusters": ("Clusters", "NoiseWarning", "kmeans"),
     "components": ("Components", "pca"),
-    "one_machine": ("ClippingWarning", "count", "histogram", "mean", "quantiles", "sum"),
+    "one_machine": ("ClippingWarning", "TableQuestion", "count", "histogram", "mean", "prepare", "quantiles", "sum"),
     "planned": ("Planned",),
+    "questionnaire": ("TableReport", "report"),
     "ranks": ("Quantiles",),
-    "rows": ("Statistic",),
+    "partial": ("Job", "Partial"),
+    "results": ("CutOff", "Statistic"),
 }
 __getattr__ = on_demand(__name__, {name: module for module, names in _NAMES.items() for name in names})

@@ -6,49 +6,65 @@ of its bounds.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ColumnError, ParameterError
-from cpsgd.protocol import MAX_CLIENTS
-from cpsgd.statistics.planned import Geometry, Matrix
-from cpsgd.statistics.rows import Bounds, Groups, Reading, RowQuestion, check_categories, codes, size_of
-from cpsgd.tables import Chunk, numbers
+from cpsgd.statistics.questions import Geometry, Matrix
+from cpsgd.statistics.results import Reading
+from cpsgd.statistics.rows import Bounds, Groups, Missing, RowQuestion, check_categories, codes, size_of
+from cpsgd.tables import Chunk, text_of
+
+# Of a user's rows that count: a sum of more could not be an integer of 62 bits.
+_MOST_ROWS = 2**32 - 1
+# The count of one where every column has its own.
+_OWN_COUNT = 0.5
 
 
-def _scaled(question: RowQuestion, chunk: Chunk, middle: Matrix, unit: Matrix) -> Matrix:
-    """Returns (x - middle)/unit of each column, values moved to their bounds."""
+def _scaled(question: RowQuestion, chunk: Chunk, middle: Matrix, unit: Matrix) -> tuple[Matrix, Matrix | None]:
+    """Returns (x - middle)/unit of each column, values moved to their bounds, and 1 where there is a value, else 0.
+
+    The second is None where every value is there.
+    """
     scaled = np.empty((size_of(chunk), len(question.columns)))
+    present = np.ones_like(scaled) if question.missing == "drop" else None
     for i, name in enumerate(question.columns):
         low, high = question.bounds[name]
+        values, there = question.values_of(name, chunk)
         # Divided first: bounds may be far apart.
-        scaled[:, i] = np.clip(numbers(name, chunk[name]), low, high) / unit[i] - middle[i] / unit[i]
-    return scaled
-
-
-def _centred(question: RowQuestion, chunk: Chunk, middle: Matrix, unit: Matrix) -> Matrix:
-    # Clipped once more: where bounds are close together and far from zero, rounding could leave the cube.
-    return np.clip(_scaled(question, chunk, middle, unit), -0.5, 0.5)
+        scaled[:, i] = np.clip(values, low, high) / unit[i] - middle[i] / unit[i]
+        if there is not None and present is not None:
+            present[:, i] = there
+    return scaled if present is None else scaled * present, present
 
 
 class Mean(RowQuestion):
     """The mean of each column over the users. Each user counts once, with the mean of their rows.
 
     *Distance.* A row is v = (x - middle)/width in [-½, ½]^d. Two rows are at most the cube's diagonal apart, √d, and
-    the norm is at most half of that. Clipping to that norm enforces the distance already.
+    the norm is at most half of that; added up over the columns it is d, and d/2. Clipping to the norm enforces the
+    distance already.
 
-    With g groups a row is the block (v, b) of its group, b = √d/2, and zero elsewhere; the second part counts. Two rows
-    of one group are at most √d apart, for the b's cancel; of two groups √(2(d/4 + b²)) = √d; and the norm, the distance
-    from zero, is √(d/4 + b²) = √(d/2). So groups cost nothing but their smaller size.
+    With g groups, or where the number of users is not public, a row is the block (v, b) of its group, b = √d/2, and
+    zero elsewhere; the second part counts. Two rows of one group are at most √d apart, for the b's cancel; of two
+    groups √(2(d/4 + b²)) = √d; and the norm, the distance from zero, is √(d/4 + b²) = √(d/2). So groups cost nothing
+    but their smaller size. (Added up it is d in one group and d + 2b between two.)
+
+    With missing="drop" every column has a count of its own: it is (v, ½), or (0, 0) where there is no value. Two of
+    these are at most 1 apart in either norm, in one group; so are users who did not answer. A user counts with the
+    share of their rows that have a value.
 
     Args:
         bounds: The columns with the bounds of each.
-        group_by: One column and its (public) groups.
+        group_by: Columns and their (public) groups.
+        missing: What a missing value counts as.
 
     Example:
         >>> Mean({"age": (0, 100), "height": (0, 2.5)}).geometry.distance == 2**0.5
@@ -57,36 +73,54 @@ class Mean(RowQuestion):
 
     statistic = "mean"
 
-    def __init__(self, bounds: Bounds, *, group_by: Groups | None = None) -> None:
-        super().__init__(group_by, bounds)
+    def __init__(self, bounds: Bounds, *, group_by: Groups | None = None, missing: Missing = None) -> None:
+        super().__init__(group_by, bounds, missing=missing)
         low, high = np.array(list(self.bounds.values())).T
         self._middle, self._unit = 0.5 * low + 0.5 * high, high - low
-        self._weight = 0.5 * math.sqrt(len(self.columns))  # b
+
+    @property
+    def _counted(self) -> bool:
+        """Whether vectors count the users in them."""
+        return self.groups is not None or self.private_users or self.missing == "drop"
+
+    @property
+    def _weight(self) -> float:
+        """b, which stands for a count of one."""
+        return _OWN_COUNT if self.missing == "drop" else 0.5 * math.sqrt(len(self.columns))
 
     @property
     def geometry(self) -> Geometry:
         """The vectors' dimension, largest norm and largest distance; the class says why."""
-        d = len(self.columns)
-        if self.groups is None:
-            return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1")
+        d, b, several = len(self.columns), self._weight, self.blocks > 1
+        if not self._counted:
+            return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1", 0.5 * d, d)
+        if self.missing == "drop":
+            reason = "each vector is made here from rows of the cube of width 1, a pair (v, b) with b = ½ per column"
+            return Geometry(self.blocks * 2 * d, math.sqrt(0.5 * d), math.sqrt(d), reason, d, 2 * d if several else d)
         reason = "each vector is made here from rows of the cube of width 1, one block (v, b) with b = √d/2 per group"
-        return Geometry(self.blocks * (d + 1), math.sqrt(0.5 * d), math.sqrt(d), reason)
+        apart = d + 2.0 * b if several else max(d, 0.5 * d + b)
+        return Geometry(self.blocks * (d + 1), math.sqrt(0.5 * d), math.sqrt(d), reason, 0.5 * d + b, apart)
 
     def _points(self, chunk: Chunk) -> Matrix:
-        points = _centred(self, chunk, self._middle, self._unit)
-        return points if self.groups is None else np.hstack([points, np.full((len(points), 1), self._weight)])
+        points, present = _scaled(self, chunk, self._middle, self._unit)
+        # Clipped once more: where bounds are close together and far from zero, rounding could leave the cube.
+        points = np.clip(points, -0.5, 0.5)
+        if present is not None:
+            return np.hstack([points, self._weight * present])
+        return np.hstack([points, np.full((len(points), 1), self._weight)]) if self._counted else points
 
-    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
-        """Returns the mean of the vectors; with groups the quotient of sum and size, with Fieller's interval.
+    def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
+        """Returns the mean of the vectors, or the quotient of sum and count, with Fieller's interval.
 
         With S and N the private sums of a group's v and of its 1's, of variance V and V/b², θ = ES/EN has
         |S - θN| <= z √(V(1 + θ²/b²)) with the probability that z stands for. That is a quadratic inequality in θ.
         """
-        if self.groups is None:
+        d = len(self.columns)
+        if not self._counted:
             values, reach = mean, width * math.sqrt(variance)
             low, high = values - reach, values + reach
         else:
-            sums, sizes, weight = mean[:, :-1], mean[:, -1:] / self._weight, self._weight
+            sums, sizes, weight = mean[:, :d], mean[:, d:] / self._weight, self._weight
             noise = width * width * variance
             a, b, c = sizes**2 - noise / weight**2, -2.0 * sums * sizes, sums**2 - noise
             known = (a > 0.0) & (sizes > 0.0)
@@ -96,7 +130,11 @@ class Mean(RowQuestion):
             high = np.where(known, (-b + root) / (2.0 * safe), 0.5)
             values = np.where(sizes > 0.0, sums / np.where(sizes > 0.0, sizes, 1.0), 0.0)
         low, values, high = (self._middle + self._unit * np.clip(table, -0.5, 0.5) for table in (low, values, high))
-        return Reading(self.columns, self.groups, values, low, high)
+        return Reading(self.columns, self.group_names(), values, low, high)
+
+    def error(self, deviation: float, users: float) -> float:
+        """Returns that of the widest column, in a group of average size."""
+        return float(self._unit.max()) * deviation * self.blocks
 
 
 class Sum(RowQuestion):
@@ -106,13 +144,15 @@ class Sum(RowQuestion):
 
     Otherwise a row is v = x/m in the block of its group, m the larger of |low| and |high|, and zero elsewhere: the norm
     is at most √d. Two rows of one group are at most √Σ((high - low)/m)² apart, of two groups √(2d). A row is at most √d
-    from zero, which stands for the rows that a user lacks. The distance is the largest of those that apply; for bounds
-    from 0 on and one group it is √d.
+    from zero, which stands for the rows that a user lacks and for missing values. The distance is the largest of those
+    that apply; for bounds from 0 on and one group it is √d. Added up over the columns it is Σ(high - low)/m, 2d and d.
+    Where single values may be missing, (high - low)/m counts as 1 if it is less.
 
     Args:
         bounds: The columns with the bounds of each.
         rows: c, the most rows of a user that count.
-        group_by: One column and its (public) groups.
+        group_by: Columns and their (public) groups.
+        missing: What a missing value counts as; "drop" is 0.
 
     Example:
         >>> asked = Sum({"age": (0, 100)}).plan(
@@ -126,47 +166,67 @@ class Sum(RowQuestion):
     statistic = "sum"
     combine = "sum"
 
-    def __init__(self, bounds: Bounds, *, rows: int = 1, group_by: Groups | None = None) -> None:
-        super().__init__(group_by, bounds)
+    def __init__(
+        self, bounds: Bounds, *, rows: int = 1, group_by: Groups | None = None, missing: Missing = None
+    ) -> None:
+        super().__init__(group_by, bounds, missing=missing)
         self._names = self.columns
-        self.rows = self._rows = _validate.integer("rows", rows, low=1, high=MAX_CLIENTS)
-        low, high = np.array(list(self.bounds.values())).T
-        self._is_centred = rows == 1 and self.groups is None
-        self._middle = 0.5 * low + 0.5 * high if self._is_centred else np.zeros(len(low))
-        self._unit = high - low if self._is_centred else np.maximum(np.abs(low), np.abs(high))
-        self._spans = (high - low) / self._unit
+        self.rows = self._rows = _validate.integer("rows", rows, low=1, high=_MOST_ROWS)
+        self._low, self._high = np.array(list(self.bounds.values())).T
+
+    @property
+    def _is_centred(self) -> bool:
+        return self.rows == 1 and self.groups is None and not self.private_users and self.missing != "drop"
+
+    @property
+    def _middle(self) -> Matrix:
+        return 0.5 * self._low + 0.5 * self._high if self._is_centred else np.zeros(len(self._low))
+
+    @property
+    def _unit(self) -> Matrix:
+        found: Matrix = self._high - self._low if self._is_centred else np.maximum(-self._low, self._high)
+        return found
 
     @property
     def geometry(self) -> Geometry:
         """The vectors' dimension, largest norm and largest distance; the class says why."""
-        d = len(self._unit)
+        d, spans = len(self._low), (self._high - self._low) / self._unit
+        if self.missing == "drop":
+            spans = np.maximum(spans, 1.0)  # any column may be zero beside others that are not
         if self._is_centred:
-            return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1")
-        apart = max(math.sqrt(float(self._spans @ self._spans)), math.sqrt(2.0 * d if self.blocks > 1 else d))
+            return Geometry(d, 0.5 * math.sqrt(d), math.sqrt(d), "each vector is in a cube of width 1", 0.5 * d, d)
+        apart = max(math.sqrt(float(spans @ spans)), math.sqrt(2.0 * d if self.blocks > 1 else d))
         reason = "each vector is made here from rows within their bounds, one block per group and zeros"
-        return Geometry(self.blocks * d, math.sqrt(d), apart, reason)
+        added = max(float(spans.sum()), 2.0 * d if self.blocks > 1 else d)
+        return Geometry(self.blocks * d, math.sqrt(d), apart, reason, d, added)
 
     def _points(self, chunk: Chunk) -> Matrix:
-        return (_centred if self._is_centred else _scaled)(self, chunk, self._middle, self._unit)
+        points, _ = _scaled(self, chunk, self._middle, self._unit)
+        return np.clip(points, -0.5, 0.5) if self._is_centred else points
 
-    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+    def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
         """Returns the mean times the number of users, in the columns' units."""
         scale = float(users) * self._rows
         values = users * self._middle + scale * self._unit * mean
         reach = np.broadcast_to(scale * self._unit * width * math.sqrt(variance), values.shape)
-        return Reading(self._names, self.groups, values, values - reach, values + reach)
+        return Reading(self._names, self.group_names(), values, values - reach, values + reach)
+
+    def error(self, deviation: float, users: float) -> float:
+        """Returns that of the column with the widest bounds."""
+        return float(users * self._rows * self._unit.max() * deviation)
 
 
 class Count(Sum):
     """The number of rows, at most `rows` of each user; or the number of ones in columns of 0 and 1.
 
     It is the `Sum` of those columns, or of a column of ones. The number of *users* is public among replace-one
-    neighbours, so counting rows makes sense with groups, or with several rows per user.
+    neighbours, so counting rows makes sense with groups, with several rows per user, or for add-remove neighbours.
 
     Args:
         columns: Columns of 0 and 1 (or truth values); none to count rows.
         rows: c, the most rows of a user that count.
-        group_by: One column and its (public) groups.
+        group_by: Columns and their (public) groups.
+        missing: What a missing value counts as; "drop" is 0.
 
     Example:
         >>> asked = Count(["smokes"]).plan(
@@ -178,46 +238,95 @@ class Count(Sum):
     """
 
     statistic = "count"
+    # On one machine noise is of whole rows, not of halves around the middle.
+    _whole = False
 
-    def __init__(self, columns: Sequence[str] = (), *, rows: int = 1, group_by: Groups | None = None) -> None:
+    def __init__(
+        self,
+        columns: Sequence[str] = (),
+        *,
+        rows: int = 1,
+        group_by: Groups | None = None,
+        missing: Missing = None,
+    ) -> None:
         if isinstance(columns, str):
             raise ParameterError("Expected columns to be a list of names.")
-        super().__init__(dict.fromkeys(columns or ("rows",), (0.0, 1.0)), rows=rows, group_by=group_by)
+        super().__init__(dict.fromkeys(columns or ("rows",), (0.0, 1.0)), rows=rows, group_by=group_by, missing=missing)
+        self._bounds_of_columns, self.bounds = self.bounds, {}
         if not columns:
-            if self._is_centred:
-                raise ParameterError(
-                    "The number of users is the same in all replace-one neighbours, and is the table's length: name "
-                    "columns of 0 and 1 to count in, group_by, or a user column with rows_per_user."
-                )
-            self.columns, self.bounds = (), {}
+            self.columns = ()
+
+    @property
+    def _is_centred(self) -> bool:
+        return super()._is_centred and not self._whole
+
+    @property
+    def geometry(self) -> Geometry:
+        """See `Sum`; vectors times `rows` are whole."""
+        found = super().geometry
+        return found if self._is_centred else _with_lattice(found, self._rows)
+
+    def central(self, neighbours: str, user: str | None) -> Self:
+        """Returns the question for whoever holds the table; see `RowQuestion.central`."""
+        if neighbours == "replace-one":
+            self._check_not_users()
+        found = super().central(neighbours, user)
+        found._whole = True
+        return found
+
+    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Any:
+        """Plans a round; see `RowQuestion.plan`."""
+        self._check_not_users()
+        return super().plan(clients, epsilon, delta, **requirements)
+
+    def _check_not_users(self) -> None:
+        if not self.columns and self.groups is None and self._rows == 1:
+            raise ParameterError(
+                "The number of users is the same in all replace-one neighbours, and is the table's length: name "
+                "columns of 0 and 1 to count in, group_by, a user column with rows_per_user, or hide the number of "
+                "users with neighbours='add-remove'."
+            )
 
     def _points(self, chunk: Chunk) -> Matrix:
         if not self.columns:
-            return np.ones((size_of(chunk), 1))
-        for name in self.columns:
-            if not np.isin(numbers(name, chunk[name]), (0.0, 1.0)).all():
-                raise ColumnError(f"Column {name!r} is not of 0 and 1; use a histogram to count other values.")
-        return super()._points(chunk)
+            return np.ones((size_of(chunk), 1)) - self._middle
+        points = np.empty((size_of(chunk), len(self.columns)))
+        for i, name in enumerate(self.columns):
+            values, _ = self.values_of(name, chunk)
+            if not np.isin(values, (0.0, 1.0)).all():
+                if self.missing is None:
+                    raise ColumnError(f"Column {name!r} is not of 0 and 1; use a histogram to count other values.")
+                values = np.isin(values, (1.0,)).astype(np.float64)
+            points[:, i] = values
+        return points - self._middle
 
-    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+    def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
         """Returns a sum within 0 and the largest possible count."""
-        total, most = super().read(mean, variance, users, width), float(users) * self._rows
+        total = super().read(mean, variance, users, width)
+        most = math.inf if self.private_users else float(users) * self._rows
         values, low, high = (np.clip(table, 0.0, most) for table in (total.values, total.low, total.high))
         return Reading(total.names, total.groups, values, low, high)
+
+
+def _with_lattice(geometry: Geometry, lattice: int) -> Geometry:
+    found = copy.copy(geometry)
+    object.__setattr__(found, "lattice", lattice)
+    return found
 
 
 class Histogram(RowQuestion):
     """The number of rows, at most `rows` of each user, in each bin or of each category.
 
     *Distance.* A row is one-hot: norm 1. Two of them in different bins are √2 apart, and one is 1 from zero, which
-    stands for a row outside of all bins. With a single bin (and no groups) the distance is 1.
+    stands for a row outside of all bins. With a single bin (and no groups) the distance is 1. Added up it is 2, and 1.
 
     Args:
         column: The column.
         edges: Edges of the bins in increasing order; a bin holds its lower edge, the last one both.
         categories: Instead of edges: the values to count.
         rows: c, the most rows of a user that count.
-        group_by: One column and its (public) groups.
+        group_by: Columns and their (public) groups.
+        missing: What a missing value counts as; "drop" is no bin.
 
     Example:
         >>> colours = Histogram("colour", categories=["red", "green"])
@@ -236,13 +345,16 @@ class Histogram(RowQuestion):
         categories: Sequence[object] | None = None,
         rows: int = 1,
         group_by: Groups | None = None,
+        missing: Missing = None,
     ) -> None:
-        super().__init__(group_by, None, [column])
+        super().__init__(group_by, None, [column], missing)
         if (edges is None) == (categories is None):
             raise ParameterError("Give the edges of a histogram's bins or its categories; not both.")
         if not isinstance(column, str):
             raise ParameterError("Expected column to be the name of one column.")
-        self.rows = self._rows = _validate.integer("rows", rows, low=1, high=MAX_CLIENTS)
+        if missing == "bounds":
+            raise ParameterError("A histogram has no bounds: missing values are 'drop', or a value.")
+        self.rows = self._rows = _validate.integer("rows", rows, low=1, high=_MOST_ROWS)
         self._edges = None if edges is None else _check_edges(edges)
         if self._edges is None:
             self._names = check_categories("categories", categories or ())
@@ -254,30 +366,55 @@ class Histogram(RowQuestion):
     def geometry(self) -> Geometry:
         """The vectors' dimension, largest norm and largest distance; the class says why."""
         dim = self.blocks * len(self._names)
-        distance = math.sqrt(2.0) if dim > 1 else 1.0
-        return Geometry(dim, 1.0, distance, "each vector is made here of one-hot rows and zeros, a mean of them")
+        distance, added = (math.sqrt(2.0), 2.0) if dim > 1 else (1.0, 1.0)
+        reason = "each vector is made here of one-hot rows and zeros, a mean of them"
+        return Geometry(dim, 1.0, distance, reason, 1.0, added, lattice=self._rows)
 
-    def _points(self, chunk: Chunk) -> Matrix:
+    @property
+    def listed(self) -> bool:
+        """A row may be in no bin."""
+        return True
+
+    def outside(self, chunk: Chunk) -> NDArray[np.bool_]:
+        """Returns which rows are in no bin or in no group."""
+        return super().outside(chunk) | (self._bin_of(chunk) < 0)
+
+    def _bin_of(self, chunk: Chunk) -> NDArray[np.int64]:
         (name,) = self.columns
         if self._edges is None:
-            code = codes(name, chunk[name], self._names)
-        else:
-            values = numbers(name, chunk[name])
-            code = np.searchsorted(self._edges, values, side="right") - 1
-            code[values == self._edges[-1]] -= 1
-            code[(values < self._edges[0]) | (values > self._edges[-1])] = -1
+            given = self.missing not in (None, "drop")
+            code = codes((name,), chunk, [(text,) for text in self._names], missing=self.missing is not None)
+            if given and text_of(self.missing) in self._names:
+                from cpsgd.tables import labels
+
+                code[labels(name, chunk[name], missing=True)[1] < 0] = self._names.index(text_of(self.missing))
+            return code
+        values, there = self.values_of(name, chunk)
+        code = np.searchsorted(self._edges, values, side="right") - 1
+        code[values == self._edges[-1]] -= 1
+        code[(values < self._edges[0]) | (values > self._edges[-1])] = -1
+        if there is not None:
+            code[~there] = -1
+        return code
+
+    def _points(self, chunk: Chunk) -> Matrix:
+        code = self._bin_of(chunk)
         points = np.zeros((len(code), len(self._names)))
         inside = np.flatnonzero(code >= 0)
         points[inside, code[inside]] = 1.0
         return points
 
-    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+    def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
         """Returns the mean times the number of users; estimates are unbiased, and may be below zero."""
         scale = float(users) * self._rows
-        reach = scale * width * math.sqrt(variance)
-        values = scale * mean
-        low, high = np.clip(values - reach, 0.0, scale), np.clip(values + reach, 0.0, scale)
-        return Reading(self._names, self.groups, values, low, high)
+        reach, values = scale * width * math.sqrt(variance), scale * mean
+        most = math.inf if self.private_users else scale
+        low, high = np.clip(values - reach, 0.0, most), np.clip(values + reach, 0.0, most)
+        return Reading(self._names, self.group_names(), values, low, high)
+
+    def error(self, deviation: float, users: float) -> float:
+        """Returns that of a bin, in rows."""
+        return users * self._rows * deviation
 
 
 def _check_edges(edges: ArrayLike) -> Matrix:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.statistics.planned import Matrix, Vectors
+from cpsgd.statistics.questions import Matrix, Vectors
 
 # Centres in the first half of the rounds, for each that is asked for.
 SEEDS_PER_CLUSTER = 2

@@ -30,8 +30,10 @@ from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
 from cpsgd.statistics.centres import SEEDS_PER_CLUSTER, STANDS_OUT, Centres, merge, nearest_centre, scattered
-from cpsgd.statistics.planned import Charge, Geometry, Matrix, Planned, Question, Vectors
+from cpsgd.statistics.charge import Charge, events_of
+from cpsgd.statistics.planned import Planned
 from cpsgd.statistics.points import Ball, people_in_ball, private_mean
+from cpsgd.statistics.questions import Geometry, Matrix, Question, Vectors
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
@@ -119,7 +121,7 @@ class Around(Question[ClusterSums]):
     @property
     def geometry(self) -> Geometry:
         """See `Blocks`."""
-        return Geometry(self.blocks.length, self.blocks.clip_norm, self.blocks.distance, _REASON, rounding=1.0)
+        return Geometry.round(self.blocks.length, self.blocks.clip_norm, self.blocks.distance, _REASON, rounding=1.0)
 
     def write(self, points: Vectors) -> Vectors:
         """Returns the vectors of clients with these points, in units of the radius."""
@@ -418,7 +420,8 @@ def kmeans(
     clients, dim = ball.shape
     question = Clusters(columns or dim, clusters, radius=radius, rounds=rounds, initial=initial, seed=seed)
     asked = question.plan(clients, epsilon, delta, bits=bits)
-    Charge.of(ledger, population, [asked.protocol] * question.rounds, "statistics: kmeans").pay()
+    events = [] if ledger is None else events_of([asked.protocol] * question.rounds, "statistics: kmeans")
+    Charge.of(ledger, population, events).pay()
     server = asked.start()
     for number in range(question.rounds):
         around = Around(question.ball, question.blocks, server.centres)

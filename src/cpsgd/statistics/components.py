@@ -25,8 +25,10 @@ from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.statistics.planned import Charge, Geometry, Matrix, Planned, Question, Vectors
+from cpsgd.statistics.charge import Charge, events_of
+from cpsgd.statistics.planned import Planned
 from cpsgd.statistics.points import Ball, people_in_ball, private_mean
+from cpsgd.statistics.questions import Geometry, Matrix, Question, Vectors
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
@@ -152,7 +154,7 @@ class Components(Question[PCAResult]):
     @property
     def geometry(self) -> Geometry:
         """See `MomentVector`."""
-        return Geometry(self.layout.length, self.layout.clip_norm, self.layout.distance, _REASON, rounding=1.0)
+        return Geometry.round(self.layout.length, self.layout.clip_norm, self.layout.distance, _REASON, rounding=1.0)
 
     def vector(self, value: object) -> Vectors:
         """Returns one client's vector; see `Ball.point` for what a value may be."""
@@ -235,7 +237,8 @@ def pca(
     clients, dim = ball.shape
     question = Components(columns or dim, components, radius=radius, mean=mean)
     asked = question.plan(clients, epsilon, delta, bits=bits)
-    Charge.of(ledger, population, [asked.protocol], "statistics: pca").pay()
+    events = [] if ledger is None else events_of([asked.protocol], "statistics: pca")
+    Charge.of(ledger, population, events).pay()
     return asked.result(private_mean(asked.protocol, 0, ball, question.layout.write, advance), clients)
 
 

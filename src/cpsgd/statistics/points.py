@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cpsgd import _validate
-from cpsgd.errors import ParameterError, TableError, VectorError
+from cpsgd.errors import ParameterError, VectorError
 from cpsgd.protocol import Protocol
-from cpsgd.statistics.planned import Matrix, Vectors, simulated
-from cpsgd.statistics.rows import People, combined, own_rows
+from cpsgd.statistics.planned import simulated
+from cpsgd.statistics.questions import Matrix, Vectors
+from cpsgd.statistics.rows import by_user, check_one_user, own_rows, users_of
 from cpsgd.tables import Chunk, numbers, open_table
 
 # Coordinates of messages that are held at a time, 16 MiB.
@@ -103,9 +104,12 @@ class Ball:
                 numbers; or the client's rows: an array with one per row, or any table with these columns.
         """
         if isinstance(value, list | tuple | np.ndarray):
-            return combined([self._of_array(value)], "mean", None)[None]
-        table = own_rows(value)
-        return combined((self.of_rows(chunk, table.title) for chunk in table.chunks(self.columns)), "mean", None)[None]
+            rows = self._of_array(value)
+        else:
+            table = own_rows(value)
+            rows = self.of_rows(table.columns(self.columns), table.title)
+        point: Vectors = rows.mean(axis=0, keepdims=True).astype(np.float32)
+        return point
 
     def of_rows(self, chunk: Chunk, title: str) -> Matrix:
         """Returns points of the unit ball for rows of the table with this title."""
@@ -122,7 +126,7 @@ class Ball:
         if rows.ndim != 2 or rows.shape[1] != self.dim:
             raise VectorError(f"Expected a point of {self.dim} coordinates, got an array of shape {np.shape(value)}.")
         if np.ma.is_masked(value):
-            raise VectorError("Expected a point of numbers, got masked values; fill them in or drop their rows.")
+            raise VectorError("Expected a point of numbers, got masked values; fill them in.")
         return in_unit_ball(rows, self.radius, self.origin).astype(np.float64)
 
 
@@ -147,11 +151,13 @@ def people_in_ball(
             raise ParameterError("Name the columns that are coordinates: an id would be one, too.")
         return in_unit_ball(table, radius, origin)
     ball, source = Ball(_names(columns), radius, origin), open_table(table)
-    people = People(source, user, ball.columns)
-    vectors = people.vectors(ball.columns, lambda chunk: ball.of_rows(chunk, source.title), ball.dim, "mean", None)
-    points = np.concatenate(list(vectors))
-    if len(points) != people.count:
-        raise TableError(f"{source.title} changed while it was read. Nothing was released; try again.")
+    points = np.concatenate(
+        [
+            (by_user(ball.of_rows(chunk, source.title), sizes) / sizes[:, None]).astype(np.float32)
+            for chunk, sizes in users_of(source, user, ball.columns)
+        ]
+    )
+    check_one_user(len(points), source.title)
     return points
 
 

@@ -29,9 +29,10 @@ import numpy as np
 
 from cpsgd import _validate
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.statistics.planned import Geometry, Matrix, Planned
-from cpsgd.statistics.rows import Bounds, Groups, Reading, RowQuestion, Statistic
-from cpsgd.tables import Chunk, numbers
+from cpsgd.statistics.questions import Geometry, Matrix
+from cpsgd.statistics.results import Reading
+from cpsgd.statistics.rows import Bounds, Groups, Missing, RowQuestion
+from cpsgd.tables import Chunk
 
 _MOST_BINS = 1 << 12
 _REASON = "each vector is made here of columns of the square root of the summation matrix, a mean of them"
@@ -66,26 +67,34 @@ def root(bins: int) -> Matrix:
 
 
 @lru_cache(maxsize=8)
-def _root_geometry(bins: int) -> tuple[float, float]:
-    """Returns the largest norm of R's columns, and the largest distance between two of them."""
+def _root_geometry(bins: int) -> tuple[float, float, float]:
+    """Returns the largest norm of R's columns, the largest distance between two of them, and the largest sum."""
     gram = root(bins).T @ root(bins)
     squares = np.diag(gram)
     apart = squares[:, None] + squares[None, :] - 2.0 * gram
-    return math.sqrt(float(squares.max())), math.sqrt(max(0.0, float(apart.max())))
+    # A column's entries are positive and the first column has all that others have.
+    added = float(root(bins)[:, 0].sum())
+    return math.sqrt(float(squares.max())), math.sqrt(max(0.0, float(apart.max()))), added
 
 
 def _geometry(columns: int, bins: int, groups: int = 1) -> Geometry:
-    """Returns dimension, norm and replace-one distance of a user's vector: a column of R per column of the table."""
-    norm, apart = _root_geometry(bins)
+    """Returns the set of users' vectors: a column of R per column of the table.
+
+    Sums of absolute differences are at most twice the largest sum of a column of R.
+    """
+    norm, apart, added = _root_geometry(bins)
     apart = max(norm, apart, math.sqrt(2.0) * norm if groups > 1 else 0.0)
-    return Geometry(groups * columns * bins, math.sqrt(columns) * norm, math.sqrt(columns) * apart, _REASON)
+    side = math.sqrt(columns)
+    return Geometry(groups * columns * bins, side * norm, side * apart, _REASON, columns * added, 2 * columns * added)
 
 
-def _rank_points(edges: Matrix, values: Matrix) -> Matrix:
-    """Returns the column of R of each value's bin; values beyond the edges are in the end bins."""
+def _points_of(question: RowQuestion, name: str, edges: Matrix, chunk: Chunk) -> Matrix:
+    """Returns the column of R of each value's bin; values beyond the edges are in the end bins, missing ones zero."""
+    values, there = question.values_of(name, chunk)
     bins = len(edges) - 1
     code = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, bins - 1)
-    return np.ascontiguousarray(root(bins).T)[code]
+    found = np.ascontiguousarray(root(bins).T)[code]
+    return found if there is None else found * there[:, None]
 
 
 class Quantiles(RowQuestion):
@@ -98,7 +107,8 @@ class Quantiles(RowQuestion):
         bounds: The columns with the bounds of each, which are divided into bins.
         quantiles: Which, each between 0 and 1.
         bins: Bins of equal width.
-        group_by: One column and its (public) groups.
+        group_by: Columns and their (public) groups.
+        missing: What a missing value counts as.
 
     Example:
         >>> asked = Quantiles({"age": (0, 100)}, [0.9], bins=50).plan(
@@ -118,8 +128,9 @@ class Quantiles(RowQuestion):
         *,
         bins: int = 512,
         group_by: Groups | None = None,
+        missing: Missing = None,
     ) -> None:
-        super().__init__(group_by, bounds)
+        super().__init__(group_by, bounds, missing=missing)
         if isinstance(quantiles, float | int | str) or not len(quantiles):
             raise ParameterError("Expected quantiles to be a list of numbers between 0 and 1.")
         self.quantiles = tuple(_validate.probability("quantiles", each) for each in quantiles)
@@ -132,14 +143,20 @@ class Quantiles(RowQuestion):
         return _geometry(len(self.columns), self._bins, self.blocks)
 
     def _points(self, chunk: Chunk) -> Matrix:
-        return np.hstack([_rank_points(self._edges[name], numbers(name, chunk[name])) for name in self.columns])
+        return np.hstack([_points_of(self, name, self._edges[name], chunk) for name in self.columns])
 
-    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+    def error(self, deviation: float, users: float) -> float:
+        """Returns that of a rank, as a share of the users."""
+        last = root(self._bins)[-1]
+        return deviation * float(np.linalg.norm(last)) * self.blocks
+
+    def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
         """Returns where the noisy distribution function reaches q times its end; see `_quantile`."""
         parts = mean.reshape(self.blocks, len(self.columns), self._bins)
+        public = self.groups is None and not self.private_users and self.missing != "drop"
         table = [
             [
-                _quantile(self._edges[name], part, q, variance, width, whole=None if self.groups else 1.0)
+                _quantile(self._edges[name], part, q, variance, width, whole=1.0 if public else None)
                 for name, part in zip(self.columns, block, strict=True)
                 for q in self.quantiles
             ]
@@ -148,7 +165,7 @@ class Quantiles(RowQuestion):
         values, low, high = np.moveaxis(np.array(table), -1, 0)
         single = len(self.columns) == 1
         names = tuple(f"{q:g}" if single else f"{name} {q:g}" for name in self.columns for q in self.quantiles)
-        return Reading(names, self.groups, values, low, high)
+        return Reading(names, self.group_names(), values, low, high)
 
 
 def _quantile(
@@ -160,7 +177,9 @@ def _quantile(
     and G(t) = F(t) - qW, estimated with the standard deviation s(t) that follows from R. The quantile is in the bin t*
     with G(t* - 1) < 0 <= G(t*). So the estimate of G(t*) is at least -z s(t*), except for half of the probability that
     z leaves out. That of G(t* - 1) is at most z s(t* - 1), except for the other half. Hence t* is not before the first
-    t for which the former holds, and at most one after the last t for which the latter does.
+    t for which the former holds, and at most one after the last t for which the latter does. Both are asked of the
+    estimate after it was made to rise, which is nearer to G. Intervals end at bins, so that they hold at least as often
+    as they say: 97 to 99 of 100 where noise is wider than bins, always where bins are wider.
 
     Args:
         edges: Of the bins.
@@ -174,12 +193,12 @@ def _quantile(
     weights = matrix if whole is not None else matrix - q * matrix[-1]
     gap = weights @ mean - (0.0 if whole is None else q * whole)
     slack = width * np.sqrt(variance * np.einsum("ij,ij->i", weights, weights))
-    reached = np.flatnonzero(gap >= -slack)
-    first = int(reached[0]) if reached.size else len(mean) - 1
-    below = np.flatnonzero(gap <= slack)
-    last = min(int(below[-1]) + 1 if below.size else 0, len(mean) - 1)
     # Between the largest so far and the smallest still to come: a distribution function does not fall.
     rising = 0.5 * (np.maximum.accumulate(gap) + np.minimum.accumulate(gap[::-1])[::-1])
+    reached = np.flatnonzero(rising >= -slack)
+    first = int(reached[0]) if reached.size else len(mean) - 1
+    below = np.flatnonzero(rising <= slack)
+    last = min(int(below[-1]) + 1 if below.size else 0, len(mean) - 1)
     place = min(int(np.searchsorted(rising, 0.0)), len(mean) - 1)
     before = rising[place - 1] if place else -q * (1.0 if whole is None else whole)
     share = float(np.clip(-before / (rising[place] - before), 0.0, 1.0)) if rising[place] > before else 0.5
@@ -193,8 +212,8 @@ class Ranges(RowQuestion):
 
     statistic = "ranges"
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        super().__init__(None, None, columns)
+    def __init__(self, columns: Sequence[str], missing: Missing = None) -> None:
+        super().__init__(None, None, columns, missing)
 
     @property
     def geometry(self) -> Geometry:
@@ -202,15 +221,21 @@ class Ranges(RowQuestion):
         return _geometry(len(self.columns), len(_EDGES) - 1)
 
     def _points(self, chunk: Chunk) -> Matrix:
-        return np.hstack([_rank_points(_EDGES, numbers(name, chunk[name])) for name in self.columns])
+        return np.hstack([_points_of(self, name, _EDGES, chunk) for name in self.columns])
 
-    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+    def error(self, deviation: float, users: float) -> float:
+        """Returns that of a rank, as a share of the users."""
+        return _deviation(deviation**2)
+
+    def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
         """Returns the bounds as intervals."""
         bins = len(_EDGES) - 1
-        tail = _tail(variance)
         ends = []
         for part in mean.reshape(len(self.columns), bins):
             share = root(bins) @ part  # of the values in bins up to each
+            # Where values may be missing, of those that are there; at least a tenth, or there would be noise alone.
+            whole = max(float(share[-1]), 0.1) if self.missing == "drop" else 1.0
+            share, tail = share / whole, _tail(variance / whole**2)
             median = min(int(np.searchsorted(np.maximum.accumulate(share), 0.5)), bins - 1)
             few = np.flatnonzero(share[:median] <= tail)
             most = np.flatnonzero(share[median:-1] >= 1.0 - tail)
@@ -231,19 +256,22 @@ def _deviation(variance: float) -> float:
     return math.sqrt(variance * float(last @ last))
 
 
-def beyond(asked: Planned[Statistic]) -> float:
-    """Returns the share of the values that may be beyond the bounds that this plan finds, on either side.
+def beyond(deviation: float, users: float) -> float:
+    """Returns the share of the values that may be beyond the bounds that are found, on either side.
 
     It is the share that seems to be beyond them, and two standard deviations.
+
+    Args:
+        deviation: Of a coordinate of the mean.
+        users: Number of users.
 
     Raises:
         InfeasibleError: The share is so large that the bounds would be useless.
     """
-    variance = asked.variance(asked.protocol.clients)
-    share = _tail(variance) + 2.0 * _deviation(variance)
+    share = _tail(deviation**2) + 2.0 * _deviation(deviation**2)
     if share > _TOO_MUCH:
         raise InfeasibleError(
-            f"{asked.protocol.clients:,} users at this ε are too few to choose bounds privately; state bounds that you "
-            "know without the data."
+            f"{users:,.0f} users at this ε are too few to choose bounds privately; state bounds that you know without "
+            "the data."
         )
     return share

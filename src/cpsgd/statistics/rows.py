@@ -1,150 +1,93 @@
-"""Questions about rows: a user's rows become one vector, and the mean of these becomes named values with intervals.
+"""Questions about rows: a user's rows become one vector, and the sum of these becomes named values with intervals.
 
-Each row becomes a point of a public set V. A user sends a convex combination of points of V and zero: the mean of all
+Each row becomes a point of a public set V. A user has a convex combination of points of V and zero: the mean of all
 their rows, or the sum of their first c rows over c. So two users' vectors are no further apart than two points of V and
 zero, however many rows a user has, and ε is per user.
 
 *Proof.* Let x = Σ aᵢ vᵢ and y = Σ bⱼ wⱼ with weights that sum to 1. Then x - y = Σᵢⱼ aᵢ bⱼ (vᵢ - wⱼ), so
-‖x - y‖ <= max ‖vᵢ - wⱼ‖. Fewer than c rows are c with zeros among them. ∎
+‖x - y‖ <= max ‖vᵢ - wⱼ‖ in any norm. Fewer than c rows are c with zeros among them, and so are rows without a value. ∎
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError, TableError, VectorError
-from cpsgd.neighbours import Adjacency
-from cpsgd.privacy import Guarantee
-from cpsgd.promise import Claim
-from cpsgd.statistics.planned import Matrix, Planned, Question, Vectors
-from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, open_table, text_of
+from cpsgd.statistics.questions import Matrix, Question, Vectors
+from cpsgd.statistics.results import Reading, Statistic
+from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, maybe_numbers, numbers, open_table, text_of
+
+if TYPE_CHECKING:
+    from cpsgd.privacy import Guarantee
+    from cpsgd.statistics.planned import Planned
 
 Bounds = Mapping[str, tuple[float, float]]
 Groups = Mapping[str, Sequence[object]]
 Combine = Literal["mean", "sum"]
+Missing = Literal["drop", "bounds"] | float | str | None
+"""A missing value counts as nothing ("drop"), as the middle of its bounds ("bounds"), as a value, or is refused."""
+Sizes = NDArray[np.int64]
+"""Numbers of rows of users whose rows follow each other."""
 
 # Coordinates of rows that are held at a time, 16 MiB.
 _BLOCK = 1 << 21
 # Sums of larger bounds may overflow.
 _LARGEST = 2.0**1000
-# Values in a statistic's short text.
-_SHOWN = 4
 
 
 # ------------------------------------------------------------------ users
 
 
-class People:
-    """The users of a table, and their vectors.
+def users_of(
+    table: DataTable,
+    user: str | None,
+    columns: Sequence[str],
+    *,
+    missing: bool = False,
+    advance: Callable[[int], object] | None = None,
+) -> Iterator[tuple[Chunk, Sizes]]:
+    """Yields all rows of some users at a time, with each user's number of rows.
 
     Without a user column every row is a user. With one, the columns are held in memory, since rows of one user may be
     anywhere. They are read once, together with the users: if a file changed in between, a second reading could give one
     user's rows to another.
+
+    Args:
+        table: The table.
+        user: The column of users, or None.
+        columns: The columns that are needed; may be empty if there is a user column.
+        missing: Whether rows without a user are left out. Otherwise they are refused.
+        advance: Called with the number of rows that were just read.
     """
-
-    def __init__(self, table: DataTable, user: str | None, columns: Sequence[str]) -> None:
-        """Counts the users.
-
-        Args:
-            table: The table.
-            user: The column of users, or None.
-            columns: All columns that will be read; may be empty if there is a user column.
-
-        Raises:
-            TableError: There is only one user, whose own answer any statistic would be.
-        """
-        self._table = table
-        self._held: Chunk | None = None
-        if user is None:
-            table.chunks(columns)  # refuses missing columns and an empty table
-            self.count = table.rows
-        else:
-            self._held = table.columns((*columns, user))
-            _, number = labels(user, self._held[user], table.title)
-            self._order = np.argsort(number, kind="stable")
-            sizes = np.bincount(number)
-            self._starts = np.concatenate([[0], np.cumsum(sizes)])
-            self.count = len(sizes)
-        if self.count < 2:
-            raise TableError(f"{table.title} is about one user only: any statistic would be that user's own.")
-
-    def chunks(self, columns: Sequence[str]) -> Iterator[Chunk]:
-        """Yields all rows, a chunk at a time."""
-        if self._held is None:
-            return self._table.chunks(columns)
-        return parts({name: self._held[name] for name in columns or self._held}, CHUNK_ROWS)
-
-    def vectors(
-        self,
-        columns: Sequence[str],
-        write: Callable[[Chunk], Matrix],
-        dim: int,
-        combine: Combine,
-        most: int | None,
-        advance: Callable[[int], object] | None = None,
-    ) -> Iterator[Vectors]:
-        """Yields the users' vectors, some at a time, one row per user.
-
-        Args:
-            columns: The columns that `write` needs.
-            write: Turns rows into their points of V.
-            dim: Number of coordinates of a point.
-            combine: Whether a user's rows are averaged, or summed and divided by `most`.
-            most: c, the number of a user's first rows that count; None for all of them.
-            advance: Called with the number of rows that were just read.
-        """
-        rows = max(1, _BLOCK // dim)
-        advance = advance or (lambda rows: None)
-        if self._held is None:
-            scale = 1.0 if combine == "mean" or most is None else 1.0 / most
-            for chunk in self._table.chunks(columns):
-                for part in parts(chunk, rows):
-                    yield (scale * write(part)).astype(np.float32)
-                advance(size_of(chunk))
-            return
-        held = {name: self._held[name] for name in columns or self._held}
-        begin = 0
-        while begin < self.count:
-            # The users who have at most `rows` rows together, and at least one user.
-            end = int(np.searchsorted(self._starts, self._starts[begin] + rows, side="right")) - 1
-            end = min(max(end, begin + 1), self.count)
-            if end == begin + 1:
-                own = self._order[self._starts[begin] : self._starts[end]][:most]
-                alone = {name: column[own] for name, column in held.items()}
-                yield combined(map(write, parts(alone, rows)), combine, most)[None]
-            else:
-                yield self._combined(held, write, combine, most, self._starts[begin : end + 1])
-            advance(int(self._starts[end] - self._starts[begin]))
-            begin = end
-
-    def _combined(
-        self,
-        held: Chunk,
-        write: Callable[[Chunk], Matrix],
-        combine: Combine,
-        most: int | None,
-        starts: NDArray[np.int64],
-    ) -> Vectors:
-        """Returns the vectors of users whose rows begin at these places of `_order`, and end at the last."""
-        sizes = kept = np.diff(starts)
-        place = np.arange(starts[0], starts[-1])
-        if most is not None:
-            # A row counts if it is fewer than `most` places behind its user's first.
-            place = place[place - np.repeat(starts[:-1], sizes) < most]
-            kept = np.minimum(sizes, most)
-        chosen = self._order[place]
-        points = write({name: column[chosen] for name, column in held.items()})
-        sums = np.add.reduceat(points, np.concatenate([[0], np.cumsum(kept)[:-1]]), axis=0)
-        weights = kept[:, None] if combine == "mean" else most
-        return np.asarray(sums / weights, dtype=np.float32)
+    advance = advance or (lambda rows: None)
+    if user is None:
+        for chunk in table.chunks(columns):
+            yield chunk, np.ones(size_of(chunk), dtype=np.int64)
+            advance(size_of(chunk))
+        return
+    held = table.columns((*columns, user))
+    _, number = labels(user, held[user], table.title, missing=missing)
+    order = np.argsort(number, kind="stable")
+    order = order[np.count_nonzero(number < 0) :]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(number[number >= 0]))])
+    begin = 0
+    while begin < len(starts) - 1:
+        # The users who have at most so many rows together, and at least one user.
+        end = int(np.searchsorted(starts, starts[begin] + CHUNK_ROWS, side="right")) - 1
+        end = min(max(end, begin + 1), len(starts) - 1)
+        own = order[starts[begin] : starts[end]]
+        yield {name: column[own] for name, column in held.items()}, np.diff(starts[begin : end + 1])
+        advance(len(own))
+        begin = end
 
 
 def size_of(chunk: Chunk) -> int:
@@ -152,19 +95,14 @@ def size_of(chunk: Chunk) -> int:
     return len(next(iter(chunk.values())))
 
 
-def parts(chunk: Chunk, rows: int) -> Iterator[Chunk]:
-    """Yields the same rows, at most `rows` at a time."""
-    for start in range(0, size_of(chunk), rows):
-        yield {name: column[start : start + rows] for name, column in chunk.items()}
-
-
-def combined(points: Iterable[Matrix], combine: Combine, most: int | None) -> Vectors:
-    """Returns the vector of one user whose rows became these points, given some at a time."""
-    total, count = np.zeros(()), 0
-    for some in points:
-        kept = some if most is None else some[: most - count]
-        total, count = total + kept.sum(axis=0), count + len(kept)
-    return np.asarray(total / (count if combine == "mean" else most or 1), dtype=np.float32)
+def by_user(rows: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
+    """Returns the sum of each user's rows, some of whom may have none."""
+    found = np.zeros((len(sizes), *rows.shape[1:]), dtype=rows.dtype)
+    some = sizes > 0
+    if some.any():
+        starts = np.concatenate([[0], np.cumsum(sizes[some])[:-1]])
+        found[some] = np.add.reduceat(rows, starts, axis=0)
+    return found
 
 
 def own_rows(value: object) -> DataTable:
@@ -181,129 +119,6 @@ def _is_column(entry: object) -> bool:
     return isinstance(entry, list | tuple) or (hasattr(entry, "__len__") and not isinstance(entry, str | bytes))
 
 
-# ------------------------------------------------------------------ answers
-
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """Values with their intervals, one row per group.
-
-    Attributes:
-        names: Names of the values: columns, bins, categories, or quantiles.
-        groups: Names of the groups; None without groups, and then there is one row.
-        values: The estimates.
-        low: Lower ends of the intervals.
-        high: Upper ends.
-    """
-
-    names: tuple[str, ...]
-    groups: tuple[str, ...] | None
-    values: Matrix
-    low: Matrix
-    high: Matrix
-
-
-@dataclass(frozen=True, eq=False)
-class Statistic:
-    """A released statistic.
-
-    Attributes:
-        statistic: "mean", "sum", "count", "histogram" or "quantiles".
-        reading: The values.
-        confidence: Probability, over the noise, that an interval holds the table's value without noise (values beyond
-            their bounds moved to them). It does not cover that the table may be a sample.
-        users: Number of users. Public: replace-one neighbours have equally many.
-        epsilon: ε, proved.
-        delta: δ.
-        unit: "user" if neighbours differ in all rows of a user, "row" if they differ in one row.
-        adjacency: Which tables are neighbours.
-        method: Name of the method that proved ε.
-        citation: The theorem behind it.
-        assumption: The distance that the proof relies on, with the reason; None if there is no such assumption.
-        bits: Bits per coordinate of a message.
-        dim: Coordinates of a message.
-        bounds: The bounds of the columns, given or chosen privately.
-    """
-
-    statistic: str
-    reading: Reading
-    confidence: float
-    users: int
-    epsilon: float
-    delta: float
-    unit: str
-    adjacency: Adjacency
-    method: str
-    citation: str
-    assumption: str | None
-    bits: float
-    dim: int
-    bounds: dict[str, tuple[float, float]]
-
-    @property
-    def claim(self) -> Claim:
-        """The proved (ε, δ)."""
-        return Claim(self.epsilon, self.delta)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the values."""
-        return self.reading.names
-
-    @property
-    def groups(self) -> tuple[str, ...] | None:
-        """Names of the groups, if there are groups."""
-        return self.reading.groups
-
-    @property
-    def values(self) -> Matrix:
-        """The estimates: by name, or with groups one row of them per group."""
-        return self._shaped(self.reading.values)
-
-    @property
-    def low(self) -> Matrix:
-        """Lower ends of the intervals, shaped like `values`."""
-        return self._shaped(self.reading.low)
-
-    @property
-    def high(self) -> Matrix:
-        """Upper ends of the intervals."""
-        return self._shaped(self.reading.high)
-
-    def _shaped(self, table: Matrix) -> Matrix:
-        return table[0] if self.groups is None else table
-
-    def rows(self) -> list[tuple[str | None, str, float, float, float]]:
-        """Returns all values as (group, name, value, low, high)."""
-        values, low, high = self.reading.values, self.reading.low, self.reading.high
-        return [
-            (group, name, float(values[i, j]), float(low[i, j]), float(high[i, j]))
-            for i, group in enumerate(self.groups or (None,))
-            for j, name in enumerate(self.names)
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain JSON values."""
-        plain = {name: value for name, value in vars(self).items() if name != "reading"}
-        entries = [
-            {**({} if group is None else {"group": group}), "name": name, "value": value, "low": low, "high": high}
-            for group, name, value, low, high in self.rows()
-        ]
-        bounds = {name: list(ends) for name, ends in self.bounds.items()}
-        return plain | {"adjacency": str(self.adjacency), "bounds": bounds, "values": entries}
-
-    def __repr__(self) -> str:
-        shown = [
-            f"{name if group is None else f'{group}/{name}'} {value:.4g} [{low:.4g}, {high:.4g}]"
-            for group, name, value, low, high in self.rows()[:_SHOWN]
-        ]
-        more = ", …" if self.reading.values.size > _SHOWN else ""
-        return (
-            f"<{self.statistic} of {self.users:,} {self.unit}s: {', '.join(shown)}{more}; "
-            f"{self.claim}, {self.adjacency}>"
-        )
-
-
 # ------------------------------------------------------------------ questions
 
 
@@ -314,35 +129,63 @@ class RowQuestion(Question[Statistic]):
         statistic: Its name.
         columns: The columns of numbers or categories that it is about.
         bounds: Public bounds of columns; values beyond are moved to them.
-        group_by: The column that says which group a row is in; None without groups.
-        groups: Names of the groups.
+        group_by: The columns that say which group a row is in.
+        groups: The groups, each with one text per column of `group_by`; None without groups.
+        missing: What a missing value counts as; see `Missing`.
         combine: Whether several rows of a user are averaged or summed.
         rows: c, the most rows of a user that count; None for all.
+        private_users: Whether the number of users is not public, so that vectors have to count them.
+        one_row: Whether every user is known to have one row.
     """
 
     statistic: str
     combine: Combine = "mean"
     rows: int | None = None
+    private_users: bool = False
+    one_row: bool = False
 
-    def __init__(self, group_by: Groups | None, bounds: Bounds | None, columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        group_by: Groups | None,
+        bounds: Bounds | None,
+        columns: Sequence[str] = (),
+        missing: Missing = None,
+    ) -> None:
         """Checks the groups and the bounds, whose columns the question is about, or others without bounds."""
         self.bounds = {} if bounds is None else check_bounds(bounds)
         self.columns = tuple(self.bounds) or tuple(columns)
-        self.group_by: str | None = None
-        self.groups: tuple[str, ...] | None = None
+        self.missing = missing
+        self.group_by: tuple[str, ...] = ()
+        self.groups: tuple[tuple[str, ...], ...] | None = None
         if group_by is not None:
-            if not isinstance(group_by, Mapping) or len(group_by) != 1:
+            if not isinstance(group_by, Mapping) or not group_by:
                 raise ParameterError(
-                    "Expected group_by to name one column and its groups, as {'sex': ['f', 'm']}: the groups are "
-                    "public, and must not be read off the data."
+                    "Expected group_by to name columns and their groups, as {'sex': ['f', 'm']}. Groups that nobody "
+                    "can list are found privately: group_by='sex', where there is a δ."
                 )
-            ((self.group_by, given),) = group_by.items()
-            self.groups = check_categories("group_by", given)
+            lists = {str(name): check_categories("group_by", given) for name, given in group_by.items()}
+            self._grouped(tuple(lists), tuple(product(*lists.values())))
+
+    def central(self, neighbours: str, user: str | None) -> Self:
+        """Returns the question for whoever holds the table, for these neighbours and this column of users."""
+        found = copy.copy(self)
+        found.private_users = neighbours == "add-remove"
+        found.one_row = user is None
+        return found
+
+    def among(self, group_by: Sequence[str], groups: Sequence[tuple[str, ...]]) -> Self:
+        """Returns the same question by these groups, which were found."""
+        found = copy.copy(self)
+        found._grouped(tuple(group_by), tuple(groups))
+        return found
+
+    def _grouped(self, group_by: tuple[str, ...], groups: tuple[tuple[str, ...], ...]) -> None:
+        self.group_by, self.groups = group_by, groups
 
     @property
     def needed(self) -> tuple[str, ...]:
         """All columns that are read."""
-        return (*self.columns, *(() if self.group_by is None else (self.group_by,)))
+        return (*self.columns, *self.group_by)
 
     @property
     def blocks(self) -> int:
@@ -354,19 +197,34 @@ class RowQuestion(Question[Statistic]):
         """Returns the points of one block for these rows."""
 
     @abstractmethod
-    def read(self, mean: Matrix, variance: float, users: int, width: float) -> Reading:
+    def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
         """Returns the values behind a mean of vectors.
 
         Args:
             mean: The mean, one row per block.
             variance: Of the noise in each of its coordinates.
-            users: Number of vectors in the mean.
+            users: Number of vectors in the mean. Where it is not public this is 1, and the mean is the sum.
             width: Standard deviations from the middle of an interval to its ends.
         """
 
+    @abstractmethod
+    def error(self, deviation: float, users: float) -> float:
+        """Returns the standard error of a value, in its unit, given the deviation of a coordinate of the mean."""
+
+    def values_of(self, name: str, chunk: Chunk) -> tuple[Matrix, NDArray[np.bool_] | None]:
+        """Returns a column's numbers and which of them are there; None if all are, filled in or not."""
+        if self.missing is None:
+            return numbers(name, chunk[name]), None
+        values, there = maybe_numbers(name, chunk[name])
+        if self.missing == "drop":
+            return np.where(there, values, 0.0), there
+        low, high = self.bounds.get(name, (0.0, 0.0))
+        filled = 0.5 * low + 0.5 * high if self.missing == "bounds" else _validate.finite("missing", self.missing)
+        return np.where(there, values, filled), None
+
     def points(self, chunk: Chunk) -> Matrix:
         """Returns points of V, one per row; zero for rows of no group."""
-        points, code = self._points(chunk), self._group(chunk)
+        points, code = self._points(chunk), self.group_of(chunk)
         if code is None:
             return points
         placed = np.zeros((len(points), self.blocks, points.shape[1]))
@@ -374,15 +232,73 @@ class RowQuestion(Question[Statistic]):
         placed[inside, code[inside]] = points[inside]
         return placed.reshape(len(points), -1)
 
-    def anybody(self, chunk: Chunk) -> bool:
-        """Returns whether any of these rows is in one of the groups."""
-        code = self._group(chunk)
-        return code is None or bool((code >= 0).any())
-
-    def _group(self, chunk: Chunk) -> NDArray[np.int64] | None:
-        if self.group_by is None or self.groups is None:
+    def group_of(self, chunk: Chunk) -> NDArray[np.int64] | None:
+        """Returns the number of each row's group, -1 for rows of none; None without groups."""
+        if self.groups is None:
             return None
-        return codes(self.group_by, chunk[self.group_by], self.groups)
+        return codes(self.group_by, chunk, self.groups, missing=self.missing is not None)
+
+    def vectors(self, chunk: Chunk, sizes: Sizes) -> Matrix:
+        """Returns the vectors of users whose rows follow each other, one row each."""
+        kept = sizes
+        if self.rows is not None and sizes.max(initial=0) > self.rows:
+            # A row counts if it is fewer than c places behind its user's first.
+            starts = np.cumsum(sizes) - sizes
+            counts = np.arange(size_of(chunk)) - np.repeat(starts, sizes) < self.rows
+            chunk, kept = {name: column[counts] for name, column in chunk.items()}, np.minimum(sizes, self.rows)
+        some, owner = max(1, _BLOCK // self.geometry.dim), np.repeat(np.arange(len(kept)), kept)
+        total = np.zeros((len(kept), self.geometry.dim))
+        for start in range(0, len(owner), some):
+            part = {name: column[start : start + some] for name, column in chunk.items()}
+            own = owner[start : start + some]
+            first, last = own[0], own[-1] + 1
+            total[first:last] += by_user(self.points(part), np.bincount(own - first, minlength=last - first))
+        weights = np.maximum(kept, 1)[:, None] if self.combine == "mean" else self.rows or 1
+        return np.asarray(total / weights)
+
+    # ------------------------------------------------------------------ what is cut off
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Names of the ways in which rows may be cut off."""
+        found = []
+        if self.rows is not None and not self.one_row:
+            found.append("rows left out")
+        if self.bounds:
+            found.append("values beyond bounds")
+        if self.groups is not None or self.listed:
+            found.append("rows in no group or bin")
+        return tuple(found)
+
+    @property
+    def listed(self) -> bool:
+        """Whether there are bins or categories that a row may be outside of."""
+        return False
+
+    def outside(self, chunk: Chunk) -> NDArray[np.bool_]:
+        """Returns which rows are in none of the groups, bins or categories."""
+        code = self.group_of(chunk)
+        return np.zeros(size_of(chunk), dtype=np.bool_) if code is None else code < 0
+
+    def cut_users(self, chunk: Chunk, sizes: Sizes) -> Matrix:
+        """Returns 1 for each user and way of `cuts` in which something of theirs is cut off, 0 otherwise."""
+        found = []
+        for cut in self.cuts:
+            if cut == "rows left out":
+                found.append(sizes > (self.rows or 1))
+                continue
+            if cut == "values beyond bounds":
+                rows = np.zeros(size_of(chunk), dtype=np.bool_)
+                for name, (low, high) in self.bounds.items():
+                    values, there = self.values_of(name, chunk)
+                    beyond = (values < low) | (values > high)
+                    rows |= beyond if there is None else beyond & there
+            else:
+                rows = self.outside(chunk)
+            found.append(by_user(rows.astype(np.int64), sizes) > 0)
+        return np.column_stack(found).astype(np.float64)
+
+    # ------------------------------------------------------------------ between machines
 
     def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Statistic]:
         """Plans a round, with at most one group per client; see `Question.plan`."""
@@ -408,22 +324,16 @@ class RowQuestion(Question[Statistic]):
         if not isinstance(value, Mapping) and len(self.needed) == 1 and not hasattr(value, "columns"):
             value = {self.needed[0]: value}
         table = own_rows(value)
-        some = max(1, _BLOCK // self.geometry.dim)
-        rows = (part for chunk in table.chunks(self.needed or table.names[:1]) for part in parts(chunk, some))
-        return combined(map(self.points, rows), self.combine, self.rows)
+        chunk = table.columns(self.needed or table.names[:1])
+        found: Vectors = self.vectors(chunk, np.array([size_of(chunk)]))[0].astype(np.float32)
+        return found
 
     def answer(
         self, planned: Planned[Statistic], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
     ) -> Statistic:
         """Returns the values with their intervals."""
-        from scipy.special import ndtri
-
-        confidence = _validate.probability("confidence", confidence)
-        width = float(-ndtri(0.5 * (1.0 - confidence)))
-        if planned.protocol.mechanism.pure:
-            # Laplace noise has heavier tails: beyond w deviations lies e^(-√2 w).
-            width = max(width, -math.log(1.0 - confidence) / math.sqrt(2.0))
         protocol = planned.protocol
+        width = interval_width(confidence, pure=protocol.mechanism.pure)
         return Statistic(
             statistic=self.statistic,
             reading=self.read(mean.reshape(self.blocks, -1), planned.variance(count), count, width),
@@ -432,14 +342,30 @@ class RowQuestion(Question[Statistic]):
             epsilon=guarantee.epsilon,
             delta=guarantee.delta,
             unit="user",
-            adjacency=guarantee.adjacency,
+            adjacency=str(guarantee.adjacency),
             method=guarantee.method,
             citation=guarantee.citation,
             assumption=guarantee.assumption,
             bits=protocol.bits_per_coordinate,
             dim=protocol.dim,
             bounds=dict(self.bounds),
+            mechanism=protocol.mechanism.name,
+            group_by=self.group_by,
         )
+
+    def group_names(self) -> tuple[str, ...] | None:
+        """Returns one text per group."""
+        return None if self.groups is None else tuple(", ".join(group) for group in self.groups)
+
+
+def interval_width(confidence: float, *, pure: bool) -> float:
+    """Returns the standard deviations of noise from the middle of an interval to its ends."""
+    from scipy.special import ndtri
+
+    confidence = _validate.probability("confidence", confidence)
+    width = float(-ndtri(0.5 * (1.0 - confidence)))
+    # Laplace noise has heavier tails: beyond w deviations lies e^(-√2 w).
+    return max(width, -math.log(1.0 - confidence) / math.sqrt(2.0)) if pure else width
 
 
 def check_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:
@@ -473,8 +399,38 @@ def check_categories(name: str, given: Iterable[object]) -> tuple[str, ...]:
     return texts
 
 
-def codes(name: str, column: NDArray[Any], known: Sequence[str]) -> NDArray[np.int64]:
-    """Returns the number of each row's category among those known, -1 for others."""
-    texts, number = labels(name, column)
-    place = {text: i for i, text in enumerate(known)}
-    return np.array([place.get(text, -1) for text in texts], dtype=np.int64)[number]
+def codes(
+    names: Sequence[str], chunk: Chunk, known: Sequence[tuple[str, ...]], *, missing: bool = False
+) -> NDArray[np.int64]:
+    """Returns the number of each row's texts in these columns among those known, -1 for others.
+
+    Args:
+        names: The columns.
+        chunk: The rows.
+        known: Tuples with one text per column.
+        missing: Whether a missing value is no category. Otherwise it is refused.
+    """
+    lists, number = combinations(names, chunk, missing=missing)
+    place = {texts: i for i, texts in enumerate(known)}
+    return np.array([*(place.get(texts, -1) for texts in lists), -1], dtype=np.int64)[number]
+
+
+def combinations(
+    names: Sequence[str], chunk: Chunk, *, missing: bool = False
+) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
+    """Returns the different texts of the rows in these columns, and for each row their number, -1 if one is missing."""
+    found: list[tuple[str, ...]] = [()]
+    number = np.zeros(size_of(chunk), dtype=np.int64)
+    for name in names:
+        texts, own = labels(name, chunk[name], missing=missing)
+        there = (number >= 0) & (own >= 0)
+        both, number[there] = np.unique(number[there] * len(texts) + own[there], return_inverse=True)
+        number[~there] = -1
+        found = [(*found[pair // len(texts)], texts[pair % len(texts)]) for pair in both.tolist()]
+    return found, number
+
+
+def check_one_user(users: int, title: str) -> None:
+    """Refuses a table about a single user, whose own answer any statistic would be."""
+    if users < 2:
+        raise TableError(f"{title} is about one user only: any statistic would be that user's own.")

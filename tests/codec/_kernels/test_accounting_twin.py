@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cpsgd.codec._kernels import _native, accounting_twin, numpy_twin
 
@@ -114,15 +116,25 @@ def test_the_largest_excess_is_the_same(cells: int) -> None:
     ends = np.linspace(-3.0, 3.0, cells + 1)
     c0, c1 = ends[:-1].copy(), ends[1:].copy()
     y = 0.5 * (c0 * c0 + c1 * c1)
-    first, second = (module.largest_excess(start, rise, value, bend, wanted, y, c0, c1) for module in MODULES)
-    assert first == second
+    known = source.standard_normal(21)
+    known[5] = -math.inf
+
+    def raised(module: ModuleType, where: NDArray[np.bool_]) -> NDArray[np.float64]:
+        found = known.copy()
+        module.raise_to_excess(start, rise, value, bend, where, y, c0, c1, found)
+        return found
+
+    first, second = (raised(module, wanted) for module in MODULES)
+    np.testing.assert_array_equal(first, second)
     inside = np.linspace(c0, c1, 1001)[:, None, :]
     exact = np.max(start - value + bend * y + rise * inside - bend * inside**2, axis=0)
-    assert first == pytest.approx(float(np.max(exact[wanted])), abs=1e-3)
-    start[np.argwhere(wanted)[3 % wanted.sum()][0]] = np.nan
+    rows = np.maximum(known, np.max(np.where(wanted, exact, -math.inf), axis=1))
+    np.testing.assert_allclose(first, rows, atol=1e-3)
+    row = np.argwhere(wanted)[3 % wanted.sum()][0]
+    start[row] = np.nan
     for module in MODULES:
-        assert math.isnan(module.largest_excess(start, rise, value, bend, wanted, y, c0, c1))
-        assert module.largest_excess(start, rise, value, bend, np.zeros_like(wanted), y, c0, c1) == -math.inf
+        assert np.flatnonzero(np.isnan(raised(module, wanted))).tolist() == [row]
+        np.testing.assert_array_equal(raised(module, np.zeros_like(wanted)), known)
 
 
 @pytest.mark.parametrize(("variance", "count"), [(0.3, 1), (20.0, 50), (1234.5, 400)])
@@ -152,6 +164,10 @@ SQUARE, EMPTY = np.ones((3, 4)), np.ones((3, 5))
 ROW = np.ones(4)
 
 
+def _raised(wanted: NDArray[np.bool_], c1: NDArray[np.float64], found: NDArray[np.float64]) -> None:
+    _native.raise_to_excess(SQUARE, SQUARE, SQUARE, SQUARE, wanted, ROW, ROW, c1, found)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -162,8 +178,9 @@ ROW = np.ones(4)
         lambda: _native.tilted_sums(SQUARE, SQUARE, 1.0, np.ones((2, 7))),
         lambda: _native.log_averages(SQUARE, SQUARE, SQUARE, SQUARE, ROW, ROW, ROW[:3], SQUARE.copy(), SQUARE.copy()),
         lambda: _native.log_sums(SQUARE, EMPTY, SQUARE.copy(), SQUARE.copy()),
-        lambda: _native.largest_excess(SQUARE, SQUARE, SQUARE, SQUARE, np.ones((3, 5), bool), ROW, ROW, ROW),
-        lambda: _native.largest_excess(SQUARE, SQUARE, SQUARE, SQUARE, np.ones((3, 4), bool), ROW, ROW, ROW[:3]),
+        lambda: _raised(np.ones((3, 5), bool), ROW, np.ones(3)),
+        lambda: _raised(np.ones((3, 4), bool), ROW[:3], np.ones(3)),
+        lambda: _raised(np.ones((3, 4), bool), ROW, np.ones(4)),
         lambda: _native.bessel_ratios(1.0, 2, 0.1, 1.0, np.ones(3), np.ones(3)),
         lambda: _native.bessel_ratios(1.0, 9, 0.1, 1.0, np.ones(3), np.ones(4)),
     ],

@@ -49,9 +49,13 @@ for key in sys.argv[1:]:
 class Federation:
     """A SuperLink with `nodes` SuperNodes, which know their number as `partition-id`."""
 
-    def __init__(self, directory: Path, nodes: int) -> None:
-        """Starts nothing yet; keys, certificates and logs will be in `directory`."""
+    def __init__(self, directory: Path, nodes: int, *, database: bool = False) -> None:
+        """Starts nothing yet; keys, certificates and logs will be in `directory`, and the SuperLink's database, if any.
+
+        Without a database a SuperLink forgets everything with its process.
+        """
         self.directory = directory
+        self._database = database
         self.nodes = nodes
         self.roster = directory / "roster"
         self.supernodes: list[subprocess.Popen[bytes]] = []
@@ -100,16 +104,7 @@ class Federation:
             f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{self._port}"\n'
             f'root-certificates = "{self.directory / "ca.crt"}"\n'
         )
-        superlink = self._spawn(
-            "superlink",
-            "flower-superlink",
-            *("--host", "127.0.0.1", "--port", str(self._port)),
-            *("--ssl-ca-certfile", str(self.directory / "ca.crt")),
-            *("--ssl-certfile", str(self.directory / "server.crt")),
-            *("--ssl-keyfile", str(self.directory / "server.key")),
-            "--enable-supernode-auth",
-        )
-        self._wait_for_port(superlink)
+        self._start_superlink()
         identities = [create_identity(self.directory / f"identity-{node}") for node in range(self.nodes)]
         lines = [public_line(identity, f"node-{node}") + "\n" for node, identity in enumerate(identities)]
         self.roster.write_text("".join(lines))
@@ -119,17 +114,65 @@ class Federation:
             sys.executable, "-c", _REGISTER, *(str(self.directory / f"node-{i}.pub") for i in range(self.nodes))
         )
         for node in range(self.nodes):
-            self.supernodes.append(
-                self._spawn(
-                    f"node-{node}",
-                    "flower-supernode",
-                    *("--superlink", f"127.0.0.1:{self._port}"),
-                    *("--root-certificates", str(self.directory / "ca.crt")),
-                    *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
-                    *("--port", str(self._node_ports[node])),
-                    *("--node-config", self._node_config(node)),
-                )
-            )
+            self.supernodes.append(self._start_node(node))
+
+    def _start_superlink(self) -> None:
+        """Starts the SuperLink and waits until it listens."""
+        state = ("--database", str(self.directory / "state.db")) if self._database else ()
+        self._superlink = self._spawn(
+            "superlink",
+            "flower-superlink",
+            *("--host", "127.0.0.1", "--port", str(self._port)),
+            *("--ssl-ca-certfile", str(self.directory / "ca.crt")),
+            *("--ssl-certfile", str(self.directory / "server.crt")),
+            *("--ssl-keyfile", str(self.directory / "server.key")),
+            "--enable-supernode-auth",
+            *state,
+        )
+        self._wait_for_port(self._superlink)
+
+    def _start_node(self, node: int) -> subprocess.Popen[bytes]:
+        return self._spawn(
+            f"node-{node}",
+            "flower-supernode",
+            *("--superlink", f"127.0.0.1:{self._port}"),
+            *("--root-certificates", str(self.directory / "ca.crt")),
+            *("--auth-supernode-private-key", str(self.directory / f"node-{node}.key")),
+            *("--port", str(self._node_ports[node])),
+            *("--node-config", self._node_config(node)),
+        )
+
+    def restart_superlink(self) -> None:
+        """Kills the SuperLink and whatever it has started at once, and starts it again."""
+        os.killpg(self._superlink.pid, signal.SIGKILL)
+        self._superlink.wait(10)
+        self._start_superlink()
+
+    def restart_node(self, node: int, timeout: float = 150.0) -> int:
+        """Kills a SuperNode and its ClientApp at once, and starts it again with the same files until it stays.
+
+        Flower takes a killed node for online until two heartbeats of 30 s are missing, and sends a second one away.
+
+        Returns:
+            How often it was sent away.
+        """
+        self.kill_node(node)
+        activated, refused = self._activated(), 0
+        deadline = time.monotonic() + timeout
+        self.supernodes[node] = self._start_node(node)
+        while self._activated() == activated:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"The node was not let in within {timeout:g} s:\n{self.logs()}")
+            if self.supernodes[node].poll() is not None:
+                refused += 1
+                time.sleep(5.0)  # as RestartSec of a systemd unit
+                self.supernodes[node] = self._start_node(node)
+            time.sleep(0.2)
+        self._killed.discard(node)
+        return refused
+
+    def _activated(self) -> int:
+        return (self.directory / "superlink.log").read_text().count("Activated node_id")
 
     def begin(self, app: Path, config: Mapping[str, object]) -> str:
         """Has Flower run an app; returns the run's number."""
@@ -229,7 +272,7 @@ class Federation:
         return found
 
     def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{name}.log").open("wb") as log:
+        with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )

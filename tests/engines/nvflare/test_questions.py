@@ -15,7 +15,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from cpsgd.engines.nvflare import CpsgdController, answer_question, question_controller, read_answers, zero_model
 from cpsgd.errors import ConditionError
 from cpsgd.statistics import Clusters, Mean
-from cpsgd.statistics.planned import Question
+from cpsgd.statistics.questions import Question
 
 from .local import Communicator, Persistor, Site, Workspace, context
 

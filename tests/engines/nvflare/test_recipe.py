@@ -65,4 +65,4 @@ def test_wrong_options_are_refused_when_the_job_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bands", [8, "auto"])
 def test_correlated_noise_is_refused_when_the_job_is_made(bands: object, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="use Flower"):
-        exported(tmp_path, plan={"correlated": bands}, examples=50)
+        exported(tmp_path, plan={"correlated": bands})

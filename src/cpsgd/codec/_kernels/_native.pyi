@@ -120,7 +120,7 @@ def log_averages(
 def log_sums(
     a: NDArray[np.float64], b: NDArray[np.float64], sums: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> None: ...
-def largest_excess(
+def raise_to_excess(
     start: NDArray[np.float64],
     rise: NDArray[np.float64],
     value: NDArray[np.float64],
@@ -129,7 +129,8 @@ def largest_excess(
     y: NDArray[np.float64],
     c0: NDArray[np.float64],
     c1: NDArray[np.float64],
-) -> float: ...
+    found: NDArray[np.float64],
+) -> None: ...
 def bessel_ratios(
     variance: float, start: int, ratio: float, error: float, ratios: NDArray[np.float64], errors: NDArray[np.float64]
 ) -> None: ...

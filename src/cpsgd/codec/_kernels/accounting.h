@@ -255,17 +255,15 @@ static void log_sums(const double* a, const double* b, double* sums, double* sha
   }
 }
 
-// The largest start - value + bend y + max over c in [c0, c1] of rise c - bend c², over what is
-// `wanted`; not a number if any of them is none.
-static double largest_excess(const double* start, const double* rise, const double* value,
-                             const double* bend, const bool* wanted, const double* y,
-                             const double* c0, const double* c1, std::size_t rows,
-                             std::size_t cells) {
-  double best = -INFINITY;
-  bool bad = false;
-  for (std::size_t i = 0; i < rows * cells; i += cells) {
-    double row = -INFINITY;
-    std::size_t wrong = 0;
+// Raises `found`, one per row, to the largest start - value + bend y + max over c in [c0, c1] of
+// rise c - bend c², over what is `wanted`; not a number if any of them is none.
+static void raise_to_excess(const double* start, const double* rise, const double* value,
+                            const double* bend, const bool* wanted, const double* y,
+                            const double* c0, const double* c1, double* found, std::size_t rows,
+                            std::size_t cells) {
+  for (std::size_t i = 0; i < rows * cells; i += cells, ++found) {
+    double row = *found;
+    std::size_t wrong = row != row;
     for (std::size_t j = 0; j < cells; ++j) {
       const double curved = bend[i + j] > 1e-300 ? bend[i + j] : 1e-300;
       double c = rise[i + j] / (2.0 * curved);
@@ -277,10 +275,8 @@ static double largest_excess(const double* start, const double* rise, const doub
       row = counted > row ? counted : row;
       wrong += counted != counted;
     }
-    best = row > best ? row : best;
-    bad = bad || wrong != 0;
+    *found = wrong != 0 ? NAN : row;
   }
-  return bad ? NAN : best;
 }
 
 // Ratios I_{j+1}/I_j of Bessel functions for j = count - 1, ..., 0, and bounds on their errors.

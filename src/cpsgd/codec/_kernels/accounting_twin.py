@@ -142,7 +142,7 @@ def log_sums(a: Array, b: Array, sums: Array, shares: Array) -> None:
     shares[:] = np.where(apart > 0.0, 1.0, less) / (1.0 + less)
 
 
-def largest_excess(
+def raise_to_excess(
     start: Array,
     rise: Array,
     value: Array,
@@ -151,16 +151,17 @@ def largest_excess(
     y: Array,
     c0: Array,
     c1: Array,
-) -> float:
-    """Returns the largest start - value + bend y + rise c - bend c², c from c0 to c1, over what is wanted.
+    found: Array,
+) -> None:
+    """Raises `found`, one per row, to the largest start - value + bend y + rise c - bend c², c from c0 to c1.
 
-    It is concave in c, hence largest where its slope is zero, or at the end that is nearest to that. What is not a
-    number is not lost.
+    Only what is wanted counts. It is concave in c, hence largest where its slope is zero, or at the end that is nearest
+    to that. What is not a number is not lost.
     """
     with np.errstate(over="ignore"):
         c = np.clip(rise / (2.0 * np.maximum(bend, 1e-300)), c0, c1)
     here = (start - value + bend * y) + (rise - bend * c) * c
-    return float(np.max(np.where(wanted, here, -np.inf)))
+    found[:] = np.maximum(found, np.max(np.where(wanted, here, -np.inf), axis=1))
 
 
 def bessel_ratios(variance: float, start: int, ratio: float, error: float, ratios: Array, errors: Array) -> None:

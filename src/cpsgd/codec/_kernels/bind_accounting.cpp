@@ -69,24 +69,25 @@ void bind_accounting(nb::module_& m) {
       nb::arg("a").noconvert(), nb::arg("b").noconvert(), nb::arg("sums").noconvert(),
       nb::arg("shares").noconvert());
   m.def(
-      "largest_excess",
+      "raise_to_excess",
       [](Matrix<const double> start, Matrix<const double> rise, Matrix<const double> value,
          Matrix<const double> bend, Matrix<const bool> wanted, Input<double> y, Input<double> c0,
-         Input<double> c1) {
+         Input<double> c1, Array<double> found) {
         const std::size_t rows = start.shape(0), cells = y.shape(0);
         require(same_shape(start, rows, cells) && same_shape(rise, rows, cells) &&
                     same_shape(value, rows, cells) && same_shape(bend, rows, cells) &&
-                    same_shape(wanted, rows, cells) && c0.shape(0) == cells && c1.shape(0) == cells,
+                    same_shape(wanted, rows, cells) && c0.shape(0) == cells &&
+                    c1.shape(0) == cells && found.shape(0) == rows,
                 "arrays have other shapes than each other");
-        return unlocked([&] {
-          return kernels().largest_excess(aligned(start), aligned(rise), aligned(value),
-                                          aligned(bend), aligned(wanted), aligned(y), aligned(c0),
-                                          aligned(c1), rows, cells);
+        unlocked([&] {
+          kernels().raise_to_excess(aligned(start), aligned(rise), aligned(value), aligned(bend),
+                                    aligned(wanted), aligned(y), aligned(c0), aligned(c1),
+                                    aligned(found), rows, cells);
         });
       },
       nb::arg("start").noconvert(), nb::arg("rise").noconvert(), nb::arg("value").noconvert(),
       nb::arg("bend").noconvert(), nb::arg("wanted").noconvert(), nb::arg("y").noconvert(),
-      nb::arg("c0").noconvert(), nb::arg("c1").noconvert());
+      nb::arg("c0").noconvert(), nb::arg("c1").noconvert(), nb::arg("found").noconvert());
   m.def(
       "bessel_ratios",
       [](double variance, std::size_t start, double ratio, double error, Array<double> ratios,

@@ -163,7 +163,7 @@ extern const Kernels kernels = {
     tilted_sums,
     log_averages,
     log_sums,
-    largest_excess,
+    raise_to_excess,
     bessel_ratios,
     permute,
     modular_product,

@@ -130,17 +130,25 @@ static void extension_product(const std::uint32_t* a, const std::uint32_t* b,
   }
 }
 
-// The values of a polynomial, the highest coefficient first, at n elements.
+// The values of a polynomial, the highest coefficient first, at n elements; several at once, for
+// each step waits for the one before it.
 static void modular_polynomial(const std::uint32_t* x, const std::uint32_t* coefficients,
                                std::size_t size, std::uint32_t prime, std::uint32_t* out,
                                std::size_t n) {
+  constexpr std::size_t kAtOnce = 8;
   const Modulus modulus(prime);
-  for (std::size_t i = 0; i < n; ++i) {
-    std::uint32_t value = coefficients[0];
+  for (std::size_t i = 0; i < n; i += kAtOnce) {
+    const std::size_t width = std::min(kAtOnce, n - i);
+    std::uint32_t at[kAtOnce] = {};
+    std::uint32_t values[kAtOnce];
+    for (std::size_t j = 0; j < width; ++j) at[j] = x[i + j];
+    for (std::size_t j = 0; j < kAtOnce; ++j) values[j] = coefficients[0];
     for (std::size_t k = 1; k < size; ++k) {
-      value = modulus.reduce(static_cast<std::uint64_t>(value) * x[i] + coefficients[k]);
+      for (std::size_t j = 0; j < kAtOnce; ++j) {
+        values[j] = modulus.reduce(static_cast<std::uint64_t>(values[j]) * at[j] + coefficients[k]);
+      }
     }
-    out[i] = value;
+    for (std::size_t j = 0; j < width; ++j) out[i + j] = values[j];
   }
 }
 

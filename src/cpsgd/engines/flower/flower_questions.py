@@ -19,7 +19,8 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from cpsgd.engines.flower import records
 from cpsgd.errors import ConditionError, RoundRefusedError
 from cpsgd.federation.messages import flatten
-from cpsgd.statistics.planned import Answer, Planned, Question
+from cpsgd.statistics.planned import Planned
+from cpsgd.statistics.questions import Answer, Question
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

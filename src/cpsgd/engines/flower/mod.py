@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, ROUND, STATE
+from cpsgd.engines.pair import task_of
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.answering import ClientSession, call_privately
@@ -52,6 +53,9 @@ def cpsgd_mod(
     cpsgd-roster="/path/to/roster"`). It then takes part only in rounds whose keys and survivors are signed by those on
     the roster. So the server cannot put keys of its own in place of theirs.
 
+    With `cpsgd-task="/path/to/task.json"` the client also answers rounds of one message to the two servers of this task
+    (docs/pair.md), and of no other.
+
     Args:
         allow_metrics: Names of metrics that may leave. They travel in clear and outside the privacy guarantee.
         secure: False also accepts rounds without secure aggregation, in which the server sees this client's own noisy
@@ -85,6 +89,7 @@ def cpsgd_mod(
             memory=memory,
             signing=signing,
             secure=secure,
+            task=task_of(context.node_config),
         )
         replies: list[Message] = []
 

@@ -72,7 +72,8 @@ class CpsgdStrategy(Strategy):
             arrayrecord_key: Name of the model in messages.
             configrecord_key: Name of the app's settings in messages.
             weighted_by_key: Refused, see below.
-            terms: The fields of `cpsgd.federation.terms.Terms`: secure, examples, roster, ledger and population.
+            terms: The fields of `cpsgd.federation.terms.Terms`: secure, examples, roster, ledger, population, and
+                `pair` for one message to two servers.
 
         Raises:
             ParameterError: Weighted averages were asked for, or the plan does not fit the way of summing.

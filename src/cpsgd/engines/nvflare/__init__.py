@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpsgd._lazy import on_demand
 from cpsgd.engines.nvflare.executor import CpsgdExecutor as CpsgdExecutor
+from cpsgd.engines.nvflare.executor import accepted_round as accepted_round
 from cpsgd.engines.nvflare.executor import silo_sum as silo_sum
 from cpsgd.federation.limits import Limits as Limits
 

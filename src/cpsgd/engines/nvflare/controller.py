@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -67,6 +67,7 @@ class CpsgdController(ModelController):
         measures: dict[str, list[float]] | None = None,
         adaptive: dict[str, float] | None = None,
         pace: dict[str, float] | None = None,
+        pair: dict[str, str] | None = None,
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
     ) -> None:
         """Takes what the plan is to keep; all of it is plain enough for a job's configuration.
@@ -78,7 +79,8 @@ class CpsgdController(ModelController):
             delta: δ of the guarantee.
             examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`, or of `plan_examples`: dropout, bits, clip_norm and so on;
-                `colluding` is 1 unless it is given here.
+                `colluding` is 1 unless it is given here. With `correlated` and `examples` sites keep what they take
+                away beside their memory, and each example is in one round (`accepted_round`).
             apply: Moves the model by the mean update; by default it is added. Privacy does not depend on it.
             secure: Sums by secure aggregation. Without, the server sees each client's noisy message.
             roster: File with the public keys of all clients; empty for none.
@@ -91,16 +93,17 @@ class CpsgdController(ModelController):
             adaptive: The fields of `cpsgd.federation.extras.AdaptiveClip`, to find the norm that updates are clipped to
                 by a private count of those that were: one coordinate more, too. None for the plan's norm.
             pace: The fields of `cpsgd.federation.carrying.Pace`: how many seconds to wait for what.
+            pair: Arguments of `cpsgd.engines.pair.in_federation.PairLeader`, files on the server: sums by one message
+                to two servers, of which this one is the leader. None for none.
             persistor_id: NVFlare's name of the component that loads and saves the model.
 
         Raises:
-            ParameterError: The plan is to have correlated noise.
+            ParameterError: The plan is to have correlated noise, and sites do not stay.
         """
-        if (plan or {}).get("correlated") is not None:
+        if (plan or {}).get("correlated") is not None and examples is None:
             raise ParameterError(
-                f"correlated={(plan or {})['correlated']!r}: jobs of NVFlare have independent noise in every round, "
-                "for train scripts are not told which round their client has accepted. Leave correlated out, or use "
-                "Flower."
+                f"correlated={(plan or {})['correlated']!r}: in jobs of NVFlare it is for silos that stay, and whose "
+                "examples are in one round each. Give examples, leave correlated out, or use Flower."
             )
         super().__init__(persistor_id=persistor_id, task_check_period=_POLL_SECONDS)
         # Under these names the Job API writes them into the job's configuration.
@@ -108,6 +111,7 @@ class CpsgdController(ModelController):
         self.examples, self.plan, self.apply, self.secure = examples, plan, apply, secure
         self.roster, self.ledger, self.population, self.checkpoint = roster, ledger, population, checkpoint
         self.measures, self.adaptive, self.pace, self.persistor_id = measures, adaptive, pace, persistor_id
+        self.pair = pair
         self._pace = Pace(**(pace or {}))
         self._adaptive = None if adaptive is None else AdaptiveClip(**adaptive)
         self._measures = {name: (low, high) for name, (low, high) in (measures or {}).items()}
@@ -122,6 +126,11 @@ class CpsgdController(ModelController):
             return
         dim = sum(np.size(array) for array in model.params.values())
         with ExitStack() as stack:
+            servers = None
+            if self.pair is not None:
+                from cpsgd.engines.pair.in_federation import PairLeader
+
+                servers = stack.enter_context(closing(PairLeader(**self.pair)))
             terms = Terms(
                 plan=self.make_plan(dim),
                 secure=self.secure,
@@ -130,6 +139,7 @@ class CpsgdController(ModelController):
                 ledger=stack.enter_context(Ledger(self.ledger)) if self.ledger else None,
                 population=self.population or None,
                 engine="nvflare",
+                pair=servers,
             )
             self.info(f"cpsgd: {self.num_clients} clients, {terms.way}. {terms.plan.guarantee}")
             course: Course[str] = Course(
@@ -151,11 +161,13 @@ class CpsgdController(ModelController):
 
     def make_plan(self, dim: int) -> Plan:
         """Returns the plan for a model with `dim` parameters, and for what rides on its updates."""
-        wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, "secure": self.secure}
+        way = {"secure": self.secure} if self.pair is None else {"pair": True}
+        wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, **way}
         basic = (self.num_clients, dim + self._extra, self.epsilon, self.delta)
         if self.examples is None:
             return plan(*basic, **wanted)
-        return plan_examples(*basic, examples=self.examples, participation="every", **wanted)
+        scheme = "every" if wanted.get("correlated") is None else "once"
+        return plan_examples(*basic, examples=self.examples, **{"participation": scheme, **wanted})
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

@@ -26,6 +26,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cpsgd.engines.nvflare import shareables
 from cpsgd.engines.nvflare.shareables import ACCEPTED
+from cpsgd.engines.pair import task_of
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import (
     CpsgdError,
@@ -66,7 +67,7 @@ class CpsgdExecutor(Executor):
 
         {"limits": {"epsilon": 4.0, "delta": 1e-6}, "allow_metrics": [], "secure": true,
          "require_memory": true, "require_roster": true,
-         "cpsgd-memory": "/path", "cpsgd-identity": "/path", "cpsgd-roster": "/path"}
+         "cpsgd-memory": "/path", "cpsgd-identity": "/path", "cpsgd-roster": "/path", "cpsgd-task": "/path"}
 
     Every field may be left out; one that is not known refuses every round. A limit that stands there replaces the
     job's, and `epsilon` also the job's `delta`, `colluding`, `adjacency`, `examples` and `fingerprint`, for it means
@@ -145,6 +146,7 @@ class CpsgdExecutor(Executor):
             memory=memory,
             signing=signing,
             secure=secure,
+            task=task_of(site),
         )
         metrics: dict[str, float] = {}
 
@@ -156,7 +158,8 @@ class CpsgdExecutor(Executor):
             dim = protocol.dim - (0 if extras is None else extras.size)
             start = flatten(sent.params, dim)
             # The train script sees what was accepted here, and nothing else of what the server wrote.
-            meta = {ACCEPTED: {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0}}
+            accepted = {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0, "round": session.round}
+            meta = {ACCEPTED: accepted}
             rounds = {"current_round": sent.current_round, "total_rounds": sent.total_rounds}
             task = FLModelUtils.to_shareable(FLModel(ParamsType.FULL, sent.params, meta=meta, **rounds))
             found = self._train(task, fl_ctx, abort_signal)
@@ -194,6 +197,23 @@ class CpsgdExecutor(Executor):
         if not isinstance(metrics, list):
             raise ParameterError(f"Expected allow_metrics to be a list of names, got {type(metrics).__name__}.")
         return Limits(**fields), frozenset(metrics), bool(site.get("secure", self.secure))
+
+
+def accepted_round(received: FLModel) -> int:
+    """Returns the round, from 1 on, that the client has accepted, for a train script with `disjoint` examples.
+
+    It is not the server's `current_round`: which examples are in which round must not be for the server to say.
+
+    Args:
+        received: The model that `flare.receive()` returned.
+
+    Raises:
+        ParameterError: The train script does not run under `CpsgdExecutor`.
+    """
+    found = (received.meta or {}).get(ACCEPTED, {}).get("round")
+    if not isinstance(found, int) or found < 1:
+        raise ParameterError("accepted_round needs a train script under CpsgdExecutor.")
+    return found
 
 
 def silo_sum(

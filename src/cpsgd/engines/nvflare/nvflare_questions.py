@@ -18,7 +18,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cpsgd.errors import ConditionError
 from cpsgd.federation.messages import flatten
-from cpsgd.statistics.planned import Answer, Planned, Question
+from cpsgd.statistics.planned import Planned
+from cpsgd.statistics.questions import Answer, Question
 
 if TYPE_CHECKING:
     from cpsgd.engines.nvflare.controller import CpsgdController

@@ -68,7 +68,7 @@ class CpsgdRecipe(Recipe):
             require_memory: Sites without `cpsgd-memory` refuse every round.
             require_roster: Sites without `cpsgd-identity` and `cpsgd-roster` refuse every round.
             server: Further arguments of `CpsgdController`: apply, roster, ledger, population, checkpoint, measures,
-                adaptive, pace.
+                adaptive, pace, pair.
         """
         surviving = num_clients - math.ceil(num_clients * (plan or {}).get("dropout", 0.0) - 1e-9)
         job = FedJob(name=name, min_clients=surviving)

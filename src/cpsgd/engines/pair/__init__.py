@@ -1,1 +1,32 @@
 """Two servers over HTTP: clients send one message each, and only the sum of all comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpsgd.errors import ParameterError, RoundRefusedError
+from cpsgd.federation.client_files import TASK_KEY
+
+if TYPE_CHECKING:
+    from cpsgd.engines.pair.task import PairTask
+
+
+def task_of(settings: Mapping[str, object]) -> PairTask | None:
+    """Returns the task of two servers that a federation's client has from its operator, or None.
+
+    Raises:
+        RoundRefusedError: The setting names no file with a task.
+    """
+    path = settings.get(TASK_KEY)
+    if path is None:
+        return None
+    from cpsgd.engines.pair.task import PairTask
+
+    if not isinstance(path, str) or not Path(path).is_absolute():
+        raise RoundRefusedError(f"This client's {TASK_KEY} is not a full path, which begins at the root.")
+    try:
+        return PairTask.read(Path(path))
+    except (OSError, ParameterError):
+        raise RoundRefusedError(f"This client's {TASK_KEY} holds no task of two servers.") from None

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from cpsgd.engines.pair.servers import combine
 from cpsgd.engines.pair.task import PairTask, Secrets, check_address
 from cpsgd.errors import ParameterError, RoundRefusedError, TransportError
-from cpsgd.secagg.pair.upload import make_upload
 
 _TRIES, _PAUSE = 6, 0.5
 
@@ -63,7 +62,7 @@ class Sender:
         Raises:
             RoundRefusedError: There is none any more.
         """
-        number = _json(_call(self._client, "GET", "/round")).get("round")
+        number = as_json(ask(self._client, "GET", "/round")).get("round")
         if not isinstance(number, int):
             raise RoundRefusedError("The task's last round is closed.")
         return number
@@ -92,16 +91,8 @@ class Sender:
 
     def prepare(self, vector: ArrayLike, round: int) -> bytes:
         """Returns the upload of a vector: keep it until it is answered, and never make a second one of the vector."""
-        upload = make_upload(
-            self.task.shape(round),
-            round,
-            self.task.protocol.encode_integers(vector, round),
-            leader_key=self.task.key("leader", round),
-            helper_key=self.task.key("helper", round),
-            identity=self._identity,
-            tokens=self._tokens,
-        )
-        return upload.to_bytes()
+        values = self.task.protocol.encode_integers(vector, round)
+        return self.task.upload(values, round, identity=self._identity, tokens=self._tokens)
 
     def deliver(self, upload: bytes) -> str:
         """Sends an upload that `prepare` made; it may be sent any number of times, and counts once.
@@ -110,10 +101,7 @@ class Sender:
             RoundRefusedError: The report is refused; the message says why.
             TransportError: The leader does not answer.
         """
-        response = _call(self._client, "POST", "/reports", content=upload)
-        if response.status_code != 200:
-            raise RoundRefusedError(str(_json(response).get("title", "The report is refused.")))
-        return str(_json(response).get("verdict"))
+        return str(as_json(ask(self._client, "POST", "/reports", content=upload)).get("verdict"))
 
     def close(self) -> None:
         """Closes the connection."""
@@ -149,7 +137,7 @@ class Collector:
 
     def progress(self) -> dict[str, Any]:
         """Returns the leader's open round, with its counts."""
-        return _json(_call(self._servers[0], "GET", "/round"))
+        return as_json(ask(self._servers[0], "GET", "/round"))
 
     def wait(self, round: int, *, count: int | None = None, seconds: float | None = None, pause: float = 0.5) -> None:
         """Waits until a round is to be ended.
@@ -180,13 +168,10 @@ class Collector:
             RoundRefusedError: A server refuses, for example since too few reports were accepted.
             TransportError: A server does not answer.
         """
-        answers = []
-        for step in ("close", "reveal"):
-            answers = [_call(server, "POST", f"/rounds/{round}/{step}") for server in self._servers]
-            for response in answers:
-                if response.status_code != 200:
-                    raise RoundRefusedError(str(_json(response).get("title", "A server refuses.")))
-        sums, count = combine(self.task, round, answers[0].content, answers[1].content)
+        for server in self._servers:
+            ask(server, "POST", f"/rounds/{round}/close")
+        leader, helper = (ask(server, "POST", f"/rounds/{round}/reveal").content for server in self._servers)
+        sums, count = combine(self.task, round, leader, helper)
         return self.task.decode(sums, count, round), count
 
     def close(self) -> None:
@@ -213,8 +198,13 @@ def trusted(certificates: Path | None) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certificates)
 
 
-def _call(client: httpx.Client, method: str, path: str, *, content: bytes | None = None) -> httpx.Response:
-    """Sends a request, again with the same bytes where a server does not answer or is busy."""
+def ask(client: httpx.Client, method: str, path: str, *, content: bytes | None = None) -> httpx.Response:
+    """Returns the answer to a request, which is sent again with the same bytes where a server is silent or busy.
+
+    Raises:
+        RoundRefusedError: The server refuses; the message says why.
+        TransportError: It does not answer, or with something else than it should.
+    """
     pause = _PAUSE
     for remaining in reversed(range(_TRIES)):
         try:
@@ -223,8 +213,10 @@ def _call(client: httpx.Client, method: str, path: str, *, content: bytes | None
             if not remaining:
                 raise TransportError(f"{client.base_url} does not answer: {type(error).__name__}.") from None
         else:
-            if response.status_code != 503:
+            if response.status_code == 200:
                 return response
+            if response.status_code != 503:
+                raise RoundRefusedError(str(as_json(response).get("title", "The server refuses.")))
             if not remaining:
                 raise TransportError(f"{client.base_url} is busy; ask again later, with the same bytes.")
         time.sleep(pause)
@@ -232,7 +224,12 @@ def _call(client: httpx.Client, method: str, path: str, *, content: bytes | None
     raise AssertionError("unreachable")
 
 
-def _json(response: httpx.Response) -> dict[str, Any]:
+def as_json(response: httpx.Response) -> dict[str, Any]:
+    """Returns the JSON object in an answer.
+
+    Raises:
+        TransportError: There is none.
+    """
     try:
         found = response.json()
     except ValueError:

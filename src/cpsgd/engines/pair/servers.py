@@ -72,6 +72,11 @@ class Prepared:
     share: LeaderShare
 
     @property
+    def id(self) -> bytes:
+        """The report's id."""
+        return self.upload.id
+
+    @property
     def digest(self) -> bytes:
         """Digest of the bytes that were sent."""
         return hashlib.sha256(self.data).digest()
@@ -303,12 +308,13 @@ class Leader:
             raise MessageError("The helper's answer does not have one verdict for each report.")
         verdicts = [Verdict(code) for code in answer]
         with books.lock:
-            known = books.store.known([each.upload.id for each in batch])
+            known = set(books.store.known([each.id for each in batch]))
             sums, prime = books.store.sums(round), books.task.shape(round).field.prime
             decided = []
             for each, verdict in zip(batch, verdicts, strict=True):
-                if each.upload.id in known:
+                if each.id in known:
                     continue
+                known.add(each.id)
                 if verdict is Verdict.ACCEPTED:
                     sums = modular_sum(np.ascontiguousarray(sums), each.share.values, prime)
                 taken = each.sender if verdict is Verdict.ACCEPTED else None

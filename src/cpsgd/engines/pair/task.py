@@ -15,6 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
@@ -28,6 +29,7 @@ from cpsgd.secagg.pair.extension import Elements, is_prime
 from cpsgd.secagg.pair.proof import prepared
 from cpsgd.secagg.pair.sealing import Role
 from cpsgd.secagg.pair.shape import RoundShape
+from cpsgd.secagg.pair.upload import make_upload
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Admission = Literal["open", "roster", "tokens"]
@@ -141,6 +143,31 @@ class PairTask:
     def key(self, role: Role, round: int) -> bytes:
         """Returns the public key that parts of a round are sealed with."""
         return self.endpoint(role).keys[self.key_number(role, round)]
+
+    def upload(
+        self,
+        values: NDArray[np.uint32],
+        round: int,
+        *,
+        identity: Ed25519PrivateKey | None = None,
+        tokens: tuple[bytes, bytes] | None = None,
+    ) -> bytes:
+        """Returns one client's upload for its integers, signed or with its tokens as the task admits.
+
+        Raises:
+            ParameterError: The task admits by a roster and there is no identity, or by tokens and there are none.
+        """
+        if (self.admission == "roster" and identity is None) or (self.admission == "tokens" and tokens is None):
+            raise ParameterError(f"The task admits by {self.admission}: give an identity or tokens accordingly.")
+        return make_upload(
+            self.shape(round),
+            round,
+            values,
+            leader_key=self.key("leader", round),
+            helper_key=self.key("helper", round),
+            identity=identity if self.admission == "roster" else None,
+            tokens=tokens if self.admission == "tokens" else None,
+        ).to_bytes()
 
     def decode(self, sums: Elements, count: int, round: int) -> NDArray[np.float32]:
         """Returns the mean of the vectors of `count` reports, from the sum that both servers' answers make."""

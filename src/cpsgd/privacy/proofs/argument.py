@@ -111,7 +111,9 @@ class Proof(ABC):
 
     # ------------------------------------------------------------------ for the planner
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale, rounded up, with which a run of the mechanism keeps the claim.
 
         Zero where the clipping of coordinates alone keeps neighbours close enough, whatever the scale is.
@@ -121,6 +123,7 @@ class Proof(ABC):
             claim: The (ε, δ) to keep.
             known: A scale that is proved to be enough; a proof that gains next to nothing need not be computed.
             wanted: A scale that is taken anyway where privacy allows it, and may then be returned.
+            draft: Whether a scale that is a few percent larger will do, if it is sooner known.
 
         Raises:
             ConditionError: No scale is proved to be enough.
@@ -130,6 +133,10 @@ class Proof(ABC):
     def rough_scale(self, run: Run, claim: Claim) -> float:
         """Returns about the scale that will be needed; it only ranks candidates."""
         return ideal_scale(run, claim)
+
+    def might_keep(self, run: Run, claim: Claim) -> bool:
+        """Returns whether it may be proved that a run keeps the claim with its own scale; rough, and sooner known."""
+        return True
 
     def least_scale(self, run: Run, claim: Claim) -> float:
         """Returns a scale that `scale` does not come below by much: of a Gaussian of the same variance."""

@@ -290,7 +290,9 @@ class Certified(Proof):
         variation = run.honest * run.protocol.dim * run.protocol.mechanism.noise.variation
         return Rounds(found.mu, 1, counted * found.tail_mass * (1.0 + 1e-15), variation)
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the scale with μ₁ S within what the Gaussian trade-off allows, over a few shares of δ for tails."""
         law, mechanism, rounds, sampled = law_of(run), run.protocol.mechanism, base.counted(run), _sampled(run)
         deviation, best = math.sqrt(law.variance), 0.0

@@ -259,8 +259,12 @@ class Renyi(Proof):
         summed = "" if base.alone(run) else "; Rényi divergences of rounds add up (Mironov 2017, Proposition 1)"
         return Proved(*base.with_sampler(run, delta, prove), self.citation + summed)
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale that certificates of all rounds allow, over a few shares of δ for the tails."""
+        if draft and known < math.inf:
+            raise ConditionError("A draft does without.")
         law, rounds = law_of(run), base.counted(run)
         guess = base.distance(run) / known if known > 0.0 else math.inf
         if run.sampling.sampled:

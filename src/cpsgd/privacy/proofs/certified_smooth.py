@@ -40,7 +40,14 @@ _LARGER_BUDGETS = 4
 
 
 def smoothed_certificate(
-    law: Law | Steps, *, dim: int, sensitivity: float, reach: float, tail: float, rounds: int = 1
+    law: Law | Steps,
+    *,
+    dim: int,
+    sensitivity: float,
+    reach: float,
+    tail: float,
+    rounds: int = 1,
+    draft: bool = False,
 ) -> GaussianCertificate:
     """Returns the smoothed certificate of `rounds` rounds together: all of them are μ-GDP up to `tail_mass`.
 
@@ -53,6 +60,7 @@ def smoothed_certificate(
         reach: The largest distance in one coordinate.
         tail: Probability, over all coordinates and rounds together, that may be left out.
         rounds: Number of rounds that neighbours differ in.
+        draft: Whether a μ that is about a percent larger will do, in a fraction of the time.
 
     Raises:
         ConditionError: The law's support ends too early, or a single coordinate gives away too much.
@@ -77,13 +85,16 @@ def smoothed_certificate(
     budget = sensitivity * sensitivity * copies
     if isinstance(law, Law) and coordinates * rounds < _FEWEST:
         raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
-    found = _first_growth(law, min(reach, sensitivity), each, budget * most)
+    families = _families(law, min(reach, sensitivity), each, draft)
+    found = _first_growth(law, min(reach, sensitivity), each, budget * most, draft)
     mu = math.sqrt(found.reached(budget * rounds)) * (1.0 + 1e-15)
-    mass = coordinates * rounds * (_families(law, min(reach, sensitivity), each)[0].tail + each) * (1.0 + 2.0**-50)
+    mass = coordinates * rounds * (families[0].tail + each) * (1.0 + 2.0**-50)
     return GaussianCertificate(mu=mu, unit_mu=mu / sensitivity * (1.0 + 2.0**-52), tail_mass=mass)
 
 
-def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1) -> float:
+def smoothed_sensitivity(
+    law: Law, *, dim: int, reach: float, mu: float, tail: float, rounds: int = 1, draft: bool = False
+) -> float:
     """Returns the largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
 
     Raises:
@@ -96,7 +107,7 @@ def smoothed_sensitivity(law: Law, *, dim: int, reach: float, mu: float, tail: f
     most = min(reach, 1.01 * mu * math.sqrt(law.variance / rounds))
     if dim * rounds < _FEWEST or mu * mu * law.variance < _FEWEST * most * most:
         raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
-    found = growth(_families(law, most, each), around=mu * mu, tail=each)
+    found = growth(_families(law, most, each, False), around=mu * mu, tail=each, draft=draft)
     allowed = math.sqrt(found.affordable(mu * mu) / rounds)
     return allowed if reach <= most else min(allowed, most)
 
@@ -124,26 +135,26 @@ def smoothed_epsilon(
 
 
 @lru_cache(maxsize=32)
-def _families(law: Law | Steps, reach: float, tail: float) -> list[Family]:
-    make = curves.of_steps if isinstance(law, Steps) else curves.of_law
-    return make(law, reach=reach, tail=tail)  # type: ignore[arg-type]  # each takes its own kind
+def _families(law: Law | Steps, reach: float, tail: float, draft: bool) -> list[Family]:
+    if isinstance(law, Steps):
+        return curves.of_steps(law, reach=reach, tail=tail, draft=draft)
+    return curves.of_law(law, reach=reach, tail=tail)
 
 
-def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
+def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float, draft: bool) -> Growth:
     """Returns the growth up to this budget, or to a few times as much where that is too little to smooth over."""
-    _families(law, reach, tail)  # if there are none, no budget helps
     for _ in range(_LARGER_BUDGETS):
         try:
-            return _growth(law, reach, tail, budget)
+            return _growth(law, reach, tail, budget, draft)
         except ConditionError:
             budget *= 2.0
-    return _growth(law, reach, tail, budget)
+    return _growth(law, reach, tail, budget, draft)
 
 
 @lru_cache(maxsize=64)
-def _growth(law: Law | Steps, reach: float, tail: float, budget: float) -> Growth:
-    families = _families(law, reach, tail)
-    return growth(families, around=budget * max(fisher(family) for family in families), tail=tail)
+def _growth(law: Law | Steps, reach: float, tail: float, budget: float, draft: bool) -> Growth:
+    families = _families(law, reach, tail, draft)
+    return growth(families, around=budget * max(fisher(family) for family in families), tail=tail, draft=draft)
 
 
 # ---------------------------------------------------------------------- the proof
@@ -154,9 +165,15 @@ _GAIN, _CLOSE = 1.002, 0.998
 # How far sums without separate noise are from a Gaussian of equal variance.
 _STEPS_EXCESS = 1.0015
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
-_CLOSE_ENOUGH, _STEPS_TRIES, _SAME_ODDS = 0.9998, 8, 2
+_CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9998, 1.0 + 1e-4, 14, 2
+# Drafts of the certificate; their μ over that of the certificate, roughly and at most; how near to what is allowed they
+# come.
+_DRAFTS, _DRAFT_EXCESS, _DRAFT_MOST, _DRAFT_CLOSE = 6, 1.015, 1.04, 0.03
+_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM = 0.985, 1.005
 # How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
 _LONGEST_STEP, _STEEPEST = 1.3, 6.0
+# The same for the first step after drafts, which are nearly right.
+_STEP = 1.02
 
 
 @dataclass(frozen=True)
@@ -236,11 +253,13 @@ class Smoothed(Proof):
             variation=_variation(run),
         )
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale, within a little, that the certificate of all rounds together proves."""
         law = _law(run)
         if isinstance(law, Steps):
-            return _steps_scale(run, claim, max(wanted, self.rough_scale(run, claim)), wanted)
+            return _steps_scale(run, claim, wanted, draft)
         if run.sampling.sampled:
             raise ConditionError("The certificate of all rounds together knows of no sampling.")
         if known <= base.ideal_scale(run, claim) / _CLOSE:
@@ -256,6 +275,7 @@ class Smoothed(Proof):
                     mu=mu,
                     tail=share * claim.delta,
                     rounds=base.counted(run),
+                    draft=draft,
                 )
             except ConditionError as error:
                 reason = error
@@ -267,6 +287,16 @@ class Smoothed(Proof):
     def rough_scale(self, run: Run, claim: Claim) -> float:
         """Returns the scale that a Gaussian of slightly smaller variance would need."""
         return base.ideal_scale(run, claim) * _STEPS_EXCESS
+
+    def might_keep(self, run: Run, claim: Claim) -> bool:
+        """Returns whether a run may keep the claim with its own scale; of sums without separate noise, by a draft."""
+        if not isinstance(_law(run), Steps):
+            return True
+        allowed = _Allowed.of(run, claim)
+        try:
+            return _certificate(run, allowed.tail, allowed.rounds, draft=True).mu <= _DRAFT_MOST * allowed.mu
+        except ConditionError:
+            return True
 
 
 def _law(run: Run) -> Law | Steps:
@@ -283,7 +313,7 @@ def _variation(run: Run) -> float:
     return run.honest * run.protocol.dim * run.protocol.mechanism.noise.variation
 
 
-def _certificate(run: Run, tail: float, rounds: int = 1) -> GaussianCertificate:
+def _certificate(run: Run, tail: float, rounds: int = 1, draft: bool = False) -> GaussianCertificate:
     """Returns the smoothed certificate of a run."""
     protocol = run.protocol
     return smoothed_certificate(
@@ -293,18 +323,71 @@ def _certificate(run: Run, tail: float, rounds: int = 1) -> GaussianCertificate:
         reach=protocol.reach(run.adjacency),
         tail=tail,
         rounds=rounds,
+        draft=draft,
     )
 
 
-def _steps_scale(run: Run, claim: Claim, scale: float, wanted: float) -> float:
-    """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
-    sampled = run.sampling.rate < 1.0
-    rounds, tail = (1, 0.0) if sampled else (base.counted(run), SHARES[0] * claim.delta)
-    if sampled:
-        tail = base.SAMPLED_TAIL_SHARE * claim.delta / base.counted(run) / base.counted_tail(run.sampling)
-        mu = base.sampled_mu(run, claim)
-    else:
+@dataclass(frozen=True)
+class _Allowed:
+    """The certificate that a claim asks of sums without separate noise: μ, tail and rounds."""
+
+    mu: float
+    tail: float
+    rounds: int
+
+    @classmethod
+    def of(cls, run: Run, claim: Claim) -> _Allowed:
+        if run.sampling.rate < 1.0:
+            tail = base.SAMPLED_TAIL_SHARE * claim.delta / base.counted(run) / base.counted_tail(run.sampling)
+            return cls(base.sampled_mu(run, claim), tail, 1)
         mu = gdp_mu(claim.epsilon, claim.delta * (1.0 - 1.01 * SHARES[0]))
+        return cls(mu, SHARES[0] * claim.delta, base.counted(run))
+
+    def reached(self, run: Run, scale: float, draft: bool) -> tuple[Run, float]:
+        """Returns the run with this scale, rounded, and the certified μ."""
+        here = base.scaled(run, scale)
+        return here, _certificate(here, self.tail, self.rounds, draft).mu
+
+
+@lru_cache(maxsize=256)
+def _drafted(run: Run, claim: Claim) -> tuple[float, float]:
+    """Returns about the smallest scale, by drafts of the certificate, and the power of s that μ falls with there."""
+    allowed, scale, power = _Allowed.of(run, claim), base.ideal_scale(run, claim) * _STEPS_EXCESS, 1.0
+    last: tuple[float, float] | None = None
+    # The largest scale without a certificate.
+    failed = 0.0
+    for _ in range(_DRAFTS):
+        try:
+            here, found = allowed.reached(run, scale, draft=True)
+        except ConditionError:
+            failed = max(failed, scale)
+            scale = scale * _LONGEST_STEP if last is None else math.sqrt(scale * last[0])
+            continue
+        tried, found = here.protocol.mechanism.scale, found / _DRAFT_EXCESS
+        power = _power(last, (tried, found), power)
+        if last is None and abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
+            break  # as near to a Gaussian as the first guess supposes
+        last, scale = (tried, found), tried * min((found / allowed.mu) ** (1.0 / power), _LONGEST_STEP)
+        if scale <= failed:
+            scale = math.sqrt(failed * tried)
+        if abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
+            break
+    return scale, power
+
+
+def _power(last: tuple[float, float] | None, here: tuple[float, float], known: float) -> float:
+    """Returns the power of s that μ falls with: nearly 1, more where odds come near to certain. `known` if unknown."""
+    if last is None or last[0] == here[0] or last[1] == here[1]:
+        return known
+    return min(max(math.log(last[1] / here[1]) / math.log(here[0] / last[0]), 1.0), _STEEPEST)
+
+
+def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
+    """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
+    allowed, power, scale = _Allowed.of(run, claim), 1.0, wanted
+    close, aim, longest = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM, _LONGEST_STEP) if draft else (_CLOSE_ENOUGH, _AIM, _STEP)
+    if wanted <= (rough := base.ideal_scale(run, claim) * _STEPS_EXCESS):
+        scale, power = (rough * _DRAFT_EXCESS, 1.0) if draft else _drafted(run, claim)
     enough, at_enough = math.inf, 0.0
     # Scales that are too small, and the μ there.
     below, at_below = 0.0, math.inf
@@ -319,26 +402,23 @@ def _steps_scale(run: Run, claim: Claim, scale: float, wanted: float) -> float:
         if seen[law] > _SAME_ODDS and enough < math.inf:
             break
         try:
-            found = _certificate(here, tail, rounds).mu
+            found = allowed.reached(run, scale, draft)[1]
         except ConditionError as error:
             found, reason = math.inf, error
-        if found <= mu and tried <= enough:
+        if found <= allowed.mu and tried <= enough:
             enough, at_enough = tried, found
             # A scale that is wanted anyway need not be the smallest.
-            if found >= _CLOSE_ENOUGH * mu or wanted >= tried * (1.0 - 1e-9):
+            if found >= close * allowed.mu or wanted >= tried * (1.0 - 1e-9):
                 break
-        elif found > mu and tried >= below:
+        elif found > allowed.mu and tried >= below:
             below, at_below = tried, found
-        # μ is nearly proportional to 1/s, but falls faster where odds come near to certain: as from the last one.
-        power = 1.0
-        if last is not None and found < math.inf and last[1] != found and last[0] != tried:
-            power = math.log(last[1] / found) / math.log(tried / last[0])
-            power = min(max(power, 1.0), _STEEPEST)
+        if found < math.inf:
+            power = _power(last, (tried, found), power)
         last = (tried, found) if found < math.inf else None
-        step = min((found / mu) ** (1.0 / power), _LONGEST_STEP)
-        following = max(tried, 1e-300) * step * (1.0 + 1e-4)
+        following = max(tried, 1e-300) * min((found / allowed.mu) ** (1.0 / power), longest) * aim
+        longest = min(longest * longest, _LONGEST_STEP)
         if below and enough < math.inf and not below < following < enough:
-            share = math.log(mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
+            share = math.log(allowed.mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
             following = enough * (below / enough) ** share * (1.0 + 1e-4)
         if following == scale or following >= enough * (1.0 + 1e-9):
             break

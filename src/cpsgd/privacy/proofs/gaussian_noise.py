@@ -39,7 +39,9 @@ class GaussianProof(Proof):
     def supports(self, run: Run) -> bool:
         """Returns whether the law is a Gaussian of this kind."""
         law = base.law_of(run)
-        kind = isinstance(law, RoundedNormal), run.protocol.mechanism.memory.one_event
+        if isinstance(law, RoundedNormal):
+            return self.rounded and law.method == self.name
+        kind = False, run.protocol.mechanism.memory.one_event
         return isinstance(law, Normal) and kind == (self.rounded, self.correlated)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
@@ -60,7 +62,9 @@ class GaussianProof(Proof):
         """Returns the Gaussian mechanism itself."""
         return gaussian_cost(run)
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale of noise that is a Gaussian, up to a total variation and a slack."""
         mechanism, spent = run.protocol.mechanism, _spent(run, claim)
         slack = base.counted(run) * run.protocol.dim * mechanism.noise.slack(run.honest)

@@ -67,7 +67,9 @@ class PureLaplace(Proof):
         mu = -2.0 * float(special.ndtri_exp(-epsilon - math.log1p(math.exp(-epsilon))))
         return Rounds(mu * (1.0 + 1e-12) + 4e-15, pure=epsilon)
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale at which the rounds' ε add up to no more than is allowed."""
         return base.scale_for(run, _allowed(run, claim))
 

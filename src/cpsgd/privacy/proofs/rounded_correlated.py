@@ -273,7 +273,9 @@ class SlotsProof(Proof):
         variation = run.honest * run.protocol.dim * run.protocol.mechanism.noise.variation
         return Rounds(math.sqrt(found.rate) * sensitivity * (1.0 + 1e-14), 1, found.tail_mass, variation)
 
-    def scale(self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0) -> float:
+    def scale(
+        self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
+    ) -> float:
         """Returns the smallest scale, within a little, that keeps the claim."""
         spent = base.moved(run) * (1.0 + math.exp(claim.epsilon)) / claim.delta
         if spent > 2.0 * _TAIL_SHARE:

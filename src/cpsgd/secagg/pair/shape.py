@@ -27,6 +27,8 @@ from cpsgd.secagg.pair.extension import Elements, Extension, least_degree
 
 MOST_LEVELS = 256
 MAX_DIM = 2**32 - 1
+# A client's proof takes about 0.9 ns times d L^3: with this many of them about a second.
+_MOST_STEPS = 2**30
 ENVELOPE_BYTES = 264
 """Bytes of an upload beside the leader's part: the head, the helper's seed, and what sealing adds to both."""
 _VERSION = 1
@@ -196,6 +198,16 @@ class RoundShape:
             lowest_first = [falling[m] * math.comb(m, e) % p for m in range(e, self.levels + 1)]
             found.append(np.array(lowest_first[::-1], dtype=np.uint32))
         return found
+
+
+def most_levels(dim: int) -> int:
+    """Returns the most levels for which a client makes its proof within about a second.
+
+    Example:
+        >>> most_levels(40), most_levels(51_370), most_levels(2**20)
+        (256, 27, 10)
+    """
+    return max(2, min(MOST_LEVELS, int((_MOST_STEPS / dim) ** (1 / 3))))
 
 
 def _product(points: range, prime: int) -> list[int]:

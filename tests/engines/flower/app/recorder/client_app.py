@@ -35,11 +35,11 @@ def record(message: Message, context: Context, call_next: ClientAppCallable) -> 
     """Writes the integers to a file before anybody masks them, and what their noise is made of."""
     original = Protocol.encode_integers
 
-    def recorded(self: Protocol, vector: Any, round: int, *, seeds: Any) -> Any:
+    def recorded(self: Protocol, vector: Any, round: int, *, seeds: Any = None) -> Any:
         values = original(self, vector, round, seeds=seeds)
         folder, node = Path(str(context.run_config["folder"])), context.node_config["partition-id"]
         np.save(folder / f"round-{round + 1}-node-{node}.npy", values)
-        named = [seed and seed.hex() for seed in seeds]
+        named = [seed and seed.hex() for seed in seeds or ()]
         (folder / f"seeds-{round + 1}-{node}.json").write_text(json.dumps(named))
         return values
 

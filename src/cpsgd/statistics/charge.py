@@ -1,0 +1,73 @@
+"""Charges of statistics to a population's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpsgd.errors import ParameterError
+
+if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger, RoundEvent
+    from cpsgd.protocol import Protocol
+
+
+def events_of(
+    protocols: Sequence[Protocol],
+    label: str = "",
+    *,
+    survivors: int | None = None,
+    round: int = 0,
+    overflow: float = 0.0,
+) -> list[RoundEvent]:
+    """Returns one event for the accountant per protocol: a round that everybody takes part in."""
+    from cpsgd.ledger import RoundEvent
+
+    return [
+        RoundEvent(protocol, survivors=survivors or protocol.clients, round=number, label=label, overflow=overflow)
+        for number, protocol in enumerate(protocols, start=round)
+    ]
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Rounds that a population's budget is to pay for, if there is a ledger. Nothing is spent before `pay`."""
+
+    ledger: Ledger | None
+    population: str
+    events: Sequence[RoundEvent]
+
+    @staticmethod
+    def check(ledger: Ledger | str | Path | None, population: str | None) -> None:
+        """Refuses a ledger without a population, and a population without a ledger."""
+        if (ledger is None) != (population is None):
+            raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger | str | Path | None,
+        population: str | None,
+        events: Sequence[RoundEvent],
+    ) -> Charge:
+        """Returns the charge for these rounds.
+
+        Raises:
+            BudgetExceededError: Too little of the budget is left.
+        """
+        cls.check(ledger, population)
+        if ledger is None or population is None:
+            return cls(None, "", ())
+        from cpsgd.ledger import Ledger
+
+        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        book.quote(population, events)
+        return cls(book, population, events)
+
+    def pay(self) -> None:
+        """Charges the rounds. Their results may be computed afterwards."""
+        if self.ledger is not None:
+            for entry in [self.ledger.reserve(self.population, event) for event in self.events]:
+                self.ledger.release(entry, entry.event.survivors)

@@ -1,0 +1,225 @@
+"""Several questions about one table: one pass over its rows, one budget, one charge."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpsgd import _validate
+from cpsgd.errors import ParameterError
+from cpsgd.promise import Claim
+from cpsgd.statistics.charge import Charge
+from cpsgd.statistics.one_machine import ClippingWarning, events_for, statistic_of
+from cpsgd.statistics.partial import CutUsers, Job, SumTask
+from cpsgd.statistics.results import Statistic
+from cpsgd.statistics.rows import RowQuestion, check_one_user, users_of
+from cpsgd.statistics.table_noise import TableNoise, Wish, allot, noise_for, total
+from cpsgd.tables import DataTable, open_table
+
+if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger
+
+# Weights of the counts of what is cut off, beside a question's own.
+_CUTS = (0.02, 0.1)
+
+
+@dataclass(frozen=True)
+class BudgetPart:
+    """A question's part of the budget.
+
+    Attributes:
+        share: Its part of ε where ε add up, or of the squared Gaussian shift.
+        epsilon: ε of this question's release by itself.
+        delta: δ of it.
+        mechanism: Name of its noise.
+        error: Standard error that the noise adds to its values; of quantiles, to their ranks.
+        wanted: The error that was asked for, if any.
+    """
+
+    share: float
+    epsilon: float
+    delta: float
+    mechanism: str
+    error: float
+    wanted: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class TableReport:
+    """Statistics that share a budget.
+
+    Attributes:
+        results: The statistics by name. The ε of each is its own; together they keep `claim`.
+        claim: The proved (ε, δ) of all of them.
+        method: Name of the method that proved it.
+        citation: The theorem behind it.
+        split: Each question's part of the budget.
+    """
+
+    results: dict[str, Statistic]
+    claim: Claim
+    method: str
+    citation: str
+    split: dict[str, BudgetPart]
+
+    def __getitem__(self, name: str) -> Statistic:
+        return self.results[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything as plain JSON values."""
+        return {
+            "epsilon": self.claim.epsilon,
+            "delta": self.claim.delta,
+            "method": self.method,
+            "citation": self.citation,
+            "split": {name: vars(part) for name, part in self.split.items()},
+            "results": {name: result.to_dict() for name, result in self.results.items()},
+        }
+
+    def __repr__(self) -> str:
+        lines = [f"<report of {len(self.results)} questions; {self.claim} together"]
+        for name, part in self.split.items():
+            wanted = "" if part.wanted is None else f" (wanted {part.wanted:.3g})"
+            lines.append(f"  {name}: {100 * part.share:.1f} % of the budget, error {part.error:.3g}{wanted}")
+        return "\n".join(lines) + ">"
+
+    def _repr_html_(self) -> str:
+        whole = escape(f"{len(self.results)} questions; {self.claim} together")
+        return f"<p><b>{whole}</b></p>" + "".join(
+            f"<h4>{escape(name)}</h4>{result._repr_html_()}" for name, result in self.results.items()
+        )
+
+
+def report(
+    table: object,
+    questions: Mapping[str, RowQuestion],
+    *,
+    epsilon: float,
+    delta: float = 0.0,
+    wanted: Mapping[str, float] | None = None,
+    user: str | None = None,
+    confidence: float = 0.95,
+    ledger: Ledger | str | Path | None = None,
+    population: str | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> TableReport:
+    """Answers several questions in one pass, with one budget, for replace-one neighbours.
+
+    Args:
+        table: Anything `cpsgd.tables.open_table` takes.
+        questions: `Mean`, `Sum`, `Count`, `Histogram` and `Quantiles` by name, with their bounds, groups and rows.
+        epsilon: ε of all of them together, per user, or per row where there is no user column.
+        delta: δ of all of them together.
+        wanted: The standard error wanted of each question, in its unit (of quantiles, of ranks, as a share of the
+            users). The budget is split so that all errors are the same multiple of what is wanted. Without it, every
+            question gets the same part.
+        user: The column that says whose a row is.
+        confidence: Of the intervals.
+        ledger: Charge the budget on this ledger before anything is released, or refuse.
+        population: With a ledger: whose budget pays.
+        advance: Called with the number of rows just read.
+
+    Raises:
+        TableError: The table cannot be used. Nothing was charged.
+        BudgetExceededError: The ledger does not allow it.
+
+    Warns:
+        ClippingWarning: Something of many users was cut off, by a private estimate.
+
+    Example:
+        >>> from cpsgd.statistics import Count, Mean
+        >>> table = {"age": [20.0, 60.0] * 500, "smokes": [0, 1] * 500}
+        >>> found = report(table, {"age": Mean({"age": (0, 100)}), "smokers": Count(["smokes"])}, epsilon=4.0)
+        >>> found.claim.epsilon <= 4.0, bool(abs(found["smokers"].values[0] - 500) < 20)
+        (True, True)
+    """
+    if not isinstance(questions, Mapping) or not questions:
+        raise ParameterError("Expected questions as a mapping of names to Mean, Sum, Count, Histogram or Quantiles.")
+    if strange := [name for name, each in questions.items() if not isinstance(each, RowQuestion)]:
+        raise ParameterError(f"Expected a Mean, Sum, Count, Histogram or Quantiles as {', '.join(strange)}.")
+    claim = Claim(_validate.positive("epsilon", epsilon, high=500.0), _validate.fraction("delta", delta))
+    confidence = _validate.probability("confidence", confidence)
+    Charge.check(ledger, population)
+    if strange := [name for name in wanted or {} if name not in questions]:
+        raise ParameterError(f"There are wanted errors for {', '.join(strange)}, which questions does not name.")
+    asked = {name: question.central("replace-one", user) for name, question in questions.items()}
+    if user is not None and any(user in question.needed for question in asked.values()):
+        raise ParameterError(f"{user!r} says whose a row is; it cannot be a column that is asked about, too.")
+    source = open_table(table)
+    missing = any(question.missing is not None for question in asked.values())
+    goals = {name: _validate.positive(f"wanted error of {name}", goal) for name, goal in (wanted or {}).items()}
+    users = _users(source, user, missing=missing) if goals else 1
+    weights = _weights(asked, claim, goals, users)
+    noises = _split(asked, weights, claim)
+    proof = total([noise for part in noises.values() for noise in part], claim.delta)
+    if proof[0].epsilon > claim.epsilon or proof[0].delta > claim.delta:
+        raise RuntimeError(f"The releases would keep {proof[0]}, and {claim} was asked for. Nothing was released.")
+    tasks: dict[str, list[SumTask]] = {}
+    for name, question in asked.items():
+        summed: list[RowQuestion | CutUsers] = [question, CutUsers(question)]
+        tasks[name] = [SumTask(each, noise) for each, noise in zip(summed, noises[name], strict=False)]
+    job = Job(tuple(task for part in tasks.values() for task in part), user, missing)
+    partial = job.partial(source, advance=advance)
+    check_one_user(partial.users, source.title)
+    Charge.of(ledger, population, events_for(ledger, "statistics: report", job.noises())).pay()
+    released = iter(job.release(partial))
+    results, split = {}, {}
+    for name, question in asked.items():
+        own = total(noises[name], claim.delta)
+        sums = [next(released) for _ in tasks[name]]
+        results[name] = statistic_of(tasks[name], sums, partial.users, user, confidence, own)
+        noise = noises[name][0]
+        error = question.error(noise.variance**0.5 / partial.users, partial.users)
+        share = weights[name] / sum(weights.values())
+        split[name] = BudgetPart(share, own[0].epsilon, own[0].delta, noise.kind, error, goals.get(name))
+        for caution in results[name].cautions:
+            warnings.warn(f"{name}: {caution}", ClippingWarning, stacklevel=2)
+    return TableReport(results, *proof, split)
+
+
+def _users(source: DataTable, user: str | None, *, missing: bool) -> int:
+    """Returns the number of users, which is public."""
+    if user is None:
+        return source.rows
+    return sum(len(sizes) for _, sizes in users_of(source, user, (), missing=missing))
+
+
+def _weights(
+    asked: Mapping[str, RowQuestion], claim: Claim, goals: Mapping[str, float], users: int
+) -> dict[str, float]:
+    """Returns weights by which deviations are in proportion to the errors wanted."""
+    if not goals:
+        return dict.fromkeys(asked, 1.0)
+    found = {}
+    for name, question in asked.items():
+        if name not in goals:
+            raise ParameterError(f"Say the error wanted of {name!r}, too, or of no question.")
+        # The error if the question had all of the budget, in units of the one that is wanted.
+        alone = noise_for(question.geometry, claim).variance ** 0.5 / users
+        found[name] = question.error(alone, users) / goals[name]
+    return found
+
+
+def _split(asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim: Claim) -> dict[str, list[TableNoise]]:
+    """Returns the noise of each question and of what it cuts off, by the better way to divide the budget."""
+    wishes = {name: [Wish(question.geometry, weights[name], weights[name])] for name, question in asked.items()}
+    for name, question in asked.items():
+        if question.cuts:
+            added, squared = (part * weights[name] for part in _CUTS)
+            wishes[name].append(Wish(CutUsers(question).geometry, added, squared, counts=False))
+    flat = [wish for part in wishes.values() for wish in part]
+    ways = []
+    for squares in (False, True) if claim.delta else (False,):
+        noises = iter(allot(flat, claim, "replace-one", squares=squares))
+        found = {name: [next(noises) for _ in part] for name, part in wishes.items()}
+        # Each question's variance in units of what it would have with the whole budget, by its weight.
+        errors = [
+            found[name][0].variance / noise_for(question.geometry, claim).variance * weights[name] ** 2
+            for name, question in asked.items()
+        ]
+        ways.append((sum(errors), found))
+    return min(ways, key=lambda way: way[0])[1]

@@ -1,0 +1,83 @@
+"""Partial sums: exact, mergeable in any order, picklable, and released once."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpsgd.errors import ParameterError
+from cpsgd.promise import Claim
+from cpsgd.statistics import Histogram, Mean, Quantiles
+from cpsgd.statistics.partial import CutUsers, Job, SumTask
+from cpsgd.statistics.table_noise import noise_for
+
+
+def table(rows: int = 400) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {
+        "id": generator.integers(60, size=rows),
+        "x": generator.uniform(-1, 4, rows),
+        "g": generator.choice(["a", "b", "c"], rows),
+    }
+
+
+def job() -> Job:
+    questions: list[Any] = [
+        Mean({"x": (0, 3)}, group_by={"g": ["a", "b"]}),
+        Histogram("x", edges=[0, 1, 2], rows=2),
+        Quantiles({"x": (0, 3)}, bins=16),
+    ]
+    tasks = [SumTask(question, noise_for(question.geometry, Claim(1.0, 1e-6))) for question in questions]
+    cut = CutUsers(questions[0])
+    return Job((*tasks, SumTask(cut, noise_for(cut.geometry, Claim(1.0, 0.0)))), user="id")
+
+
+def parts_of(data: dict[str, np.ndarray], parts: int) -> list[dict[str, np.ndarray]]:
+    """All rows of a user in one part."""
+    return [{name: column[data["id"] % parts == i] for name, column in data.items()} for i in range(parts)]
+
+
+def test_parts_merge_to_the_whole_in_any_order() -> None:
+    asked, data = job(), table()
+    whole = asked.partial(data)
+    assert whole.users == len(np.unique(data["id"]))
+    parts = [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(asked)).partial(part))) for part in parts_of(data, 7)]
+    for order in (parts, parts[::-1]):
+        merged = asked.merged(order)
+        assert merged.users == whole.users
+        for mine, theirs in zip(merged.sums, whole.sums, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_sums_without_noise_are_those_of_the_vectors() -> None:
+    asked, data = job(), table()
+    whole = asked.partial(data)
+    for task, sums in zip(asked.tasks, whole.sums, strict=True):
+        users = [{name: column[data["id"] == i] for name, column in data.items()} for i in np.unique(data["id"])]
+        exact = np.sum([task.summed.vectors(own, np.array([len(own["x"])]))[0] for own in users], axis=0)
+        # Every user's vector is rounded by half a grid unit at most.
+        assert np.abs(sums / task.noise.units - exact).max() <= 0.5 * whole.users / task.noise.units + 1e-9
+
+
+def test_noise_comes_once() -> None:
+    asked = job()
+    whole = asked.partial(table())
+    released = asked.release(whole)
+    for task, sums, values in zip(asked.tasks, whole.sums, released, strict=True):
+        reach = 40.0 * task.noise.variance**0.5  # beyond it lies less than 1e-24
+        assert 0.0 < np.abs(values - sums / task.noise.units).max() < reach
+    with pytest.raises(ParameterError, match="released already"):
+        asked.release(whole)
+    with pytest.raises(ParameterError, match="released already"):
+        pickle.loads(pickle.dumps(asked)).release(whole)
+
+
+def test_parts_of_two_jobs_do_not_mix() -> None:
+    one, other = job(), job()
+    with pytest.raises(ParameterError, match="two jobs"):
+        one.partial(table()).merge(other.partial(table()))
+    with pytest.raises(ParameterError, match="another job"):
+        one.release(other.partial(table()))
