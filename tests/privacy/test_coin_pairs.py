@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.law import SlotsAndCoins
 from cpsgd.privacy.coin_pairs import Moves, family
+from cpsgd.privacy.curves import Family
 from cpsgd.privacy.proofs import rounded_correlated as proof
 
 
@@ -26,7 +28,7 @@ def _excess(first: np.ndarray, second: np.ndarray, s: float) -> float:
     return float(np.maximum(first - s * second, 0.0).sum()) - max(0.0, 1.0 - s)
 
 
-def _under(curve_family, pairs, distance: float) -> None:
+def _under(curve_family: Family, pairs: list[tuple[np.ndarray, np.ndarray]], distance: float) -> None:
     """Asserts that the mean exact excess over the pairs is under the curve, scaled to the distance."""
     curve = curve_family.first
     scale = distance / curve.distance
@@ -41,7 +43,7 @@ def _under(curve_family, pairs, distance: float) -> None:
 @pytest.mark.parametrize("distance", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize("share", [0.0, 0.2])
 @pytest.mark.parametrize("integer_first", [True, False])
-def test_own_round_is_under_its_curve(distance, share, integer_first):
+def test_own_round_is_under_its_curve(distance: float, share: float, integer_first: bool) -> None:
     others, log = 6000, math.log(2e8)
     law = _law(others)
     coins = proof._coins(law, others, 0.0, 0.5, log)
@@ -59,7 +61,7 @@ def test_own_round_is_under_its_curve(distance, share, integer_first):
 
 
 @pytest.mark.slow
-def test_later_round_with_broken_lineages_is_under_its_curve():
+def test_later_round_with_broken_lineages_is_under_its_curve() -> None:
     others, log, share, distance = 6000, math.log(2e8), 0.1, 0.3
     law = _law(others)
     coins = proof._coins(law, others, 0.0, 0.3, log)
@@ -76,7 +78,7 @@ def test_later_round_with_broken_lineages_is_under_its_curve():
     _under(curve, pairs, distance)
 
 
-def test_arrays_of_coins_are_differences_of_binomials():
+def test_arrays_of_coins_are_differences_of_binomials() -> None:
     from cpsgd.privacy import coin_pairs
 
     k = np.arange(0.0, 41.0)
@@ -91,12 +93,12 @@ def test_arrays_of_coins_are_differences_of_binomials():
         assert np.allclose(np.abs(ratio(40, k) * b), np.abs(sign * difference), atol=1e-14)
 
 
-def test_too_few_coins_are_refused():
+def test_too_few_coins_are_refused() -> None:
     with pytest.raises(ConditionError, match="more clients"):
         family(Moves((0.0, 0.1), (-0.5, 0.5), 1.0, 0.1, 0, 0.1, 0.1), [(1.0, 10)], reach=1.0, tail=1e-9, factor=1.0)
 
 
-def _law(others: int):
+def _law(others: int) -> SlotsAndCoins:
     from cpsgd.correlated.saturating import RoundedCorrelated
 
     mechanism = RoundedCorrelated(
