@@ -19,7 +19,7 @@ from tests.engines.flower.local import RUN, LocalGrid, Node, task
 
 PAGES = Path(__file__).parents[2] / "docs" / "tutorials"
 # The noise has no seed. 40 runs of Flower's app in one process read 89.9 to 95.3 % right: mean 92.6 %, standard
-# deviation 1.1 points. So this is 7 deviations below the mean. The other two tests train the same model by the same plan.
+# deviation 1.1 points. So this is 7 deviations below the mean. The other two tests train the same model by that plan.
 ENOUGH = 0.85
 
 
