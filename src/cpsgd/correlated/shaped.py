@@ -173,7 +173,10 @@ class SiloMemory(RunMemory):
         if seeds is None:
             return None
         if not isinstance(seeds, SiloState):
-            raise ParameterError("A silo with shaped rounding has a state of its own, memory.init(), and no seeds.")
+            raise ParameterError(
+                "A silo with shaped rounding has a state of its own, memory.init(), and no seeds. For clients that "
+                "keep seeds plan with mechanism='correlated-gaussian'."
+            )
         return seeds.begin(round, dim, self.of.correlation)
 
     def encoded(self, seeds: Any, round: int) -> None:

@@ -1,4 +1,4 @@
-"""Clients whose update is known, and who write down the integers that the protocol makes of it, and their seeds.
+"""Clients whose update is known, who write down the integers that the protocol makes of it, and their seeds or rows.
 
 In round 1 node 2 uploads garbage. In round 3 node 1 falls asleep while it trains; the test kills it then.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from cpsgd import Protocol
+from cpsgd.correlated.shaped import SiloState
 from cpsgd.engines.flower import cpsgd_mod
 from cpsgd.engines.flower.records import read_request
 from cpsgd.federation.messages import Pair, Request
@@ -36,10 +38,15 @@ def record(message: Message, context: Context, call_next: ClientAppCallable) -> 
     original = Protocol.encode_integers
 
     def recorded(self: Protocol, vector: Any, round: int, *, seeds: Any = None) -> Any:
+        silo = seeds if isinstance(seeds, SiloState) else None
+        before = silo and silo.rows.get(round - 1)
         values = original(self, vector, round, seeds=seeds)
         folder, node = Path(str(context.run_config["folder"])), context.node_config["partition-id"]
         np.save(folder / f"round-{round + 1}-node-{node}.npy", values)
-        named = [seed and seed.hex() for seed in seeds or ()]
+        if silo is None:
+            named = [seed and seed.hex() for seed in seeds or ()]
+        else:
+            named = [None if row is None else sha256(row.tobytes()).hexdigest() for row in (silo.rows[round], before)]
         (folder / f"seeds-{round + 1}-{node}.json").write_text(json.dumps(named))
         return values
 

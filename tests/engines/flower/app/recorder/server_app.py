@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     rounds = int(context.run_config["rounds"])
     run: dict[str, Any] = {"rounds": rounds, "participation": "every"}
     if context.run_config["correlated"]:
-        run["correlated"] = 2
+        run |= {"correlated": 2, "mechanism": str(context.run_config["mechanism"])}
     best = plan(4, dim, 8.0, 1e-5, **run, secure=True, dropout=0.25, colluding=1, bits=14)
     roster = read_roster(Path(str(context.run_config["roster"])))
     (folder / "protocol.json").write_text(best.protocol.to_json())
