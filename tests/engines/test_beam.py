@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+from apache_beam.transforms.window import FixedWindows
 
 from cpsgd.engines.beam import SumUsers, UserSums, read_sums, write_sums
 from cpsgd.errors import ParameterError, TableError
@@ -27,7 +28,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     generator = np.random.default_rng(0)
-    ways = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
+    ways: list[Any] = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
     users, ages = generator.integers(0, 60, 300).tolist(), generator.integers(-5, 120, 300).tolist()
     sexes = generator.choice(["f", "m", "x"], 300).tolist()
     return [
@@ -96,7 +97,7 @@ def test_accumulators_merge_in_any_order(rows: list[Any], monkeypatch: pytest.Mo
 def test_windows_and_damaged_files_are_refused(rows: list[Any], tmp_path: Path) -> None:
     job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
-    windows = pipeline | beam.Create(rows) | beam.WindowInto(beam.window.FixedWindows(1))
+    windows = pipeline | beam.Create(rows) | beam.WindowInto(FixedWindows(1))
     with pytest.raises(ValueError, match="GlobalWindows"):
         windows | UserSums(job)
     (tmp_path / "sums").write_text('{"users": 3}')

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from cpsgd.engines import spark as engine
 from cpsgd.errors import BudgetExceededError, ColumnError, ParameterError
-from cpsgd.ledger import Ledger
+from cpsgd.ledger import Budget, Ledger
 from cpsgd.statistics import Count, Job, Mean, Sum, prepare
 
 pytestmark = [
@@ -34,7 +34,6 @@ def session() -> Iterator[Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.pyspark.python": sys.executable,
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "512m",
         "spark.log.level": "OFF",
@@ -43,9 +42,11 @@ def session() -> Iterator[Any]:
     builder = SparkSession.builder.master("local[2, 3]").appName("cpsgd")
     for name, value in options.items():
         builder = builder.config(name, value)
-    found = builder.getOrCreate()
-    yield found
-    found.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        found = builder.getOrCreate()
+        yield found
+        found.stop()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def table() -> dict[str, list[Any]]:
     generator = np.random.default_rng(0)
     users = generator.integers(0, 700, ROWS)
     # One person's id is written in several ways.
-    ways = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
+    ways: list[Any] = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
     return {
         "id": [ways[i % 3](user) for i, user in enumerate(users.tolist())],
         "number": (users + 2**53).tolist(),
@@ -83,8 +84,8 @@ def test_workers_that_are_killed_count_once(frame: Any, table: dict[str, list[An
     class Dying(Job):
         """Its first worker is killed when the sums are made, and another raises."""
 
-        def partial(self, rows: object, **options: Any) -> Any:
-            found = super().partial(rows, **options)
+        def partial(self, table: object, **options: Any) -> Any:
+            found = super().partial(table, **options)
             for name in ("killed", "raised"):
                 try:
                     os.close(os.open(tmp_path / name, os.O_CREAT | os.O_EXCL))
@@ -113,7 +114,8 @@ def test_workers_that_are_killed_count_once(frame: Any, table: dict[str, list[An
 
 
 def test_one_charge_one_release_and_one_row_per_group(frame: Any, table: dict[str, list[Any]], tmp_path: Path) -> None:
-    ledger = Ledger.create(tmp_path / "ledger", populations={"all": (1.5, 1e-5)})
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="all", epsilon=1.5, delta=1e-6))
     ready = prepare(Mean({"age": (0, 100)}, group_by=GROUPS), user="id", epsilon=1.0)
     question = Mean({"age": (0, 100)}, group_by=GROUPS)
     options: dict[str, Any] = {"user": "id", "epsilon": 1.0, "ledger": ledger, "population": "all"}

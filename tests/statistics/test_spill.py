@@ -42,7 +42,7 @@ def written(tmp_path: Path, ids: Any) -> tuple[Path, dict[str, Any]]:
 
 
 USERS = np.random.default_rng(1).integers(0, 150, 600)
-WAYS = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
+WAYS: list[Any] = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ _Accumulator = tuple[Partial, list[Row]]
 _ROWS = 1 << 14
 
 
-class UserSums(beam.PTransform):  # type: ignore[misc]
+class UserSums(beam.PTransform[Any, Any]):
     """Makes one `Partial` of a collection of rows, which are mappings of columns to values.
 
     Rows are brought together by user before contributions are bounded. Where a user has more rows than count, the
@@ -56,11 +56,11 @@ def _chosen(row: Row, job: Job) -> dict[str, object]:
     return {name: row[name] for name in job.columns if name in row}
 
 
-class SumUsers(beam.CombineFn):  # type: ignore[misc]
+class SumUsers(beam.CombineFn):
     """Sums the rows of whole users; each input is all rows of one user."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.job = job
 
     def create_accumulator(self) -> _Accumulator:

@@ -7,7 +7,6 @@ and draws the noise, once. Spark keeps one result per task, so that a task that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from cpsgd.errors import ColumnError
@@ -19,20 +18,11 @@ from cpsgd.tables import text_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from cpsgd.ledger import Ledger
-
 # Parts of a table by user, for each of Spark's partitions; a part is in an executor's memory.
 _PARTS = 4
 
 
-def ask(
-    frame: DataFrame,
-    question: RowQuestion,
-    *,
-    ledger: Ledger | str | Path | None = None,
-    population: str | None = None,
-    **options: Unpack[StatisticOptions],
-) -> Statistic:
+def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOptions]) -> Statistic:
     """Returns a private statistic of a data frame. `to_frame` makes one row per group of it.
 
     Where a user has more rows than count, Spark's order decides which: it has no first row.
@@ -40,14 +30,13 @@ def ask(
     Args:
         frame: The data frame, evaluated once.
         question: `Mean`, `Sum`, `Count`, `Histogram` or `Quantiles`, with bounds and groups.
-        ledger: Charge the budget on this ledger before the release, or refuse.
-        population: With a ledger: whose budget pays.
-        options: See `cpsgd.statistics.prepare`: epsilon, delta, user, neighbours and confidence.
+        options: Of `StatisticOptions`: epsilon, delta, user, neighbours, confidence, ledger and population.
 
     Raises:
         ColumnError: A column is missing. Nothing was charged.
         BudgetExceededError: The ledger does not allow it. Nothing was released.
     """
+    ledger, population = options.pop("ledger", None), options.pop("population", None)
     ready = prepare(question, **options)
     return ready.finish(sums(frame, ready.job), ledger=ledger, population=population)
 
