@@ -1,11 +1,16 @@
-"""Measures errors of private statistics beside diffprivlib and OpenDP at equal (ε, δ), and the time of a large table.
+"""Measures errors of private statistics beside OpenDP, PipelineDP and diffprivlib at equal (ε, δ), and a large table.
 
-    python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json] [--large]
+    python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json]
+    python benchmarks/private_statistics.py --pipeline-dp PYTHON | --messages | --large
 
-All for replace-one neighbours. Errors are root-mean-square, over columns or bins and repetitions; means in units of the
-width of a column's bounds, histograms in rows. "gaussian" is the exactly calibrated Gaussian mechanism on the whole
-vector, the best that adds independent noise of one variance by Euclidean distance; "laplace" is calibrated by hand for
-sums of absolute values. The other libraries' means get ε/d for each of d columns, as their users compose them.
+By default: one count, one sum, means of 1 to 100 columns and histograms of 2 to 1,000 bins on one machine, beside the
+noise that OpenDP's own accounting asks for. With --pipeline-dp also beside PipelineDP, run by a Python that has it, for
+add-remove neighbours. With --messages: what few-bit messages of clients cost.
+
+All others for replace-one neighbours. Errors are root-mean-square, over columns or bins and repetitions; means in units
+of the width of a column's bounds, histograms in rows. "gaussian" is the exactly calibrated Gaussian mechanism on the
+whole vector, the best that adds independent noise of one variance by Euclidean distance; "laplace" is calibrated by
+hand for sums of absolute values. The other libraries' means get ε/d for each of d columns, as their users compose them.
 """
 
 from __future__ import annotations
@@ -15,21 +20,24 @@ import json
 import math
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd import statistics
 from cpsgd.errors import CpsgdError
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import Histogram, Mean
-from cpsgd.statistics import mean as mean_of_table
 from cpsgd.statistics.rows import RowQuestion
 
 Table = NDArray[np.float64]
@@ -151,6 +159,131 @@ def opendp_noise(kind: str, scale: float, shape: tuple[int, ...]) -> Any:
     return np.array(dp.m.make_laplace(atoms, dp.l1_distance(T=float), scale=scale)([0.0] * size)).reshape(shape)
 
 
+# ------------------------------------------------------------------ on one machine, beside other libraries
+
+
+def table_of(n: int, columns: int) -> dict[str, Any]:
+    """Returns a table whose columns are within [0, 1]."""
+    generator = np.random.default_rng(0)
+    found: dict[str, Any] = {f"c{i}": generator.uniform(0.2, 0.9, n) for i in range(columns)}
+    return found | {"yes": generator.integers(2, size=n), "bin": generator.integers(1000, size=n)}
+
+
+def cases(n: int) -> dict[str, tuple[Callable[..., Any], Any, float, float]]:
+    """Returns how to ask each question, its exact values, and its L1 and L2 sensitivity."""
+    data = table_of(n, 100)
+    found: dict[str, Any] = {
+        "one count": (partial(statistics.count, data, columns=["yes"]), data["yes"].sum(), 1.0, 1.0),
+        "one sum": (partial(statistics.sum, data, bounds={"c0": (0, 1)}), data["c0"].sum(), 1.0, 1.0),
+    }
+    for d in (1, 3, 10, 30, 100):
+        names = [f"c{i}" for i in range(d)]
+        bounds = dict.fromkeys(names, (0.0, 1.0))
+        exact = np.array([data[name].mean() for name in names])
+        found[f"mean of {d}"] = (partial(statistics.mean, data, bounds=bounds), exact, d / n, math.sqrt(d) / n)
+    for bins in (2, 10, 100, 1000):
+        exact = np.bincount(data["bin"] % bins, minlength=bins)
+        code = {"bin": data["bin"] % bins}
+        ask = partial(statistics.histogram, code, "bin", categories=range(bins))
+        found[f"histogram of {bins}"] = (ask, exact, 2.0, math.sqrt(2.0))
+    return found
+
+
+def opendp_scale(kind: str, sensitivity: float, required: dict[str, float]) -> float:
+    """Returns the scale that OpenDP's own accounting asks for."""
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    atoms = dp.vector_domain(dp.atom_domain(T=float, nan=False))
+    if kind == "laplace":
+        make = lambda scale: dp.m.make_laplace(atoms, dp.l1_distance(T=float), scale=scale)  # noqa: E731
+        return float(dp.binary_search_param(make, d_in=sensitivity, d_out=required["epsilon"]))
+
+    def gaussian(scale: float) -> Any:
+        measured = dp.m.make_gaussian(atoms, dp.l2_distance(T=float), scale=scale)
+        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(measured), delta=required["delta"])
+
+    return float(dp.binary_search_param(gaussian, d_in=sensitivity, d_out=(required["epsilon"], required["delta"])))
+
+
+def one_machine(required: dict[str, float], rounds: int) -> list[dict[str, Any]]:
+    """Returns errors of this library and of OpenDP at the same guarantee, for replace-one neighbours."""
+    rows = []
+    for name, (ask, exact, l1, l2) in cases(1000).items():
+        dim = np.size(exact)
+        repeats = max(40, rounds * 10 // max(1, dim))
+        squares, kinds, start = [], set(), time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(repeats):
+                found = ask(**required)
+                squares.append(np.mean((found.values - exact) ** 2))
+                kinds.add((found.mechanism, found.delta))
+        seconds = (time.process_time() - start) / repeats
+        ((mechanism, delta),) = kinds
+        entry = {"question": name, "ours": math.sqrt(np.mean(squares)), "mechanism": mechanism, "delta": delta}
+        for kind, sensitivity in (("laplace", l1), ("gaussian", l2)):
+            scale = opendp_scale(kind, sensitivity, required)
+            entry[f"opendp {kind}"] = float(np.std(opendp_noise(kind, scale, (max(20_000, dim),))))
+        entry["ratio"] = entry["ours"] / min(entry["opendp laplace"], entry["opendp gaussian"])
+        rows.append(entry | {"seconds": seconds})
+    return rows
+
+
+PIPELINE = """
+import json, sys, time
+import pipeline_dp as dp
+n, epsilon, delta, rounds = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+rows = [(i, "all", float(i * 37 % 90)) for i in range(n)]
+of = dp.DataExtractors(
+    privacy_id_extractor=lambda r: r[0], partition_extractor=lambda r: r[1], value_extractor=lambda r: r[2]
+)
+exact = {"count": n, "sum": sum(r[2] for r in rows), "mean": sum(r[2] for r in rows) / n}
+out = {}
+for kind in (dp.NoiseKind.LAPLACE, dp.NoiseKind.GAUSSIAN):
+    for metric in (dp.Metrics.COUNT, dp.Metrics.SUM, dp.Metrics.MEAN):
+        name, squares, start = str(metric).lower().split("(")[0], 0.0, time.process_time()
+        for _ in range(rounds):
+            budget = dp.NaiveBudgetAccountant(total_epsilon=epsilon, total_delta=delta)
+            params = dp.AggregateParams(
+                metrics=[metric], noise_kind=kind, max_partitions_contributed=1, max_contributions_per_partition=1,
+                min_value=0.0, max_value=100.0,
+            )
+            found = dp.DPEngine(budget, dp.LocalBackend()).aggregate(rows, params, of, public_partitions=["all"])
+            budget.compute_budgets()
+            ((_, values),) = list(found)
+            squares += (getattr(values, name) - exact[name]) ** 2
+        seconds = (time.process_time() - start) / rounds
+        out[f"{name}, {kind.value}"] = {"rmse": (squares / rounds) ** 0.5, "seconds": seconds}
+print(json.dumps(out))
+"""
+
+
+def pipeline_dp(python: str, required: dict[str, float], rounds: int) -> dict[str, Any]:
+    """Returns errors of PipelineDP, run by another Python that has it, and ours; for add-remove neighbours."""
+    n = 1000
+    arguments = [str(each) for each in (n, required["epsilon"], required["delta"], rounds)]
+    done = subprocess.run([python, "-c", PIPELINE, *arguments], capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout)
+    table = {"id": np.arange(n), "x": np.array([float(i * 37 % 90) for i in range(n)])}
+    cost: dict[str, Any] = {"user": "id", "neighbours": "add-remove", **required}
+    asked: dict[str, tuple[Callable[[], Any], float]] = {
+        "count": (lambda: statistics.count(table, rows_per_user=1, **cost), n),
+        "sum": (
+            lambda: statistics.sum(table, bounds={"x": (0, 100)}, rows_per_user=1, **cost),
+            float(table["x"].sum()),
+        ),
+        "mean": (lambda: statistics.mean(table, bounds={"x": (0, 100)}, **cost), float(table["x"].mean())),
+    }
+    ours = {}
+    for name, (ask, exact) in asked.items():
+        start = time.process_time()
+        errors = [float(ask().values[0]) - exact for _ in range(10 * rounds)]
+        seconds = (time.process_time() - start) / (10 * rounds)
+        ours[name] = {"rmse": float(np.sqrt(np.mean(np.square(errors)))), "seconds": seconds}
+    return {"ours": ours, "pipeline-dp": theirs}
+
+
 def large(required: dict[str, float]) -> dict[str, Any]:
     """Measures a million rows of 50 columns from Parquet: seconds and peak memory."""
     import pyarrow
@@ -168,7 +301,7 @@ def large(required: dict[str, float]) -> dict[str, Any]:
         del block
         start, busy = time.perf_counter(), time.process_time()
         bounds = dict.fromkeys(names, (0.0, 1.0))
-        found = mean_of_table(path, bounds=bounds, epsilon=required["epsilon"], delta=required["delta"])
+        found = statistics.mean(path, bounds=bounds, epsilon=required["epsilon"], delta=required["delta"])
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
     return {
         "seconds": seconds,
@@ -185,11 +318,22 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-6)
     parser.add_argument("--large", action="store_true", help="only the large table")
+    parser.add_argument("--messages", action="store_true", help="only messages of few bits")
+    parser.add_argument("--pipeline-dp", metavar="PYTHON", help="a Python that has PipelineDP")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     required = {"epsilon": asked.epsilon, "delta": asked.delta}
     if asked.large:
         print(json.dumps(large(required), indent=2))
+        return
+    if not asked.messages:
+        found: dict[str, Any] = {"one machine": one_machine(required, asked.rounds)}
+        if asked.pipeline_dp:
+            found["add-remove"] = pipeline_dp(asked.pipeline_dp, required, asked.rounds)
+        if asked.json:
+            print(json.dumps(found, indent=2))
+        else:
+            show_one_machine(found)
         return
     report: dict[str, Any] = {}
     for name, (data, bounds) in data_sets().items():
@@ -215,6 +359,18 @@ def main() -> None:
                 show(f"{name}, {kind}", report[f"{name}, {kind}"])
     if asked.json:
         print(json.dumps(report, indent=2))
+
+
+def show_one_machine(found: dict[str, Any]) -> None:
+    print("question              ours    OpenDP Laplace  OpenDP Gaussian  ratio  noise (seconds)")
+    for row in found["one machine"]:
+        print(
+            f"{row['question']:<18}{row['ours']:8.4g}{row['opendp laplace']:16.4g}{row['opendp gaussian']:17.4g}"
+            f"{row['ratio']:7.3f}  {row['mechanism']}, δ = {row['delta']:g} ({row['seconds']:.4f})"
+        )
+    for library, entries in found.get("add-remove", {}).items():
+        for name, entry in entries.items():
+            print(f"{library:<12}{name:<18}{entry['rmse']:10.4g}{entry['seconds']:10.4f} s")
 
 
 def show(title: str, entry: dict[str, Any]) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
-import logging
+import os
 import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -37,24 +45,19 @@ class Loaded(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built without the network; a warning is an error."""
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
-    folder = tmp_path_factory.mktemp("site")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("socket.socket.connect", _refused)
-        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder))
-        assert config.strict
-        config.plugins.on_startup(command="build", dirty=False)
-        build(config)
-        config.plugins.on_shutdown()
-    logging.getLogger("mkdocs").handlers.clear()
+    """The site, built as `make docs` builds it, by a process that has no network; a warning is an error."""
+    folder, guard = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("guard")
+    (guard / "sitecustomize.py").write_text(
+        "import socket\n"
+        "def refused(*arguments):\n"
+        "    raise AssertionError('The build asked for the network.')\n"
+        "socket.socket.connect = refused\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(guard), str(ROOT)]), "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     return folder
-
-
-def _refused(*arguments: object) -> None:
-    raise AssertionError("The build asked for the network.")
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
@@ -106,15 +109,27 @@ def test_both_palettes_and_system_fonts(site: Path) -> None:
     assert "fonts.googleapis" not in text
 
 
-@pytest.mark.skipif(
+BROWSER = pytest.mark.skipif(
     not (shutil.which("chromium") and shutil.which("chromedriver") and importlib.util.find_spec("selenium")),
     reason="needs Chromium with its driver, and selenium",
 )
-def test_search_works_from_the_disk(site: Path) -> None:
+LOOK = """
+const images = [...document.images];
+return {
+  width: document.documentElement.scrollWidth,
+  broken: images.filter(image => image.complete && !image.naturalWidth).map(image => image.src),
+  wide: images.filter(image => image.getBoundingClientRect().width > innerWidth).map(image => image.src),
+  fetched: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("file:")),
+  wrong: document.querySelectorAll(".katex-error").length,
+};
+"""
+
+
+@contextmanager
+def opened(width: int, scheme: str) -> Iterator[Any]:
+    """A browser with a window of this width, for people who prefer the light or the dark scheme."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.wait import WebDriverWait
 
     options = ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
@@ -122,6 +137,49 @@ def test_search_works_from_the_disk(site: Path) -> None:
         options.add_argument(argument)
     browser = Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
+        metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        yield browser
+    finally:
+        browser.quit()
+
+
+@BROWSER
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+def test_pages_fit_the_screen_and_show_everything(site: Path, width: int, scheme: str) -> None:
+    with opened(width, scheme) as browser:
+        for page in sorted(site.rglob("*.html")):
+            browser.get(page.as_uri())
+            seen = browser.execute_script(LOOK)
+            assert seen.pop("width") <= width, page  # less by the scroll bar
+            assert seen == {"broken": [], "wide": [], "fetched": [], "wrong": 0}, page
+        browser.get((site / "index.html").as_uri())
+        chosen = browser.execute_script("return document.body.getAttribute('data-md-color-scheme')")
+        assert chosen == {"dark": "slate", "light": "default"}[scheme]
+
+
+@BROWSER
+@pytest.mark.slow
+def test_formulas_are_typeset(site: Path) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    with opened(390, "light") as browser:
+        browser.get((site / "proofs" / "gaussian-certificate.html").as_uri())
+        count = "return document.querySelectorAll('.arithmatex .katex').length"
+        formulas = browser.execute_script("return document.querySelectorAll('.arithmatex').length")
+        assert formulas > 8
+        WebDriverWait(browser, 20).until(lambda _: browser.execute_script(count) >= formulas)
+
+
+@BROWSER
+def test_search_works_from_the_disk(site: Path) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    with opened(1280, "light") as browser:
         browser.get((site / "index.html").as_uri())
         browser.execute_script("document.querySelector('[for=__search]').click()")
         field = browser.find_element(By.CSS_SELECTOR, "[data-md-component=search-query]")
@@ -129,8 +187,33 @@ def test_search_works_from_the_disk(site: Path) -> None:
         field.send_keys("modulus")
         wait = WebDriverWait(browser, 20)
         assert wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".md-search-result__item"))
-    finally:
-        browser.quit()
+
+
+def test_usage_lines_are_commands(site: Path) -> None:
+    text = html.unescape(re.sub(r"<[^>]+>", "", (site / "reference" / "commands.html").read_text(encoding="utf-8")))
+    usages = re.findall(r"^(cpsgd .*(?:COMMAND|OPTIONS).*)$", text, re.MULTILINE)
+    paths = {tuple(itertools.takewhile(re.compile(r"[a-z][a-z-]*$").match, usage.split()[1:])) for usage in usages}
+    assert {("train",), ("table", "sum"), ("round", "identity", "create"), ("budget", "check-report")} <= paths
+    assert not [usage for usage in usages if " -m " in usage or "mkdocs" in usage]
+
+
+@pytest.mark.slow
+def test_links_lead_somewhere(site: Path) -> None:
+    """Every link within the site, with its anchor."""
+    anchors: dict[Path, set[str]] = {}
+    for page in sorted(site.rglob("*.html")):
+        anchors[page.resolve()] = set(re.findall(r'\bid="([^"]+)"', page.read_text(encoding="utf-8")))
+    for page in sorted(site.rglob("*.html")):
+        if page.name == "404.html":
+            continue
+        for address in re.findall(r'<a [^>]*\bhref="([^"]+)"', page.read_text(encoding="utf-8")):
+            place, _, anchor = html.unescape(address).partition("#")
+            if re.match(r"[a-z]+:", place):
+                continue
+            target = (page.parent / unquote(place)).resolve() if place else page.resolve()
+            assert target.exists(), f"{page}: {address}"
+            if anchor and target.suffix == ".html" and not anchor.startswith("__"):
+                assert unquote(anchor) in anchors[target], f"{page}: {address}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -241,6 +241,78 @@ def test_a_batch_of_ones_own_in_the_loop_is_refused() -> None:
         break
 
 
+def test_a_batch_is_for_one_step() -> None:
+    # Several steps with one draw of examples cost more than as many with draws of their own.
+    model, optimizer, private = loop(small())
+    features, labels = next(iter(private))
+    functional.cross_entropy(model(features), labels).backward()
+    optimizer.step()
+    before = model.weight.clone()
+    functional.cross_entropy(model(features), labels).backward()
+    with pytest.raises(ParameterError, match="one step per batch"):
+        optimizer.step()
+    assert torch.equal(before, model.weight)
+    assert private.steps == 1
+
+
+def test_no_step_has_examples_of_two_micro_batches_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Gradients of two micro-batches, clipped together, would change by two clip norms with one example.
+    silent(monkeypatch)
+    model, _, private = loop(small(), batch=200, micro_batch=100)
+    batches = iter(private)
+    features, labels = next(batches)
+    functional.cross_entropy(model(features), labels).backward()
+    with pytest.raises(ParameterError, match="backward pass that no step took"):
+        next(batches)
+
+
+def test_a_batch_without_its_last_step_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent(monkeypatch)
+    model, optimizer, private = loop(small(), batch=100, micro_batch=10, clip_norm=0.01)
+    ended = False
+    for features, labels in private:
+        part = private._loader.current
+        assert part is not None
+        if part.last:
+            ended = True
+            continue
+        functional.cross_entropy(model(features), labels).backward()
+        optimizer.step()
+        if ended:
+            break
+    # Ten examples of the second batch, and none of the first.
+    assert float(private._sums.total.norm()) <= 10 * 0.01
+
+
+def test_one_clip_norm_holds_for_all_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A function that changes its mind between micro-batches must not clip at 10 and add the noise of 1.
+    used: list[float] = []
+
+    def added(self: SumNoise, sums: torch.Tensor, deviation: float) -> torch.Tensor:
+        used.append(deviation)
+        return sums.clone()
+
+    monkeypatch.setattr(SumNoise, "added", added)
+    norms = iter([10.0, 1.0])
+    model, optimizer, private = loop(small(), batch=200, micro_batch=100, epochs=1, clip_norm=lambda step: next(norms))
+    epoch(model, optimizer, private)
+    assert used == [10.0]
+
+
+def test_a_parameter_that_is_unfrozen_later_gets_no_raw_gradient() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    private = make_private(
+        model, optimizer, DataLoader(small(), batch_size=20), delta=1e-5, epochs=1, noise_multiplier=1.0
+    )
+    model[0].requires_grad_(True)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ParameterError, match="not private"):
+        epoch(model, optimizer, private)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_the_model_is_given_back() -> None:
     model, optimizer, private = loop(small())
     epoch(model, optimizer, private)

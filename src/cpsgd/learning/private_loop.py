@@ -28,7 +28,7 @@ from cpsgd.learning.canaries import Canaries, write
 from cpsgd.learning.clipped_sums import ClippedSums
 from cpsgd.learning.layers import MARGIN
 from cpsgd.learning.models import trainable
-from cpsgd.learning.poisson_loader import PoissonLoader
+from cpsgd.learning.poisson_loader import MicroBatch, PoissonLoader
 from cpsgd.learning.sum_noise import VARIATION, SumNoise, gaussian_mu
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import COARSE, FINE, Rounds, composed_epsilon
@@ -162,8 +162,8 @@ class Private:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ParameterError("LBFGS takes several gradients per step: use another optimizer of torch.optim.")
         self._parameters = list(trainable(model).values())
-        owned = {id(p) for p in self._parameters}
-        if any(id(p) not in owned for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        self._owned = {id(p) for p in self._parameters}
+        if any(p.requires_grad for p in self._strange(optimizer)):
             raise ParameterError(
                 "The optimizer has parameters that are not the model's: make it from model.parameters()."
             )
@@ -172,6 +172,9 @@ class Private:
         self._multipliers, self.delta = multipliers, delta
         self.steps, self.planned = 0, len(multipliers)
         self._model, self._sums = model, ClippedSums(model)
+        # The micro-batch that was added last, and the clip norm of the batch that it is of.
+        self._taken: MicroBatch | None = None
+        self._norm: float | None = None
         self.dim = self._sums.total.numel()
         self._noise = SumNoise(self.dim, self._sums.total.device) if first else None
         self._hook = optimizer.register_step_pre_hook(self._before_step)
@@ -185,9 +188,25 @@ class Private:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields an epoch's batches, in micro-batches if these were asked for."""
-        self._sums.forget()
-        return iter(self._loader)
+        """Yields an epoch's batches, in micro-batches if these were asked for.
+
+        What is left of a batch without a step is dropped, so that no step has examples of two batches.
+
+        Raises:
+            ParameterError: The last micro-batch had a backward pass and no step.
+        """
+        self._forget()
+        for batch in self._loader:
+            yield batch
+            if self._sums.rows is not None:
+                self._forget()
+                raise ParameterError(
+                    "The last batch had a backward pass that no step took: call optimizer.step() after every "
+                    "loss.backward(), also between micro-batches, and never in a closure."
+                )
+            part = self._loader.current
+            if part is None or part.last:
+                self._forget()
 
     def __str__(self) -> str:
         found = self.guarantee()
@@ -297,7 +316,16 @@ class Private:
         if self._first and state["canaries"] is not None:
             self._canaries = Canaries.from_dict(state["canaries"])
         self.steps = _validate.integer("steps", state["steps"], low=self.steps, high=self.planned)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops what was added up for the next step."""
         self._sums.forget()
+        self._norm = None
+
+    def _strange(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+        """Yields the optimizer's parameters that get no private gradients."""
+        return (p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._owned)
 
     # ------------------------------------------------------------------ a step
 
@@ -307,17 +335,29 @@ class Private:
         part = self._loader.current
         if part is None:
             raise ParameterError("This batch is not of the private loop: iterate over what make_private returned.")
+        if part is self._taken:
+            raise ParameterError(
+                "This batch had its step already: ε counts on examples drawn anew for each. Take one step per batch."
+            )
+        if any(p.grad is not None for p in self._strange(optimizer)):
+            raise ParameterError(
+                "The optimizer has a parameter with a gradient that is not private: it was frozen, or not the model's, "
+                "when the loop was made private. Make it private after such changes."
+            )
         if self.steps >= self.planned:
             raise InfeasibleError(
                 f"All {self.planned:,} steps were taken that the budget is for: make the loop private for more epochs."
             )
-        rows, norm = self._sums.rows, self.clip_norm
+        if self._norm is None:
+            self._norm = self.clip_norm
+        rows, norm = self._sums.rows, self._norm
         if rows is not None and rows != max(1, part.count):
             raise ParameterError(
                 f"The model saw {rows:,} rows, and the micro-batch has {max(1, part.count):,} examples: examples must "
                 "be the first dimension of every layer's inputs, and backward() be called once per batch."
             )
         self._sums.fold(norm, scale=float(rows or 1) if self._mean else 1.0, count=part.count)
+        self._taken = part
         if not part.last:
             for parameter in self._parameters:
                 parameter.grad = None
@@ -340,7 +380,7 @@ class Private:
         noisy = total.clone() if self._noise is None else self._noise.added(total, multiplier * clip_norm)
         if together:
             torch.distributed.broadcast(noisy, 0)
-        self._sums.forget()
+        self._forget()
         return noisy
 
     def _epsilon(self, steps: int) -> float:

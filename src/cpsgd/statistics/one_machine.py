@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 # Weights of the counts of what is cut off, beside a question's 1: two percent of ε, or one of the squared shift.
 _CUTS = (0.02, 0.1)
+# Confidence with which much was cut off before there is a warning.
+_SURE = 0.999
 # And of the search for bounds.
 _SEARCH = (1.0 / 3.0, 1.0 / 3.0)
 # Parts of ε and δ that find groups which are not listed.
@@ -336,10 +338,12 @@ def events_for(
         return []
     found = events_of([noise.record("vectors are made here of rows within bounds") for noise in noises], label)
     if selection is not None:
-        # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε.
-        one = Geometry(1, 1.0, 1.0, "one user", 1.0, 1.0, lattice=1)
-        record = laplace_noise(one, selection.claim.epsilon, "replace-one").record("one user")
-        found += events_of([record], label, overflow=selection.claim.delta)
+        # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε. To replace a user is to
+        # remove one and to add another; a ledger may be about either.
+        one = Geometry(1, 1.0, 2.0, "one user", 1.0, 2.0, lattice=1)
+        record = laplace_noise(one, selection.claim.epsilon, selection.neighbours).record("one user")
+        changes = 1.0 if selection.neighbours == "replace-one" else 2.0
+        found += events_of([record], label, overflow=changes * selection.claim.delta)
     return found
 
 
@@ -568,9 +572,10 @@ def statistic_of(
     )
     cut_off: tuple[CutOff, ...] = ()
     if len(tasks) > 1:
-        counts, reach = released[1], tasks[1].noise.variance ** 0.5 * interval_width(confidence, pure=True)
+        counts, deviation = released[1], tasks[1].noise.variance ** 0.5
+        reach, far = (deviation * interval_width(each, pure=True) for each in (confidence, _SURE))
         everybody = float(counts[-1]) if question.private_users else float(users)
-        cut_off = shares(counts[: len(question.cuts)].tolist(), reach, everybody, question.cuts)
+        cut_off = shares(counts[: len(question.cuts)].tolist(), reach, far, everybody, question.cuts)
     return replace(_statistic(question, user, confidence, reading, users, proof, noise.kind), cut_off=cut_off)
 
 

@@ -134,6 +134,17 @@ class Job:
         user: The column that says whose a row is; None where every row is another person's.
         missing: Whether rows without a user are left out; otherwise they are refused.
         identity: Random, and the same in all copies.
+
+    Example:
+        >>> from cpsgd.promise import Claim
+        >>> from cpsgd.statistics import Count
+        >>> from cpsgd.statistics.table_noise import noise_for
+        >>> smokers = Count(["smokes"]).central("replace-one", None)
+        >>> job = Job((SumTask(smokers, noise_for(smokers.geometry, Claim(1.0, 0.0))),))
+        >>> parts = [job.partial({"smokes": np.repeat([0, 1], [3000, smoking])}) for smoking in (400, 600)]
+        >>> ((count,),) = job.release(job.merged(parts))  # 1,000 with noise of standard deviation 1.4
+        >>> round(float(count), -2)
+        1000.0
     """
 
     tasks: tuple[SumTask, ...]

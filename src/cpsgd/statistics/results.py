@@ -56,12 +56,14 @@ class CutOff:
         share: The estimate, of all users.
         low: Lower end of its interval.
         high: Upper end.
+        is_much: Whether it is more than a tenth of the users, with a confidence of 99.9 %.
     """
 
     cut: str
     share: float
     low: float
     high: float
+    is_much: bool = False
 
     def __str__(self) -> str:
         return f"{self.cut}: {100 * self.share:.3g} % of users [{100 * self.low:.3g}, {100 * self.high:.3g}]"
@@ -153,7 +155,7 @@ class Statistic:
             f"About {100 * cut.share:.3g} % of users ({100 * cut.low:.3g} to {100 * cut.high:.3g} %) had {cut.cut}: "
             "values and intervals are of the table after that, not of all of it."
             for cut in self.cut_off
-            if cut.low > _MUCH_CUT
+            if cut.is_much
         ]
 
     def rows(self) -> list[tuple[str | None, str, float, float, float]]:
@@ -261,14 +263,17 @@ def _text(cell: object) -> str:
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
-def shares(counts: Sequence[float], reach: float, users: float, cuts: Sequence[str]) -> tuple[CutOff, ...]:
-    """Returns numbers of users, each off by at most `reach`, as shares of all users."""
+def shares(counts: Sequence[float], reach: float, far: float, users: float, cuts: Sequence[str]) -> tuple[CutOff, ...]:
+    """Returns numbers of users as shares of all users; each is off by at most `reach`, and almost surely by `far`."""
 
     def share(count: float) -> float:
         return min(max(count / max(users, 1.0), 0.0), 1.0)
 
     pairs = zip(cuts, counts, strict=True)
-    return tuple(CutOff(cut, share(count), share(count - reach), share(count + reach)) for cut, count in pairs)
+    return tuple(
+        CutOff(cut, share(count), share(count - reach), share(count + reach), share(count - far) > _MUCH_CUT)
+        for cut, count in pairs
+    )
 
 
 def epsilon_text(claim: Claim) -> str:
