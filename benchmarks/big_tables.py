@@ -36,7 +36,7 @@ def write(folder: Path, rows: int) -> None:
         generator = np.random.default_rng(number)
         part = folder / f"day={number}"
         part.mkdir()
-        table = {name: generator.normal(50.0, 20.0, rows // FILES) for name in COLUMNS}
+        table: dict[str, Any] = {name: generator.normal(50.0, 20.0, rows // FILES) for name in COLUMNS}
         table["id"] = generator.integers(0, rows // 10, rows // FILES)
         parquet.write_table(pyarrow.table(table), part / "part-0.parquet")
 
@@ -93,9 +93,7 @@ def main() -> None:
         users = job().partial(folder).users
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         spent = time.process_time() - start
-        print(
-            f"{chosen.rows:,} rows, {users:,} users: {spent:.1f} processor s, {before >> 10} to {peak >> 10} MiB"
-        )
+        print(f"{chosen.rows:,} rows, {users:,} users: {spent:.1f} processor s, {before >> 10} to {peak >> 10} MiB")
 
 
 if __name__ == "__main__":
