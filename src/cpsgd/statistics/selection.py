@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd._exact import below
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.promise import Claim
 from cpsgd.randomness import Keystream
@@ -108,14 +109,16 @@ def keep_probabilities(epsilon: float, delta: float) -> NDArray[np.float64]:
     Example:
         >>> odds = keep_probabilities(1.0, 1e-5)
         >>> len(odds), f"{odds[1]:.0e}", f"{odds[12]:.2f}"
-        (24, '1e-05', '0.79')
+        (24, '1e-05', '0.76')
     """
     grow, found = math.exp(epsilon), [0.0]
     while found[-1] < 1.0:
         last = found[-1]
         found.append(min(grow * last + delta, 1.0 - (1.0 - last - delta) / grow, 1.0))
         if len(found) > _MOST_USERS:
-            raise InfeasibleError(f"ε = {epsilon:g} per user and group is too small to find groups privately.")
+            raise InfeasibleError(
+                f"ε = {rounded_up(epsilon)} per user and group is too small to find groups privately."
+            )
     odds = np.array(found)
     odds.flags.writeable = False
     return odds
