@@ -18,7 +18,8 @@ from tests.engines.flower.federation import Federation
 from tests.engines.flower.local import RUN, LocalGrid, Node, task
 
 PAGES = Path(__file__).parents[2] / "docs" / "tutorials"
-# 40 runs read 89 to 94 % right, with a standard deviation of one point, and guessing 10 %; the noise has no seed.
+# The noise has no seed. 40 runs of Flower's app in one process read 89.9 to 95.3 % right: mean 92.6 %, standard
+# deviation 1.1 points. So this is 7 deviations below the mean. The other two tests train the same model by that plan.
 ENOUGH = 0.85
 
 
