@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from threading import Lock
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from cpsgd.tables import Chunk, open_table
 
 # Jobs that this process has released.
 _RELEASED: set[bytes] = set()
+_RELEASING = Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,9 +222,10 @@ class Job:
                 two releases would have less noise than was accounted for.
         """
         self._check(partial)
-        if self.identity in _RELEASED:
-            raise ParameterError("This job was released already. Make another one, and charge it.")
-        _RELEASED.add(self.identity)
+        with _RELEASING:
+            if self.identity in _RELEASED:
+                raise ParameterError("This job was released already. Make another one, and charge it.")
+            _RELEASED.add(self.identity)
         pairs = zip(self.tasks, partial.sums, strict=True)
         return [(sums + task.noise.draw()) / float(task.noise.units) for task, sums in pairs]
 
