@@ -65,6 +65,15 @@ def test_the_flower_tutorial_learns(flower_app: Path, tmp_path: Path, capsys: py
     assert [silo.trained for silo in silos] == [10] * 10
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/flower.md", "examples/flower-digits/README.md"])
+def test_flower_is_told_not_to_install_the_app(page: str) -> None:
+    """Otherwise Flower asks PyPI for cpsgd before the first round, and ends with code 608."""
+    text = (PAGES.parents[1] / page).read_text(encoding="utf-8")
+    before, found, _ = text.partition("\n$ flwr run")
+    assert found
+    assert re.search(r"^\$ export .*FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1", before, re.MULTILINE)
+
+
 class Silos(Federation):
     """A federation of processes that know their number and nothing else, as in the tutorial."""
 
