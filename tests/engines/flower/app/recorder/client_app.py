@@ -39,7 +39,7 @@ def record(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
     def recorded(self: Protocol, vector: Any, round: int, *, seeds: Any = None) -> Any:
         silo = seeds if isinstance(seeds, SiloState) else None
-        before = silo and silo.rows.get(round - 1)
+        before = None if silo is None else silo.rows.get(round - 1)
         values = original(self, vector, round, seeds=seeds)
         folder, node = Path(str(context.run_config["folder"])), context.node_config["partition-id"]
         np.save(folder / f"round-{round + 1}-node-{node}.npy", values)
