@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 KERNELS := $(shell find src -name '*.cpp' -o -name '*.h')
 SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 
-.PHONY: help install train docs test thorough mutants check slow lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
+.PHONY: help install train docs test thorough mutants survivors check slow lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
 
 help:
 	@echo "make train     install into $(VENV) and train privately on simulated clients (4 to 7 minutes)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test      install into $(VENV) and run the tests, all but the thorough ones"
 	@echo "make thorough  the same checks over more cases"
 	@echo "make mutants   seed faults in the source, one at a time: the tests must find each (half an hour)"
+	@echo "make survivors generated faults that no quick test finds (SHARE=0.01 of all: half an hour)"
 	@echo "make check     lint, and the tests that are not slow"
 	@echo "make slow      measure which tests are slow, and write tests/slow.txt"
 	@echo "make lint      ruff, mypy and clang-format"
@@ -62,6 +63,11 @@ thorough: install
 
 mutants: install
 	PYTHONPATH=tests $(BIN)/python -m mutants.runner $(ONLY)
+
+# Generated ones: a share of about 13,000. What quick tests do not find is listed; `--slow` tries slow tests as well.
+SHARE ?= 0.01
+survivors: install
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m mutants.generated --share $(SHARE) --seed 1
 
 check: lint
 	$(PYTEST) -m "not slow and not thorough"

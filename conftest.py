@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent
 
 # What may need which package: folders and files below src/cpsgd and tests, and pages below the root.
 MAY_NEED = {
+    "apache_beam": ("engines/beam.py", "engines/test_beam.py", "docs"),
     "griffe": ("docs",),
     "flwr": ("engines/flower", "docs"),
     "httpx": (
@@ -42,6 +43,7 @@ MAY_NEED = {
     "pandas": ("learning/datasets/test_from_tables.py", "statistics"),
     "polars": ("learning/datasets/test_from_tables.py", "statistics"),
     "pyarrow": ("docs", "cli/test_statistics_commands.py", "learning/datasets/test_from_tables.py", "statistics"),
+    "pyspark": ("engines/spark.py", "engines/test_spark.py", "docs"),
     "sklearn": (
         "cli/test_train_command.py",
         "compatibility",

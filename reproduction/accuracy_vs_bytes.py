@@ -98,7 +98,7 @@ def draw(path: Path, results: Path = RESULTS) -> None:
     plotting.tidy(axes, title="Accuracy against bytes", xlabel="kB sent per client in all", ylabel="test accuracy, %")
     axes.set_xscale("log")
     axes.set_ylim(_LOWEST, 99.2)
-    axes.legend(frameon=False, fontsize=8, labelcolor=plotting.INK, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, labelcolor=plotting.INK, loc="lower left")
     plotting.save(figure, path)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import struct
 import threading
 import tracemalloc
@@ -236,6 +237,20 @@ def test_save_and_restore(protocol: Protocol) -> None:
         again.add(message)
     again.add(protocol.encode(vectors(1)[0], ROUND))
     assert again.count == aggregator.count + 1
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL, GAUSSIAN])
+def test_pickled(protocol: Protocol) -> None:
+    aggregator = filled(protocol)
+    message = protocol.encode(vectors(1)[0], ROUND)
+    aggregator.add(message)
+    again = pickle.loads(pickle.dumps(aggregator))
+    assert (again.count, again.round) == (6, ROUND)
+    np.testing.assert_array_equal(again.sums, aggregator.sums)
+    with pytest.raises(DuplicateError):
+        again.add(message)
+    again.add(protocol.encode(vectors(1)[0], ROUND))
+    assert (again.count, aggregator.count) == (7, 6)
 
 
 def test_restore_notices_every_flipped_bit() -> None:

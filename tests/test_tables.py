@@ -216,6 +216,24 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert numbers("x", columns["x"]).tolist() == [1012.5, 1013.0]
 
 
+def test_patterns_of_paths_are_tables(tmp_path: Path) -> None:
+    for year, part in [("2025", "part-0"), ("2026", "part-0"), ("2026", "part-1"), ("2026", "other")]:
+        (tmp_path / f"year={year}").mkdir(exist_ok=True)
+        parquet.write_table(pyarrow.table({"age": [len(part)]}), tmp_path / f"year={year}" / f"{part}.parquet")
+    table = open_table(f"{tmp_path}/year=*/part-*.parquet")
+    assert (table.names, table.rows) == (("age", "year"), 3)
+    assert table.columns(["year"])["year"].tolist() == [2025, 2026, 2026]
+    assert open_table(tmp_path / "year=2026" / "part-?.parquet").rows == 2
+    with pytest.raises(TableError, match="no file has such a name"):
+        open_table(tmp_path / "year=2026" / "part-*.csv")
+    (tmp_path / "year=2026" / "part-2.csv").write_text("age\n1\n")
+    with pytest.raises(ParameterError, match="expected files of one kind"):
+        open_table(tmp_path / "year=2026" / "part-*")
+    # A name that exists is no pattern.
+    (tmp_path / "a[1].csv").write_text("age\n1\n")
+    assert open_table(tmp_path / "a[1].csv").rows == 1
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_are_never_in_memory_whole(tmp_path: Path, kind: str) -> None:
     table = pyarrow.table({name: np.random.default_rng(0).normal(size=500_000) for name in "abcdefgh"})

@@ -38,6 +38,7 @@ PROJECT = {
 PACKAGES = (
     *("cpsgd", "cpsgd.planner", "cpsgd.privacy", "cpsgd.mechanisms", "cpsgd.statistics", "cpsgd.learning"),
     *("cpsgd.learning.datasets", "cpsgd.engines.ddp", "cpsgd.engines.flower", "cpsgd.engines.nvflare", "cpsgd.ledger"),
+    *("cpsgd.engines.beam", "cpsgd.engines.spark"),
     *("cpsgd.engines.pair.parties", "cpsgd.engines.pair.task"),
     *("cpsgd.audit", "cpsgd.secagg", "cpsgd.federation.limits", "cpsgd.federation.terms", "cpsgd.federation.course"),
     *("cpsgd.federation.choreography", "cpsgd.federation.sessions", "cpsgd.federation.answering"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
@@ -44,7 +45,7 @@ class Aggregator:
 
     A message is either accepted whole or refused with a `WireError` that leaves the aggregator as it was. Memory is the
     sums (4 or 8 bytes per coordinate) and 16 bytes per message for the ids that reveal a repetition. Methods may be
-    called from several threads.
+    called from several threads. It pickles, as `save` and `restore` do.
 
     Example:
         >>> import numpy as np
@@ -195,6 +196,10 @@ class Aggregator:
             sums = self._sums.astype(self._format.saved).tobytes()
             body = head + b"".join(sorted(self._ids)) + sums
         return body + hashlib.sha256(body).digest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not as attributes: a lock cannot be sent, and what arrives is checked.
+        return partial(type(self).restore, self.protocol, self.save(), max_dim=self._max_dim), ()
 
     @classmethod
     def restore(cls, protocol: Protocol, state: bytes, *, max_dim: int = wire.DEFAULT_MAX_DIM) -> Self:

@@ -16,7 +16,6 @@ from typing import Any, get_args, get_type_hints
 
 from cpsgd import _validate
 from cpsgd.correlated.mechanism import CorrelatedGaussian
-from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import (
@@ -45,7 +44,6 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         LazyCoins,
         RoundedGaussian,
         CorrelatedGaussian,
-        RoundedCorrelated,
         ShapedGaussian,
         DiscreteLaplace,
     )

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,14 @@ class DataTable:
         names: Names of the columns.
         count: Returns the number of rows. Text files are read once for it.
         read: Yields chunks of the given columns, which exist.
+        in_memory: Whether the rows are in memory anyway.
     """
 
     title: str
     names: tuple[str, ...]
     count: Callable[[], int]
     read: Callable[[Sequence[str]], Iterator[Chunk]]
+    in_memory: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -103,7 +106,7 @@ def open_table(source: object) -> DataTable:
     Args:
         source: An array of two dimensions (its columns are named "0", "1", ...), a structured array, a mapping of names
             to columns, a list of mappings (one per row), a frame of pandas or polars, a pyarrow table or data set, or
-            the path of a file or a folder.
+            the path of a file or a folder, or a pattern of paths such as "visits/part-*.parquet".
 
     Raises:
         TableError: It is not a table, or the file cannot be read as one.
@@ -281,7 +284,7 @@ def _of_columns(title: str, columns: Mapping[str, Column]) -> DataTable:
         for start in range(0, rows, CHUNK_ROWS):
             yield {name: columns[name][start : start + CHUNK_ROWS] for name in names}
 
-    return DataTable(title, tuple(columns), lambda: rows, read)
+    return DataTable(title, tuple(columns), lambda: rows, read, in_memory=True)
 
 
 def _unmasked(what: str, values: Any) -> Any:
@@ -355,7 +358,7 @@ def _of_frame(source: Any) -> DataTable:
         columns = {name: _array(name, frame.get_column(keys[name])) for name in names}
         return _of_columns("The frame", columns).read(names)
 
-    return DataTable("The frame", tuple(map(str, frame.columns)), lambda: len(frame), read)
+    return DataTable("The frame", tuple(map(str, frame.columns)), lambda: len(frame), read, in_memory=True)
 
 
 # ------------------------------------------------------------------ Arrow, files and folders
@@ -382,7 +385,7 @@ def _of_arrow(title: str, source: Any) -> DataTable:
                         if batch.num_rows:
                             yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
 
-    return DataTable(title, tuple(source.schema.names), count, read)
+    return DataTable(title, tuple(source.schema.names), count, read, in_memory=whole is not source)
 
 
 def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
@@ -467,14 +470,23 @@ def _readable(title: str, *, text: bool = False) -> Iterator[None]:
 
 
 def _open_path(path: Path) -> DataTable:
-    files, title = [path], str(path)
-    if path.is_dir():
+    files, title, base = [path], str(path), path
+    pattern = not path.exists() and any(sign in title for sign in "*?[")
+    if pattern:
+        # The folders before the first sign of a pattern say nothing about rows.
+        fixed = list(takewhile(lambda part: not any(sign in part for sign in "*?["), path.parts))
+        base = Path(*fixed)
+        inside = (file for file in sorted(base.glob(str(Path(*path.parts[len(fixed) :])))) if file.is_file())
+    elif path.is_dir():
         inside = (file for file in sorted(path.rglob("*")) if file.is_file())
-        files = [file for file in inside if not any(part[0] in "._" for part in file.relative_to(path).parts)]
+    if many := pattern or path.is_dir():
+        files = [file for file in inside if not any(part[0] in "._" for part in file.relative_to(base).parts)]
+    if pattern and not files:
+        raise TableError(f"{path}: no file has such a name.")
     kinds = {next((suffix for suffix in FILES if file.name.lower().endswith(suffix)), None) for file in files}
     kind = kinds.pop() if len(kinds) == 1 else None
-    if kind is None or (kind == ".npy" and path.is_dir()):
-        what = "a folder of files of one kind" if path.is_dir() else "a file"
+    if kind is None or (kind == ".npy" and many):
+        what = "files of one kind" if pattern else "a folder of files of one kind" if many else "a file"
         raise ParameterError(f"{path}: expected {what} ending in {', '.join(FILES)}.")
     for file in files:
         with file.open("rb"):
@@ -494,6 +506,6 @@ def _open_path(path: Path) -> DataTable:
     scan = dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
     layout = "feather" if kind != ".parquet" else dataset.ParquetFileFormat(default_fragment_scan_options=scan)
     # Folders with names such as year=2026 hold a column, too.
-    folders = {"partitioning": "hive", "partition_base_dir": title} if path.is_dir() else {}
+    folders = {"partitioning": "hive", "partition_base_dir": str(base)} if many else {}
     with _readable(title):
         return _of_arrow(title, dataset.dataset(list(map(str, files)), format=layout, **folders))

@@ -273,3 +273,11 @@ def test_a_promise_is_neither_believed_nor_in_the_way() -> None:
     promising = dataclasses.replace(protocol, promise=promise)
     with pytest.raises(ParameterError, match="rounds of single messages"):
         audit(promising, delta=1e-3, rounds=1_000, encode=promising.encode)
+
+
+def test_code_that_would_keep_a_promise_is_not_played() -> None:
+    """An audit sends single messages in place of a run, which code that keeps the promise would refuse."""
+    protocol = Protocol.rotated_binomial(clients=2, dim=8, clip_norm=1.0, levels=8, trials=250)
+    promised = dataclasses.replace(protocol, promise=Promise(Claim(1.0, 1e-3), Conditions.of(2)))
+    with pytest.raises(ParameterError, match="keeps the protocol's promise"):
+        audit(promised, delta=1e-3, rounds=1_000, seed=1, encode=protocol.encode)

@@ -32,6 +32,7 @@ from cpsgd.ledger import Budget, RoundEvent
 from cpsgd.ledger.charging import total
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
+from cpsgd.secagg.parameters import MAX_CLIENTS
 
 from .local import (
     DIM,
@@ -510,3 +511,10 @@ def test_a_servers_word_on_distances_does_not_count(small_plan: Plan) -> None:
     # Whoever pinned this very protocol knew its reason.
     Client(**limits, fingerprint=claimed.protocol.fingerprint).ask(opening(claimed, secure=parameters(claimed)))
     Client(**{**limits, "epsilon": 1.01 * needed}).ask(opening(claimed, secure=parameters(claimed)))
+
+
+def test_a_server_that_announces_too_many_clients_is_refused() -> None:
+    """The time to compute a guarantee grows with their number, which is the server's word."""
+    protocol = Protocol.rotated_binomial(clients=MAX_CLIENTS + 1, dim=8, clip_norm=1.0, levels=4, trials=200)
+    with pytest.raises(RoundRefusedError, match="takes part among"):
+        Limits(epsilon=8.0, delta=1e-6).check(protocol, rounds=1, surviving=MAX_CLIENTS)

@@ -232,3 +232,18 @@ def test_too_many_terms_for_one_sum_are_refused(monkeypatch: pytest.MonkeyPatch)
     functional.cross_entropy(model(x), y).backward()
     with pytest.raises(ParameterError, match="micro_batch"):
         sums.fold(1.0, scale=COUNT)
+
+
+@pytest.mark.parametrize("tiny", ["inputs", "gradients"])
+def test_products_too_small_for_float32_do_not_hide_an_example(tiny: str) -> None:
+    # <a, a> of the tiny ones is zero in float32, and their gradient is long all the same.
+    model = nn.Linear(64, 64, bias=False)
+    sums = ClippedSums(model)
+    small, large = torch.full((1, 16, 64), 2.5e-23), torch.full((1, 16, 64), 2e18)
+    inputs, gradients = (small, large) if tiny == "inputs" else (large, small)
+    model(inputs).backward(gradients)
+    (norm,) = sums.fold(1.0, scale=256.0)
+    exact = 256.0 * 16 * 64 * 2.5e-23 * 2e18
+    assert exact > 10.0
+    assert exact <= float(norm) <= exact * 1.001
+    assert float(sums.total.norm()) <= 1.0

@@ -15,7 +15,6 @@ from scipy import stats
 
 from cpsgd.codec import pipeline
 from cpsgd.correlated.mechanism import CorrelatedGaussian
-from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import (
@@ -60,17 +59,6 @@ EXAMPLES: dict[str, list[Mechanism]] = {
     "rounded-gaussian": [
         RoundedGaussian(noise_deviation=1.5, step=0.25, window=45, coordinate_range=0.5),
         RoundedGaussian(noise_deviation=7.0, step=0.1, window=200, coordinate_range=0.5),
-    ],
-    "rounded-correlated": [
-        RoundedCorrelated(
-            noise_deviation=1.8,
-            step=0.25,
-            window=32,
-            coordinate_range=0.5,
-            bands=3,
-            run_length=40,
-            inherited_range=3.0,
-        ),
     ],
     "correlated-gaussian": [
         CorrelatedGaussian(noise_deviation=8.0, step=0.25, window=512, coordinate_range=0.5, bands=3, run_length=40),
@@ -164,8 +152,6 @@ def another(value: object) -> object:
         return 1
     if isinstance(value, int):
         return value + 1
-    if value == "":
-        return "1:8192,2:2048"  # taps, for three bands
     assert isinstance(value, float)
     return 0.875 * value
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cpsgd import statistics
-from cpsgd.errors import ParameterError
+from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.ledger import Budget, Ledger
+from cpsgd.neighbours import Adjacency
 from cpsgd.promise import Claim
 from cpsgd.statistics import ClippingWarning
-from cpsgd.statistics.selection import Selection, keep_probabilities
+from cpsgd.statistics.one_machine import events_for
+from cpsgd.statistics.selection import Selection, keep_words
 
 COST: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-6}
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-5), (3.0, 1e-9)])
 def test_probabilities_are_private_and_as_large_as_can_be(epsilon: float, delta: float) -> None:
-    odds = keep_probabilities(epsilon, delta)
+    odds = keep_words(epsilon, delta) / 2**61
     more, less = odds[1:], odds[:-1]
     slack = 1e-14
     assert odds[0] == 0.0
@@ -35,6 +40,34 @@ def test_probabilities_are_private_and_as_large_as_can_be(epsilon: float, delta:
     assert max(loss.max() for loss in losses) <= delta + slack
     tight = np.maximum(losses[0], losses[2])[:-1]
     assert np.abs(tight - delta).max() <= slack * math.exp(epsilon)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-5), (1.0, 1e-17), (40.0, 5e-19)])
+def test_probabilities_are_private_exactly(epsilon: float, delta: float) -> None:
+    # In floats 1 - π jumps from 1e-16 to 0, which a smaller δ does not pay for.
+    words, whole, budget = keep_words(epsilon, delta).tolist(), 2**61, Fraction(delta) * 2**61
+    grow = Fraction(math.exp(epsilon)) * (1 - Fraction(1, 2**51))  # at most e^ε
+    assert (words[0], words[-1]) == (0, whole)
+    for less, more in pairwise(words):
+        assert less < more <= grow * less + budget
+        assert whole - less <= grow * (whole - more) + budget
+
+
+def test_a_delta_below_the_resolution_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="too small"):
+        keep_words(1.0, 1e-19)
+
+
+def test_a_replace_one_ledger_pays_twice_for_add_remove_groups(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "b.ledger")
+    for adjacency in ("replace-one", "zero-out"):
+        ledger.create(Budget(population=adjacency, epsilon=20.0, delta=1e-5, adjacency=Adjacency.parse(adjacency)))
+    for neighbours, expected in (("add-remove", (2.0, 1.0)), ("replace-one", (1.0, 0.5))):
+        selection = Selection(("g",), Claim(1.0, 1e-6), neighbours)  # type: ignore[arg-type]
+        events = events_for(ledger, "", [], selection)
+        for population, epsilon in zip(("replace-one", "zero-out"), expected, strict=True):
+            assert epsilon <= ledger.quote(population, events).epsilon <= epsilon * 1.001
+        assert events[0].overflow == (2e-6 if neighbours == "add-remove" else 1e-6)
 
 
 def test_a_user_is_counted_in_their_first_groups() -> None:

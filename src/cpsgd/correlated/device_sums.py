@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpsgd._torch import torch
+from cpsgd.correlated.draws import OWN_BITS
 from cpsgd.correlated.run_sums import RunSums, Slots
 from cpsgd.mechanisms.noise import SumRounding
 
@@ -24,7 +25,7 @@ class DeviceLineages(RunSums):
         """Rounds of `clients` messages each."""
         super().__init__(mechanism, slots, clients, dim)
         bands = mechanism.bands
-        deviation = math.ldexp(mechanism.noise_deviation, mechanism.fraction_bits) * math.sqrt(clients)
+        deviation = math.ldexp(mechanism.noise_deviation, OWN_BITS) * math.sqrt(clients)
         ages = (np.arange(bands)[:, None] - np.arange(bands)) % bands
         weights = torch.from_numpy(deviation * mechanism.correlation.factors[ages])
         # Z of round t, over its deviation, is in row t mod b; what a round weighs them with, in a row of its own.
@@ -36,8 +37,8 @@ class DeviceLineages(RunSums):
     def on_device(self, count: int) -> SumRounding:
         """Describes the rest of a round's noise, which no other round knows: the clients' own, and rounding."""
         mechanism, count = self._mechanism, self.clients
-        deviation = math.ldexp(math.sqrt(mechanism.noise.own_variance * count), mechanism.fraction_bits)
-        return SumRounding(deviation, mechanism.fraction_bits, count, int(mechanism.grid.limit), mechanism.centre)
+        deviation = math.ldexp(math.sqrt(mechanism.noise.own_variance * count), OWN_BITS)
+        return SumRounding(deviation, OWN_BITS, count, int(mechanism.grid.limit), mechanism.centre)
 
     def before_rounding(self, round: int, count: int) -> torch.Tensor:
         """Returns Σ_k g_k Z_(round-k), in points of the vector's grid.

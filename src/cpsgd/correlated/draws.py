@@ -109,19 +109,17 @@ class Lineages:
     Attributes:
         correlation: The weights.
         ratio: The deviation of z in cells of its grid.
-        limit: The largest |noise| of earlier rounds in a message, in points; more is cut off. None for all of it.
     """
 
     correlation: Correlation
     ratio: float
-    limit: int | None = None
 
     def fresh(self, keystream: NDArray[np.uint8], count: int) -> Points:
         """Draws the noise of a lineage that begins with this round and that nobody will continue."""
         return draw(self.ratio, keystream, count) << WEIGHT_BITS
 
     def noise(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
-        """Returns Σ_k g_k z_(round-k), each z expanded from its seed; all but z_round within the limit.
+        """Returns Σ_k g_k z_(round-k), each z expanded from its seed.
 
         Args:
             seeds: Those of a lineage, the newest first: of this round, of the last, and so on, up to b of them; None
@@ -134,14 +132,10 @@ class Lineages:
                 that is not 16 bytes long, or one twice.
         """
         total = np.zeros(dim, dtype=np.int64)
-        own, *earlier = self._checked(seeds, round)
-        assert own is not None
-        for age, seed in enumerate(earlier, start=1):
-            if seed is not None and self.correlation.weights[age]:
+        for age, seed in enumerate(self._checked(seeds, round)):
+            if seed is not None:
                 total += self.correlation.weights[age] * self.expanded(seed, round - age, dim)
-        if self.limit is not None:
-            np.clip(total, -self.limit, self.limit, out=total)
-        return total + self.correlation.weights[0] * self.expanded(own, round, dim)
+        return total
 
     def expanded(self, seed: bytes, round: int, dim: int) -> Points:
         """Returns z of one round: a draw per coordinate, in blocks of 4096, by a key from seed and round."""

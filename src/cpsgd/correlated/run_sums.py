@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd.correlated.draws import draw, wide_parts
+from cpsgd.correlated.draws import OWN_BITS, draw, wide_parts
 from cpsgd.errors import CheckpointError, ParameterError
 from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
 from cpsgd.mechanisms.memory import Simulated
@@ -170,7 +170,7 @@ class SummedLineages(RunSums):
         """
         self.check(round, count)
         mechanism, bits = self._mechanism, self._mechanism.finest_bits
-        total = (sums.astype(np.int64) - count * int(mechanism.grid.limit)) << (bits - mechanism.fraction_bits)
+        total = (sums.astype(np.int64) - count * int(mechanism.grid.limit)) << (bits - OWN_BITS)
         total += self._lineages(round)
         variance = count * mechanism.noise.own_variance
         lost = np.zeros(self._dim, dtype=np.int64)  # twice what is rounded off, all but one of the clients

@@ -29,7 +29,7 @@ def shortest(correlation: Correlation, honest: int) -> float:
 
     Example:
         >>> round(shortest(Correlation(bands=32, rounds=300), honest=8), 3)
-        0.455
+        0.433
     """
     apart = 1.0 - 1.0 / honest
     return apart / (1.0 + 4.0 * apart * correlation.column_norm**2 / honest) * _DOWN

@@ -28,7 +28,7 @@ from cpsgd.errors import (
 from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing
 from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
 from cpsgd.federation.messages import AHEAD, Pair, Request
-from cpsgd.federation.one_message import ClientTask, asks_for
+from cpsgd.federation.one_message import ClientTask, asks_for, asks_for_one
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 
@@ -184,7 +184,7 @@ class ClientSession:
 
     def _upload(self, asked: Request, train: Train) -> bytes:
         """Answers a whole round without secure aggregation, and counts it."""
-        if asked.payload:
+        if asks_for_one(asked.payload):
             return self._upload_sealed(asked, train)
         if self._secure:
             raise RoundRefusedError(

@@ -30,6 +30,11 @@ def asks_for(task: bytes) -> bytes:
     return _MAGIC + task
 
 
+def asks_for_one(payload: bytes) -> bool:
+    """Returns whether a request's payload asks for a message to two servers, of any task."""
+    return payload.startswith(_MAGIC)
+
+
 class ClientTask(Protocol):
     """A task as a client knows it."""
 

@@ -369,13 +369,16 @@ class FactorUnit(RowUnit):
         for parts in zip(*(zip(*split(size, a, b), strict=True) for a, b in self._factors), strict=True):
             a = torch.cat([self.inputs_of(a) for a, _ in parts], 1)
             b = torch.cat([b for _, b in parts], 1)
+            a_lengths, b_lengths = self.lengths(a), lengths_of(b)
+            # Products of vectors of length 1: those of the vectors themselves could be too small for float32.
             with full_precision():
-                alike, products = self.similarity(a), torch.bmm(b, b.transpose(1, 2))
-            lengths = self.lengths(a) * torch.linalg.vector_norm(b, dim=2, dtype=torch.float64)
+                alike, products = self.similarity(a, a_lengths), products_of(b, b_lengths)
+            lengths = a_lengths * b_lengths
             most = lengths.sum(1)
-            # Each of the two products is off by (terms) 2^-24 of the product of lengths, their own product by 2^-24.
-            lost = (a.shape[2] + b.shape[2] + 4) * 2.0**-24 * most.square()
-            squares = (alike * products).sum((1, 2), dtype=torch.float64) + lost
+            # Each of the two products is off by (terms + 2) 2^-24, their own product by 2^-24.
+            lost = (a.shape[2] + b.shape[2] + 8) * 2.0**-24 * most.square()
+            cosines = (alike * products).double()
+            squares = torch.einsum("nst,ns,nt->n", cosines, lengths, lengths) + lost
             found.append(torch.maximum(squares, (most * _MOST_CANCELLED).square()))
         return torch.cat(found)
 
@@ -384,14 +387,13 @@ class FactorUnit(RowUnit):
         """The most products of a pass that are added up for an example."""
         return sum((back.shape[1] for _, back in self._factors), 1)
 
-    def similarity(self, a: Tensor) -> Tensor:
-        """Returns <a_t, a_t'> of all positions."""
-        return torch.bmm(a, a.transpose(1, 2))
+    def similarity(self, a: Tensor, lengths: Tensor) -> Tensor:
+        """Returns <a_t, a_t'> / |a_t| |a_t'| of all positions."""
+        return products_of(a, lengths)
 
     def lengths(self, a: Tensor) -> Tensor:
         """Returns |a_t|."""
-        found: Tensor = torch.linalg.vector_norm(a, dim=2, dtype=torch.float64)
-        return found
+        return lengths_of(a)
 
     def add_weighted(self, weights: Tensor, sums: dict[str, Tensor]) -> None:
         """Adds the weighted sums, of a and b by one product of matrices."""
@@ -515,7 +517,7 @@ class Embedding(FactorUnit):
         self._factors.append((numbers[:, :, None], back))
         return [None]
 
-    def similarity(self, a: Tensor) -> Tensor:
+    def similarity(self, a: Tensor, lengths: Tensor) -> Tensor:
         """Returns 1 where two positions have the same number."""
         return (a == a.transpose(1, 2)).float()
 
@@ -604,6 +606,18 @@ def squared(rows: Tensor) -> Tensor:
     """Returns the squared norms of rows in float64, rounded up."""
     found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square() * (1.0 + 2.0**-30)
     return found
+
+
+def lengths_of(vectors: Tensor) -> Tensor:
+    """Returns the lengths of vectors [examples, positions, length] in float64."""
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=2, dtype=torch.float64)
+    return found
+
+
+def products_of(vectors: Tensor, lengths: Tensor) -> Tensor:
+    """Returns the products of an example's vectors, each divided by its length; zero for vectors of zeros."""
+    units = (vectors.double() / lengths.clamp(min=2.0**-200)[:, :, None]).float()
+    return torch.bmm(units, units.transpose(1, 2))
 
 
 def sum_up(parts: Any) -> Tensor:

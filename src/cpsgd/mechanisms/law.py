@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,31 +97,6 @@ class RoundedNormal(Normal):
             return middle - reach, np.where(ends[1:] <= 0.0, np.diff(ndtr(ends)), -np.diff(ndtr(-ends)))
 
         return Summands(client)
-
-
-@dataclass(frozen=True)
-class SlotsAndCoins:
-    """Correlated Gaussian noise, rounded at random by every client: what the proof about a run needs.
-
-    Attributes:
-        untold: Messages of a round, beside a client's own, whose own noise z nobody tells, at least.
-        told: Messages of a round whose own noise may be told, at most.
-        deviation: Standard deviation of z, in steps.
-        point: The distance of two points of z's grid, in steps.
-        saturating: Upper bound on the probability that a message leaves the window.
-        weighting: The weights, and the run's length: a `Correlation`.
-    """
-
-    untold: int
-    told: int
-    deviation: float
-    point: float
-    saturating: float
-    weighting: Any
-
-    def summands(self, nats: float) -> Summands:
-        """Raises `ParameterError`: rounds have no law of their own."""
-        raise ParameterError("The rounds of a run with correlated noise have no common law that can be convolved.")
 
 
 @dataclass(frozen=True)

@@ -162,20 +162,6 @@ def growth(families: Sequence[Family], *, around: float, tail: float, draft: boo
     return Growth(starts, found, reach)
 
 
-def rate(family: Family, w: float, tail: float) -> float:
-    """Returns κ with pair ⊗ G(v) ≼ G(v + κ t²) for every pair of the family, up to the tails, and every v >= w.
-
-    Raises:
-        ConditionError: Pairs are too far apart to be smoothed by G(w).
-    """
-    try:
-        return _Curves(family).rate(w, tail)
-    except _TooRoughError:
-        raise ConditionError(
-            "No smoothed certificate: what one client can change in a coordinate is too large against the whole."
-        ) from None
-
-
 def fisher(family: Family) -> float:
     """Returns κ of a small distance at a large w, roughly: 2 ∫ e(s) ds / t² of the first curve."""
     first = family.first

@@ -338,10 +338,12 @@ def events_for(
         return []
     found = events_of([noise.record("vectors are made here of rows within bounds") for noise in noises], label)
     if selection is not None:
-        # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε.
-        one = Geometry(1, 1.0, 1.0, "one user", 1.0, 1.0, lattice=1)
-        record = laplace_noise(one, selection.claim.epsilon, "replace-one").record("one user")
-        found += events_of([record], label, overflow=selection.claim.delta)
+        # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε. To replace a user is to
+        # remove one and to add another; a ledger may be about either.
+        one = Geometry(1, 1.0, 2.0, "one user", 1.0, 2.0, lattice=1)
+        record = laplace_noise(one, selection.claim.epsilon, selection.neighbours).record("one user")
+        changes = 1.0 if selection.neighbours == "replace-one" else 2.0
+        found += events_of([record], label, overflow=changes * selection.claim.delta)
     return found
 
 

@@ -8,10 +8,12 @@ as the table. `Job.release` draws the noise, once.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from threading import Lock
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from cpsgd.tables import Chunk, open_table
 
 # Jobs that this process has released.
 _RELEASED: set[bytes] = set()
+_RELEASING = Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +112,20 @@ class Partial:
         sums = tuple(mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True))
         return Partial(self.job, self.users + other.users, sums)
 
+    def to_json(self) -> str:
+        """Returns one line of JSON, for `from_json`."""
+        return json.dumps({"job": self.job.hex(), "users": self.users, "sums": [each.tolist() for each in self.sums]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Partial:
+        """Returns the sums that `to_json` wrote."""
+        try:
+            found = json.loads(text)
+            sums = tuple(np.array(each, dtype=np.int64) for each in found["sums"])
+            return cls(bytes.fromhex(found["job"]), int(found["users"]), sums)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise TableError("These are not partial sums as `to_json` writes them.") from None
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -119,6 +136,17 @@ class Job:
         user: The column that says whose a row is; None where every row is another person's.
         missing: Whether rows without a user are left out; otherwise they are refused.
         identity: Random, and the same in all copies.
+
+    Example:
+        >>> from cpsgd.promise import Claim
+        >>> from cpsgd.statistics import Count
+        >>> from cpsgd.statistics.table_noise import noise_for
+        >>> smokers = Count(["smokes"]).central("replace-one", None)
+        >>> job = Job((SumTask(smokers, noise_for(smokers.geometry, Claim(1.0, 0.0))),))
+        >>> parts = [job.partial({"smokes": np.repeat([0, 1], [3000, smoking])}) for smoking in (400, 600)]
+        >>> ((count,),) = job.release(job.merged(parts))  # 1,000 with noise of standard deviation 1.4
+        >>> round(float(count), -2)
+        1000.0
     """
 
     tasks: tuple[SumTask, ...]
@@ -194,9 +222,10 @@ class Job:
                 two releases would have less noise than was accounted for.
         """
         self._check(partial)
-        if self.identity in _RELEASED:
-            raise ParameterError("This job was released already. Make another one, and charge it.")
-        _RELEASED.add(self.identity)
+        with _RELEASING:
+            if self.identity in _RELEASED:
+                raise ParameterError("This job was released already. Make another one, and charge it.")
+            _RELEASED.add(self.identity)
         pairs = zip(self.tasks, partial.sums, strict=True)
         return [(sums + task.noise.draw()) / float(task.noise.units) for task, sums in pairs]
 

@@ -24,6 +24,7 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError, TableError, VectorError
 from cpsgd.statistics.questions import Matrix, Question, Vectors
 from cpsgd.statistics.results import Reading, Statistic
+from cpsgd.statistics.spill import whole_users
 from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, maybe_numbers, numbers, open_table, text_of
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def users_of(
 ) -> Iterator[tuple[Chunk, Sizes]]:
     """Yields all rows of some users at a time, with each user's number of rows.
 
-    Without a user column every row is a user. With one, the columns are held in memory, since rows of one user may be
-    anywhere. They are read once, together with the users: if a file changed in between, a second reading could give one
-    user's rows to another.
+    Without a user column every row is a user. With one, rows of a user may be anywhere; see `whole_users`.
 
     Args:
         table: The table.
@@ -74,20 +73,20 @@ def users_of(
             yield chunk, np.ones(size_of(chunk), dtype=np.int64)
             advance(size_of(chunk))
         return
-    held = table.columns((*columns, user))
-    _, number = labels(user, held[user], table.title, missing=missing)
-    order = np.argsort(number, kind="stable")
-    order = order[np.count_nonzero(number < 0) :]
-    starts = np.concatenate([[0], np.cumsum(np.bincount(number[number >= 0]))])
-    begin = 0
-    while begin < len(starts) - 1:
-        # The users who have at most so many rows together, and at least one user.
-        end = int(np.searchsorted(starts, starts[begin] + CHUNK_ROWS, side="right")) - 1
-        end = min(max(end, begin + 1), len(starts) - 1)
-        own = order[starts[begin] : starts[end]]
-        yield {name: column[own] for name, column in held.items()}, np.diff(starts[begin : end + 1])
-        advance(len(own))
-        begin = end
+    for held in whole_users(table, user, columns):
+        _, number = labels(user, held[user], table.title, missing=missing)
+        order = np.argsort(number, kind="stable")
+        order = order[np.count_nonzero(number < 0) :]
+        starts = np.concatenate([[0], np.cumsum(np.bincount(number[number >= 0]))])
+        begin = 0
+        while begin < len(starts) - 1:
+            # The users who have at most so many rows together, and at least one user.
+            end = int(np.searchsorted(starts, starts[begin] + CHUNK_ROWS, side="right")) - 1
+            end = min(max(end, begin + 1), len(starts) - 1)
+            own = order[starts[begin] : starts[end]]
+            yield {name: column[own] for name, column in held.items()}, np.diff(starts[begin : end + 1])
+            advance(len(own))
+            begin = end
 
 
 def size_of(chunk: Chunk) -> int:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd._exact import below
+from cpsgd._exact import Integers, below
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.promise import Claim
 from cpsgd.randomness import Keystream
@@ -33,7 +33,7 @@ CITATION = (
     "groups selected privately (docs/proofs/statistics.md, section 4): Desfontaines, Voss, Gipson and Mandayam 2022, "
     "Theorem 1"
 )
-# Rounding of π is far below this part of ε and δ.
+# Left of ε and δ for the rounding of their parts.
 _MARGIN = 1e-9
 _MOST_USERS = 1 << 20
 _WORD = 1 << 61
@@ -75,7 +75,7 @@ class Selection:
     @property
     def threshold(self) -> int:
         """The fewest users with which a group is kept with probability one half."""
-        return int(np.searchsorted(keep_probabilities(*self._each), 0.5))
+        return int(np.searchsorted(keep_words(*self._each), _WORD // 2))
 
     def tally(self, chunk: Chunk, sizes: Sizes, *, missing: bool = False) -> Tally:
         """Counts some users in their first groups. Rows follow each other by user."""
@@ -94,28 +94,38 @@ class Selection:
         """Returns the groups that are kept, sorted. Each is decided by itself, and once."""
         names = sorted(tally)
         counts = np.array([tally[name] for name in names], dtype=np.int64)
-        odds = keep_probabilities(*self._each)
-        chance = odds[np.minimum(counts, len(odds) - 1)]
+        odds = keep_words(*self._each)
         words = below(np.full(len(names), _WORD, dtype=np.int64), Keystream())
-        kept = words < np.floor(chance * float(_WORD)).astype(np.int64)
+        kept = words < odds[np.minimum(counts, len(odds) - 1)]
         return [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
 
 
 @lru_cache(maxsize=16)
-def keep_probabilities(epsilon: float, delta: float) -> NDArray[np.float64]:
-    """Returns π(0), π(1), ... up to the first 1.
+def keep_words(epsilon: float, delta: float) -> Integers:
+    """Returns π(0), π(1), ... up to the first 1, as multiples of 2^-61.
+
+    They are computed as integers, each rounded so that all inequalities of (ε, δ)-privacy hold exactly.
+
+    Raises:
+        InfeasibleError: ε or δ is too small.
 
     Example:
-        >>> odds = keep_probabilities(1.0, 1e-5)
+        >>> odds = keep_words(1.0, 1e-5) / 2**61
         >>> len(odds), f"{odds[1]:.0e}", f"{odds[12]:.2f}"
         (24, '1e-05', '0.79')
     """
-    grow, found = math.exp(epsilon), [0.0]
-    while found[-1] < 1.0:
+    # e^ε, rounded down.
+    above, under = (math.exp(epsilon) * (1.0 - 2.0**-50)).as_integer_ratio()
+    least = math.floor(Fraction(delta) * _WORD)
+    if least < 1:
+        raise InfeasibleError(f"δ = {delta:g} per user and group is too small to find groups privately.")
+    found = [0]
+    while found[-1] < _WORD:
         last = found[-1]
-        found.append(min(grow * last + delta, 1.0 - (1.0 - last - delta) / grow, 1.0))
+        missing = -(-max(0, _WORD - last - least) * under // above)
+        found.append(min(above * last // under + least, _WORD - missing))
         if len(found) > _MOST_USERS:
             raise InfeasibleError(f"ε = {epsilon:g} per user and group is too small to find groups privately.")
-    odds = np.array(found)
+    odds = np.array(found, dtype=np.int64)
     odds.flags.writeable = False
     return odds

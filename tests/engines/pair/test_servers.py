@@ -30,6 +30,7 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.ledger import Budget, Ledger
+from cpsgd.neighbours import Participation
 from cpsgd.secagg.pair.upload import Upload
 
 from .local import CLIENTS, DIM, Pair, protocol
@@ -172,6 +173,20 @@ def test_a_password_in_a_malformed_address_is_not_shown(rest: str) -> None:
 def test_a_task_has_no_more_rounds_than_its_promise() -> None:
     with pytest.raises(ParameterError, match="promise is about 2 rounds, and the task has 3"):
         create_task(protocol(), leader="http://a", helper="http://b", rounds=3)
+
+
+def test_a_promise_of_rounds_apart_is_refused() -> None:
+    # Servers would take a sender in both rounds, and the promise counts one.
+    found = protocol()
+    assert found.promise is not None
+    conditions = replace(found.promise.conditions, participation=Participation.apart(2))
+    with pytest.raises(ParameterError, match="apart:2"):
+        create_task(
+            replace(found, promise=replace(found.promise, conditions=conditions)),
+            leader="http://a",
+            helper="http://b",
+            rounds=2,
+        )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")

@@ -106,6 +106,11 @@ class PairTask:
                 f"The protocol's promise is about {promise.conditions.rounds} rounds, and the task has {self.rounds}: "
                 "plan for that many."
             )
+        if (who := promise.conditions.participation).scheme == "apart":
+            raise ParameterError(
+                f"The promise is for participation {str(who)!r}, and servers do not see to it that a sender's rounds "
+                "are that far apart: plan with 'once' or 'every'."
+            )
         _validate.choice("admission", self.admission, ("open", "roster", "tokens"))
         keys = (*self.leader.keys, *self.helper.keys)
         if any(len(each) != 32 for each in (self.verification, *keys)):

@@ -1,0 +1,99 @@
+"""Private statistics in pipelines of Apache Beam; install `cpsgd[beam]`.
+
+A pipeline makes exact sums. The noise is drawn after it, by `TableQuestion.finish`: in the pipeline, a bundle that runs
+again would draw it twice. Runners keep the results of one attempt per bundle, so that no user counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
+
+from cpsgd.statistics import Job, Partial
+from cpsgd.tables import text_of
+
+Row = Mapping[str, object]
+# Sums, and rows of whole users that are not in them yet: summing many users at a time is faster.
+_Accumulator = tuple[Partial, list[Row]]
+_ROWS = 1 << 14
+
+
+class UserSums(beam.PTransform[Any, Any]):
+    """Makes one `Partial` of a collection of rows, which are mappings of columns to values.
+
+    Rows are brought together by user before contributions are bounded. Where a user has more rows than count, the
+    runner's order decides which. The collection must be in the global window.
+
+    Example:
+        >>> from cpsgd.statistics import Mean, prepare
+        >>> ready = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0)
+        >>> UserSums(ready.job).job is ready.job
+        True
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Takes the job of a prepared question; see `cpsgd.statistics.prepare`."""
+        super().__init__()
+        self.job = job
+
+    def expand(self, rows: Any) -> Any:
+        """Returns the collection of the one `Partial`."""
+        job = self.job
+        if job.user is None:
+            whole = rows | "OneRowEach" >> beam.Map(lambda row: [row])
+        else:
+            keyed = beam.Map(lambda row: (text_of(row.get(job.user)), _chosen(row, job)))
+            together = "KeyByUser" >> keyed.with_output_types(tuple[str, Any]) | "BringTogether" >> beam.GroupByKey()
+            whole = rows | together | "Rows" >> beam.Values()
+        return whole | "Sum" >> beam.CombineGlobally(SumUsers(job))
+
+
+def _chosen(row: Row, job: Job) -> dict[str, object]:
+    """Returns the columns that are needed; others would be shuffled for nothing."""
+    return {name: row[name] for name in job.columns if name in row}
+
+
+class SumUsers(beam.CombineFn):
+    """Sums the rows of whole users; each input is all rows of one user."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.job = job
+
+    def create_accumulator(self) -> _Accumulator:
+        """Returns the sums over nobody."""
+        return self.job.empty(), []
+
+    def add_input(self, accumulator: _Accumulator, rows: Iterable[Row]) -> _Accumulator:
+        """Adds all rows of one user."""
+        found, held = accumulator
+        held.extend(rows)
+        return (found, held) if len(held) < _ROWS else self.compact((found, held))
+
+    def merge_accumulators(self, accumulators: Iterable[_Accumulator]) -> _Accumulator:
+        """Adds sums over different users."""
+        return self.job.merged([self.extract_output(each) for each in accumulators]), []
+
+    def compact(self, accumulator: _Accumulator) -> _Accumulator:
+        """Sums the rows that are held, before they are sent."""
+        return self.extract_output(accumulator), []
+
+    def extract_output(self, accumulator: _Accumulator) -> Partial:
+        """Returns the sums."""
+        found, held = accumulator
+        return found.merge(self.job.partial(held)) if held else found
+
+
+def write_sums(path: str) -> Any:
+    """Returns the transform that writes a `Partial` to one file, which is as secret as the table."""
+    write = beam.io.WriteToText(path, num_shards=1, shard_name_template="")
+    return "ToJson" >> beam.Map(Partial.to_json) | "WriteSums" >> write
+
+
+def read_sums(path: str) -> Partial:
+    """Returns the `Partial` that a finished pipeline wrote, on any of Beam's file systems."""
+    with FileSystems.open(path) as file:
+        return Partial.from_json(file.read().decode())

@@ -1,0 +1,105 @@
+"""Private statistics of Spark's data frames; install `cpsgd[spark]`.
+
+Rows are brought together by user, executors sum bounded contributions as integers, and the driver charges the ledger
+and draws the noise, once. Spark keeps one result per task, so that a task that fails and runs again counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Unpack
+
+from cpsgd.errors import ColumnError
+from cpsgd.statistics import Job, Partial, Statistic, prepare
+from cpsgd.statistics.one_machine import StatisticOptions
+from cpsgd.statistics.rows import RowQuestion
+from cpsgd.tables import text_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# Parts of a table by user, for each of Spark's partitions; a part is in an executor's memory.
+_PARTS = 4
+
+
+def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOptions]) -> Statistic:
+    """Returns a private statistic of a data frame. `to_frame` makes one row per group of it.
+
+    Where a user has more rows than count, Spark's order decides which: it has no first row.
+
+    Args:
+        frame: The data frame, evaluated once.
+        question: `Mean`, `Sum`, `Count`, `Histogram` or `Quantiles`, with bounds and groups.
+        options: Of `StatisticOptions`: epsilon, delta, user, neighbours, confidence, ledger and population.
+
+    Raises:
+        ColumnError: A column is missing. Nothing was charged.
+        BudgetExceededError: The ledger does not allow it. Nothing was released.
+    """
+    ledger, population = options.pop("ledger", None), options.pop("population", None)
+    ready = prepare(question, **options)
+    return ready.finish(sums(frame, ready.job), ledger=ledger, population=population)
+
+
+def sums(frame: DataFrame, job: Job) -> Partial:
+    """Returns the exact sums over all users of a data frame. They hold no noise, and are as secret as the table."""
+    names = job.columns or tuple(frame.columns[:1])
+    if missing := [name for name in names if name not in frame.columns]:
+        raise ColumnError(f"The frame has no column {missing[0]!r}; it has {', '.join(frame.columns[:20])}.")
+    chosen = frame.select(*(_column(name).alias(name) for name in names))
+    if job.user is None:
+        found = chosen.mapInArrow(lambda batches: _of_batches(job, batches), "sums string")
+    else:
+        # Spark promises that all rows of one key are in one call, however it plans the shuffle.
+        keyed = chosen.groupBy(_part(chosen, job.user))
+        found = keyed.applyInArrow(lambda table: _of_table(job, table), "sums string")
+    return job.merged([Partial.from_json(row["sums"]) for row in found.collect()])
+
+
+def to_frame(found: Statistic, frame: DataFrame) -> DataFrame:
+    """Returns a statistic in the Spark session of a frame, with one row per group and one column per value."""
+    groups = found.groups or (None,)
+    rows = [(group, *map(float, values)) for group, values in zip(groups, found.reading.values, strict=True)]
+    columns = ", ".join(f"{_quoted(name)} double" for name in found.names)
+    return frame.sparkSession.createDataFrame(rows, f"{_quoted('group')} string, {columns}")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions
+
+    return functions.col(_quoted(name))
+
+
+def _part(frame: DataFrame, user: str) -> Column:
+    """Returns the number of the part that a row's user is in."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import IntegralType
+
+    key = _column(user)
+    if not isinstance(frame.schema[user].dataType, IntegralType):
+        # "7", " 7" and "7.0" are one user.
+        key = functions.udf(text_of, "string", useArrow=False)(key)
+    parts = _PARTS * int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    return functions.pmod(functions.xxhash64(key), functions.lit(parts)).alias("cpsgd part of users")
+
+
+def _of_table(job: Job, table: Any) -> Any:
+    """Returns the sums over the users of an Arrow table as a table of one text."""
+    import pyarrow
+
+    return pyarrow.table({"sums": [job.partial(table.select(list(job.columns))).to_json()]})
+
+
+def _of_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields the sums over rows that are each a user's."""
+    import pyarrow
+
+    found = job.empty()
+    for batch in batches:
+        if batch.num_rows:
+            found = found.merge(job.partial(pyarrow.Table.from_batches([batch])))
+    yield pyarrow.RecordBatch.from_pydict({"sums": [found.to_json()]})

@@ -1,0 +1,105 @@
+"""Beam: the sums of one machine on the local runners, also when bundles fail; one release after the pipeline."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+from apache_beam.transforms.window import FixedWindows
+
+from cpsgd.engines.beam import SumUsers, UserSums, read_sums, write_sums
+from cpsgd.errors import ParameterError, TableError
+from cpsgd.statistics import Job, Mean, Partial, Sum, prepare
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::cpsgd.statistics.ClippingWarning"),  # which depends on the noise
+]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    generator = np.random.default_rng(0)
+    ways: list[Any] = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
+    users, ages = generator.integers(0, 60, 300).tolist(), generator.integers(-5, 120, 300).tolist()
+    sexes = generator.choice(["f", "m", "x"], 300).tolist()
+    return [
+        {"id": ways[i % 3](user), "age": float(age), "sex": sex, "other": object}
+        for i, (user, age, sex) in enumerate(zip(users, ages, sexes, strict=True))
+    ]
+
+
+def run(rows: list[dict[str, Any]], job: Job, path: Path, runner: Any) -> Partial:
+    with beam.Pipeline(runner=runner, options=PipelineOptions([])) as pipeline:
+        pipeline | beam.Create(rows) | UserSums(job) | write_sums(str(path))
+    return read_sums(str(path))
+
+
+def same(found: Partial, expected: Partial) -> bool:
+    pairs = zip(found.sums, expected.sums, strict=True)
+    return found.users == expected.users and all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("user", ["id", None])
+@pytest.mark.parametrize("runner", [FnApiRunner, BundleBasedDirectRunner])
+def test_sums_are_those_of_one_machine(rows: list[Any], tmp_path: Path, user: str | None, runner: Any) -> None:
+    ready = prepare(Mean({"age": (0, 100)}, group_by={"sex": ["f", "m"]}), user=user, epsilon=1.0)
+    found = run(rows, ready.job, tmp_path / "sums", runner())
+    assert same(found, ready.job.partial(rows))
+    result = ready.finish(found)
+    assert (result.epsilon, result.groups) == (ready.proof[0].epsilon, ("f", "m"))
+    with pytest.raises(ParameterError, match="released already"):
+        ready.finish(found)
+
+
+def test_bundles_that_fail_count_once(rows: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Job):
+        """Fails once after sums were made."""
+
+        def partial(self, table: object, **options: Any) -> Partial:
+            found = super().partial(table, **options)
+            try:
+                os.close(os.open(tmp_path / "failed", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return found
+            raise RuntimeError("the first attempt")
+
+    job = prepare(Sum({"age": (0, 100)}, rows=50), user="id", epsilon=1.0).job
+    failing = Failing(job.tasks, job.user, job.missing, job.identity)
+    with caplog.at_level(logging.CRITICAL):
+        found = run(rows, failing, tmp_path / "sums", BundleBasedDirectRunner())
+    assert (tmp_path / "failed").exists()
+    assert same(found, job.partial(rows))
+
+
+def test_accumulators_merge_in_any_order(rows: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpsgd.engines.beam._ROWS", 7)
+    job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
+    users: dict[int, list[Any]] = {}
+    for row in rows:
+        users.setdefault(int(float(row["id"])), []).append(row)
+    combine = SumUsers(job)
+    parts = [combine.create_accumulator() for _ in range(3)]
+    for i, own in enumerate(users.values()):
+        parts[i % 3] = combine.add_input(parts[i % 3], iter(own))
+    parts[0] = combine.compact(parts[0])
+    assert same(combine.extract_output(combine.merge_accumulators(parts[::-1])), job.partial(rows))
+
+
+def test_windows_and_damaged_files_are_refused(rows: list[Any], tmp_path: Path) -> None:
+    job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+    windows = pipeline | beam.Create(rows) | beam.WindowInto(FixedWindows(1))
+    with pytest.raises(ValueError, match="GlobalWindows"):
+        windows | UserSums(job)
+    (tmp_path / "sums").write_text('{"users": 3}')
+    with pytest.raises(TableError, match="not partial sums"):
+        read_sums(str(tmp_path / "sums"))

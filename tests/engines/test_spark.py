@@ -1,0 +1,140 @@
+"""Spark: the sums of one machine whatever the partitions, also when workers die; one charge and one noise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from cpsgd.engines import spark as engine
+from cpsgd.errors import BudgetExceededError, ColumnError, ParameterError
+from cpsgd.ledger import Budget, Ledger
+from cpsgd.statistics import Count, Job, Mean, Sum, prepare
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::cpsgd.statistics.ClippingWarning"),  # which depends on the noise
+]
+ROWS = 3000
+GROUPS = {"sex": ["f", "m"]}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    options = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "512m",
+        "spark.log.level": "OFF",
+    }
+    # Three attempts for each task; without the number, Spark tries once on one machine.
+    builder = SparkSession.builder.master("local[2, 3]").appName("cpsgd")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        found = builder.getOrCreate()
+        yield found
+        found.stop()
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, list[Any]]:
+    generator = np.random.default_rng(0)
+    users = generator.integers(0, 700, ROWS)
+    # One person's id is written in several ways.
+    ways: list[Any] = [str, lambda n: f" {n}", lambda n: f"{n}.0"]
+    return {
+        "id": [ways[i % 3](user) for i, user in enumerate(users.tolist())],
+        "number": (users + 2**53).tolist(),
+        "age": generator.integers(-5, 120, ROWS).astype(float).tolist(),
+        "sex": generator.choice(["f", "m", "x"], ROWS).tolist(),
+    }
+
+
+@pytest.fixture(scope="module")
+def frame(session: Any, table: dict[str, list[Any]]) -> Any:
+    rows = list(zip(*table.values(), strict=True))
+    return session.createDataFrame(rows, "id string, number long, age double, sex string").repartition(3).cache()
+
+
+def same(found: Any, expected: Any) -> bool:
+    pairs = zip(found.sums, expected.sums, strict=True)
+    return found.users == expected.users and all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("user", ["id", "number", None])
+def test_sums_are_those_of_one_machine(frame: Any, table: dict[str, list[Any]], user: str | None) -> None:
+    job = prepare(Mean({"age": (0, 100)}, group_by=GROUPS), user=user, epsilon=1.0).job
+    assert same(engine.sums(frame, job), job.partial(table))
+
+
+def test_workers_that_are_killed_count_once(frame: Any, table: dict[str, list[Any]], tmp_path: Path) -> None:
+    class Dying(Job):
+        """Its first worker is killed when the sums are made, and another raises."""
+
+        def partial(self, table: object, **options: Any) -> Any:
+            found = super().partial(table, **options)
+            for name in ("killed", "raised"):
+                try:
+                    os.close(os.open(tmp_path / name, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    continue
+                if name == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("the first attempt")
+            return found
+
+    def once(batches: Iterator[Any]) -> Iterator[Any]:
+        """Kills the first worker that reads rows, after it has sent some."""
+        for batch in batches:
+            yield batch
+            try:
+                os.close(os.open(tmp_path / "read", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job = prepare(Sum({"age": (0, 100)}, rows=50), user="id", epsilon=1.0).job
+    dying = Dying(job.tasks, job.user, job.missing, job.identity)
+    found = engine.sums(frame.mapInArrow(once, frame.schema), dying)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "raised", "read"]
+    assert same(found, job.partial(table))
+
+
+def test_one_charge_one_release_and_one_row_per_group(frame: Any, table: dict[str, list[Any]], tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="all", epsilon=1.5, delta=1e-6))
+    ready = prepare(Mean({"age": (0, 100)}, group_by=GROUPS), user="id", epsilon=1.0)
+    question = Mean({"age": (0, 100)}, group_by=GROUPS)
+    options: dict[str, Any] = {"user": "id", "epsilon": 1.0, "ledger": ledger, "population": "all"}
+    found = engine.ask(frame, question, **options)
+    assert (found.epsilon, found.delta, found.mechanism) == (ready.proof[0].epsilon, 0.0, ready.job.tasks[0].noise.kind)
+    rows = engine.to_frame(found, frame).collect()
+    assert [row["group"] for row in rows] == ["f", "m"]
+    assert [row["age"] for row in rows] == found.values.reshape(-1).tolist()
+    with pytest.raises(BudgetExceededError):
+        engine.ask(frame, question, **options)
+
+
+def test_wrong_and_empty_frames(frame: Any) -> None:
+    job = prepare(Count(["smokes"]), user="id", epsilon=1.0).job
+    with pytest.raises(ColumnError, match="no column 'smokes'"):
+        engine.sums(frame, job)
+    ready = prepare(Count(), user=None, epsilon=1.0, neighbours="add-remove")
+    empty = engine.sums(frame.limit(0), ready.job)
+    assert empty.users == 0
+    ready.finish(empty)
+    with pytest.raises(ParameterError, match="released already"):
+        ready.finish(empty)
