@@ -80,6 +80,19 @@ def test_sums_are_those_of_one_machine(frame: Any, table: dict[str, list[Any]], 
     assert same(engine.sums(frame, job), job.partial(table))
 
 
+def test_a_user_is_one_whatever_the_type(session: Any) -> None:
+    job = prepare(Mean({"age": (0, 100)}, missing="drop"), user="id", epsilon=1.0).job
+    kinds: dict[str, list[Any]] = {
+        "binary": [b"7", b" 7", b"7.0", b"8"],
+        "double": [0.0, -0.0, None, 8.0],
+        "long": [2**53 + 1, 2**53 + 1, None, 1],
+    }
+    for kind, ids in kinds.items():
+        rows = [(user, 40.0) for user in ids]
+        frame = session.createDataFrame(rows * 3, f"id {kind}, age double").repartition(2)
+        assert engine.sums(frame, job).users == 2, kind
+
+
 def test_workers_that_are_killed_count_once(frame: Any, table: dict[str, list[Any]], tmp_path: Path) -> None:
     class Dying(Job):
         """Its first worker is killed when the sums are made, and another raises."""

@@ -82,9 +82,15 @@ def _part(frame: DataFrame, user: str) -> Column:
     key = _column(user)
     if not isinstance(frame.schema[user].dataType, IntegralType):
         # "7", " 7" and "7.0" are one user.
-        key = functions.udf(text_of, "string", useArrow=False)(key)
-    parts = _PARTS * int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+        key = functions.udf(_text, "string", useArrow=False)(key)
+    partitions = str(frame.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+    parts = _PARTS * (int(partitions) if partitions.isdecimal() else 200)
     return functions.pmod(functions.xxhash64(key), functions.lit(parts)).alias("cpsgd part of users")
+
+
+def _text(user: object) -> str:
+    # Spark gives bytes that can be changed, which would keep their blanks.
+    return text_of(bytes(user) if isinstance(user, bytearray) else user)
 
 
 def _of_table(job: Job, table: Any) -> Any:
