@@ -203,6 +203,21 @@ def test_much_clipping_is_said(table: dict[str, np.ndarray], tmp_path: Path) -> 
     assert ledger.total("people").epsilon <= 1.0
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_an_adaptive_budget_pays_about_what_is_asked(
+    table: dict[str, np.ndarray], tmp_path: Path, several: bool
+) -> None:
+    """Its filter counts Gaussian shifts: Laplace noise of ε = 0.5 would take more than 3 of 4."""
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=4.0, delta=1e-6, accounting="adaptive"))
+    asked: dict[str, Any] = {"epsilon": 0.5, "delta": 1e-7, "ledger": ledger, "population": "people"}
+    if several:
+        statistics.report(table, {"age": Mean({"age": (0, 90)}), "smokers": statistics.Count(["smokes"])}, **asked)
+    else:
+        statistics.mean(table, bounds={"age": (0, 90)}, **asked)
+    assert 0.0 < ledger.total("people").epsilon <= 1.0
+
+
 def test_the_ledger_is_charged_before_release(table: dict[str, np.ndarray], tmp_path: Path) -> None:
     ledger = budget(tmp_path, 1.2)
     asked: dict[str, Any] = {**QUICK, "ledger": ledger, "population": "people"}
