@@ -172,7 +172,7 @@ def test_an_old_file_is_released_with_its_epsilon(cpsgd: Any, messages: list[str
 def test_a_mean_shows_its_epsilon(cpsgd: Any) -> None:
     np.save("updates.npy", np.random.default_rng(0).normal(0.0, 0.1, size=(50, 20)))
     result = cpsgd.succeeds("round mean", "updates.npy")
-    assert "privacy       ε = " in result.stdout
+    assert "privacy        ε = " in result.stdout
     assert "at δ = 1e-06" in result.stdout
     answer = cpsgd.json("round mean", "updates.npy")
     protocol = Protocol.from_dict(answer["protocol"])

@@ -125,7 +125,8 @@ def test_an_answer_comes_in_parts_the_quick_ones_first(monkeypatch: pytest.Monke
     chosen, last = others[at], others[-1]
     assert isinstance(chosen, Chosen)
     assert isinstance(last, Found)
-    assert chosen.estimate.ratio == pytest.approx(min(each.ratio for each in last.proved), rel=2e-3)
+    # The frontier is certified by drafts: proofs too, whose errors are up to 4 % larger than the plan's.
+    assert 1.0 - 2e-3 < min(each.ratio for each in last.proved) / chosen.estimate.ratio < 1.04
     # Estimates are worth showing: what is proved is near.
     best = min(each.ratio for each in estimates if each.bits == 4.0)
     assert chosen.estimate.ratio == pytest.approx(best, rel=0.02)

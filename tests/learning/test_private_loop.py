@@ -241,6 +241,15 @@ def test_a_batch_of_ones_own_in_the_loop_is_refused() -> None:
         break
 
 
+def test_a_checkpoint_with_more_noise_does_not_make_steps_cheaper() -> None:
+    model, optimizer, private = loop(small(), noise_multiplier=0.5)
+    epoch(model, optimizer, private)
+    _, _, other = loop(small(), noise_multiplier=5.0)
+    with pytest.raises(ParameterError, match="other noise"):
+        private.load_state_dict(other.state_dict() | {"steps": 10})
+    assert private._multipliers[0] == 0.5
+
+
 def test_a_batch_is_for_one_step() -> None:
     # Several steps with one draw of examples cost more than as many with draws of their own.
     model, optimizer, private = loop(small())

@@ -312,7 +312,12 @@ class Private:
                 "The checkpoint is of a loop with another batch size, number of examples, number of epochs or δ: make "
                 "it private with the same ones."
             )
-        self._multipliers = [float(each) for each in state["multipliers"]]
+        multipliers = [float(each) for each in state["multipliers"]]
+        if multipliers[: self.steps] != self._multipliers[: self.steps]:
+            raise ParameterError(
+                "Steps were taken here with other noise than the checkpoint's: load it before the first."
+            )
+        self._multipliers = multipliers
         if self._first and state["canaries"] is not None:
             self._canaries = Canaries.from_dict(state["canaries"])
         self.steps = _validate.integer("steps", state["steps"], low=self.steps, high=self.planned)

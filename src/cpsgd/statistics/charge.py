@@ -45,6 +45,16 @@ class Charge:
         if (ledger is None) != (population is None):
             raise ParameterError("Give both ledger and population: a ledger may hold several budgets.")
 
+    @staticmethod
+    def counts_shifts(ledger: Ledger | str | Path | None, population: str | None) -> bool:
+        """Returns whether the budget is adaptive: its filter counts Gaussian shifts, for which a pure ε is dear."""
+        if ledger is None or population is None:
+            return False
+        from cpsgd.ledger import Ledger
+
+        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        return book.budget(population).filter is not None
+
     @classmethod
     def of(
         cls,

@@ -453,7 +453,9 @@ def _release(
         search = Ranges(unknown, "drop" if asked.missing == "bounds" else asked.missing)
     wish = [] if search is None else [Wish(search.geometry, *_SEARCH, counts=False)]
     # Where both are found, the way of dividing is fixed: the search has its part before the groups are known.
-    squares = True if search is not None and selection is not None else None
+    # An adaptive budget counts shifts: noise of a pure ε would cost it several times what was asked for.
+    shifts = asked.claim.delta > 0.0 and Charge.counts_shifts(asked.ledger, asked.population)
+    squares = True if shifts or (search is not None and selection is not None) else None
     noises = allot([*_wishes(question), *wish], rest, asked.neighbours, squares=squares)
     found: list[TableNoise] = noises[-1:] if search is not None else []
     advance = asked.advance

@@ -154,7 +154,7 @@ def report(
     goals = {name: _validate.positive(f"wanted error of {name}", goal) for name, goal in (wanted or {}).items()}
     users = _users(source, user, missing=missing) if goals else 1
     weights = _weights(asked, claim, goals, users)
-    noises = _split(asked, weights, claim)
+    noises = _split(asked, weights, claim, shifts=claim.delta > 0.0 and Charge.counts_shifts(ledger, population))
     proof = total([noise for part in noises.values() for noise in part], claim.delta)
     if proof[0].epsilon > claim.epsilon or proof[0].delta > claim.delta:
         raise RuntimeError(f"The releases would keep {proof[0]}, and {claim} was asked for. Nothing was released.")
@@ -204,8 +204,13 @@ def _weights(
     return found
 
 
-def _split(asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim: Claim) -> dict[str, list[TableNoise]]:
-    """Returns the noise of each question and of what it cuts off, by the better way to divide the budget."""
+def _split(
+    asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim: Claim, *, shifts: bool
+) -> dict[str, list[TableNoise]]:
+    """Returns the noise of each question and of what it cuts off, by the better way to divide the budget.
+
+    With `shifts` it is divided by Gaussian shifts, which is all that an adaptive budget counts.
+    """
     wishes = {name: [Wish(question.geometry, weights[name], weights[name])] for name, question in asked.items()}
     for name, question in asked.items():
         if question.cuts:
@@ -213,7 +218,7 @@ def _split(asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim
             wishes[name].append(Wish(CutUsers(question).geometry, added, squared, counts=False))
     flat = [wish for part in wishes.values() for wish in part]
     ways = []
-    for squares in (False, True) if claim.delta else (False,):
+    for squares in (True,) if shifts else (False, True) if claim.delta else (False,):
         noises = iter(allot(flat, claim, "replace-one", squares=squares))
         found = {name: [next(noises) for _ in part] for name, part in wishes.items()}
         # Each question's variance in units of what it would have with the whole budget, by its weight.

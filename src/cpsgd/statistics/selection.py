@@ -22,6 +22,7 @@ import numpy as np
 
 from cpsgd import _validate
 from cpsgd._exact import Integers, below
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.promise import Claim
 from cpsgd.randomness import Keystream
@@ -112,7 +113,7 @@ def keep_words(epsilon: float, delta: float) -> Integers:
     Example:
         >>> odds = keep_words(1.0, 1e-5) / 2**61
         >>> len(odds), f"{odds[1]:.0e}", f"{odds[12]:.2f}"
-        (24, '1e-05', '0.79')
+        (24, '1e-05', '0.76')
     """
     # e^ε, rounded down.
     above, under = (math.exp(epsilon) * (1.0 - 2.0**-50)).as_integer_ratio()
@@ -125,7 +126,9 @@ def keep_words(epsilon: float, delta: float) -> Integers:
         missing = -(-max(0, _WORD - last - least) * under // above)
         found.append(min(above * last // under + least, _WORD - missing))
         if len(found) > _MOST_USERS:
-            raise InfeasibleError(f"ε = {epsilon:g} per user and group is too small to find groups privately.")
+            raise InfeasibleError(
+                f"ε = {rounded_up(epsilon)} per user and group is too small to find groups privately."
+            )
     odds = np.array(found, dtype=np.int64)
     odds.flags.writeable = False
     return odds

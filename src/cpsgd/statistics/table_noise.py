@@ -18,6 +18,7 @@ import numpy as np
 
 from cpsgd._exact import GAUSSIAN_BITS, Integers, discrete_gaussian, discrete_laplace
 from cpsgd._lazy import Late
+from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
 from cpsgd.promise import Claim
@@ -161,7 +162,7 @@ def laplace_noise(geometry: Geometry, epsilon: float, neighbours: Neighbours) ->
     if denominator < _FEW_UNITS:
         loss = Fraction(math.floor(allowed * _DENOMINATOR), _DENOMINATOR)
     if denominator >= SUM_LIMIT >> 12:
-        raise InfeasibleError(f"ε = {epsilon:g} is too small for a statistic of {geometry.dim:,} values.")
+        raise InfeasibleError(f"ε = {rounded_up(epsilon)} is too small for a statistic of {geometry.dim:,} values.")
     return TableNoise("discrete-laplace", geometry.dim, units, distance, norm, neighbours, loss)
 
 
