@@ -21,7 +21,12 @@ from reproduction.correlated import RUNS, grouped
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 DIM = 51_370
 _LOWEST = 93.0
-_MARKERS = {"independent noise": "o", "cancelling noise": "s", "cancelling noise, 10 to 25 passes": "D"}
+_MARKERS = {
+    "independent noise": "o",
+    "independent noise, many passes": "^",
+    "cancelling noise": "s",
+    "cancelling noise, many passes": "D",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ def points(results: Path = RESULTS) -> list[Point]:
         runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         for (epsilon, bands, passes, _), group in grouped(runs).items():
             kind = "cancelling noise" if bands > 1 else "independent noise"
-            kind += ", 10 to 25 passes" if passes > 1 else ""
+            kind += ", many passes" if passes > 1 else ""
             accuracy = 100 * fmean(run["curve"][-1][1] for run in group)
             found.append(Point(epsilon, kind, passes * group[0]["bytes_per_client"], accuracy))
     with (results / "one-bit" / "summary.csv").open(newline="") as file:
