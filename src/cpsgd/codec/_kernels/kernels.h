@@ -130,9 +130,8 @@ struct Kernels {
                        std::size_t parts, std::size_t cells);
   void (*log_sums)(const double* a, const double* b, double* sums, double* shares, std::size_t n);
   void (*raise_to_excess)(const double* start, const double* rise, const double* value,
-                          const double* bend, const bool* wanted, const double* y,
-                          const double* c0, const double* c1, double* found, std::size_t rows,
-                          std::size_t cells);
+                          const double* bend, const bool* wanted, const double* y, const double* c0,
+                          const double* c1, double* found, std::size_t rows, std::size_t cells);
   void (*bessel_ratios)(double variance, std::size_t start, double ratio, double error,
                         double* ratios, double* errors, std::size_t count);
   // Cohorts: see the NumPy twin.
