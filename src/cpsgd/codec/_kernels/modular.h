@@ -100,7 +100,8 @@ static void modular_gram(const std::uint32_t* a, const std::uint32_t* b, std::ui
 
 constexpr std::size_t kLargestDegree = 128;
 
-// One product in F_p[X]/f: `powers` has X^K, ..., X^(2K-2) modulo f as its rows. `out` may be a or b.
+// One product in F_p[X]/f: `powers` has X^K, ..., X^(2K-2) modulo f as its rows. `out` may be a or
+// b.
 static void multiply_elements(const std::uint32_t* a, const std::uint32_t* b,
                               const std::uint32_t* powers, const Modulus& modulus,
                               std::uint32_t* out, std::size_t degree) {
