@@ -75,7 +75,7 @@ class Clipping:
 
     def check(self, protocol: Protocol | None) -> None:
         """Raises `ParameterError` if the protocol's guarantee would not cover the count."""
-        if self.norm is not None and protocol is not None and protocol.replace_one_distance is not None:
+        if self.norm is not None and protocol is not None and protocol.distance_reason is not None:
             raise ParameterError(
                 "The plan has a replace_one_distance, and with clip_quantile vectors are further apart than updates "
                 "are: plan without one."
