@@ -167,7 +167,7 @@ class CpuBackend:
             self._rows = ExampleSums(updates, self._clip_norm, clients.examples)
         self.clipping = Clipping(clients, self._clip_norm)
         protocol = estimators.protocol_of(estimator)
-        if protocol is not None and protocol.replace_one_distance is not None:
+        if protocol is not None and protocol.distance_reason is not None:
             _check_distance(clients)
         if protocol is not None and protocol.dim != self.dim:
             more = f", and one for clip_quantile makes {self.dim:,}" if self.clipping.size else ""
