@@ -84,9 +84,10 @@ def test_a_mutant_is_put_into_functions_and_constants(module: Path, monkeypatch:
     own.check, own.open, own.spent = lambda cost: None, True, 0.0
     assert own.spend(2.5) == 2
     made = {mutant.change: mutant for mutant in mutants(module, "budget.py")}
-    assert generated._apply(made["call: min(cost, 2) -> max(cost, 2)"])
+    functions = {("budget.py", "Budget.spend"): [budget.Budget.spend]}
+    assert generated._apply(made["call: min(cost, 2) -> max(cost, 2)"], functions)
     assert own.spend(2.5) == 2.5
-    assert generated._apply(made["constant: 3 -> 4"])
+    assert generated._apply(made["constant: 3 -> 4"], functions)
     assert budget.LIMIT == 4
 
 

@@ -113,7 +113,7 @@ class Extras:
         """
         if examples is not None:
             raise RoundRefusedError("Nothing rides on sums of single examples, which are protected here.")
-        if protocol.replace_one_distance is not None:
+        if protocol.distance_reason is not None:
             raise RoundRefusedError("Nothing rides on updates that are accounted for by their distance.")
 
     def encode(self, update: Vector, metrics: Mapping[str, object], clip_norm: float) -> Vector:

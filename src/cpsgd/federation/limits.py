@@ -166,7 +166,7 @@ class Limits:
         """Returns the protocol without a promise, and without a distance that is only the server's word."""
         protocol = replace(protocol, promise=None)
         if self.fingerprint is None:
-            protocol = replace(protocol, replace_one_distance=None, distance_reason=None)
+            protocol = replace(protocol, replace_one_distance=None, replace_one_l1_distance=None, distance_reason=None)
         return protocol
 
     def check_secure(

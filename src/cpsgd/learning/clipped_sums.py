@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.layers import MARGIN, NORMALISATIONS, Affine, Unit, Whole, rounding_share, run, sum_up, units_of
+from cpsgd.learning.layers import units_of
 from cpsgd.learning.models import check_model, trainable
+from cpsgd.learning.units import MARGIN, NORM_ROUNDING, Unit, rounding_share
 
 
 class ClippedSums:
@@ -101,20 +103,21 @@ class ClippedSums:
                 f"{rows:,} examples in one pass are too many for this model: rounding in their sum could be felt. Give "
                 "a micro_batch, such as 256."
             )
-        norms = sum_up([unit.squared_norms() for unit in used]).sqrt() * scale
-        finite = torch.isfinite(norms)
-        # To ask a GPU whether all are finite takes longer than to set nothing to zero.
-        if self.total.is_cuda or not bool(finite.all()):
-            for unit in used:
-                unit.keep_finite(finite)
-        weights = (clip_norm * (1.0 - MARGIN) / norms).clamp(max=1.0) * scale
-        weights = torch.where(finite, weights, 0.0)
-        if count is not None:
+        norms: torch.Tensor = torch.linalg.vector_norm(
+            torch.stack([each for unit in used for each in unit.norms()]), dim=0
+        )
+        # A norm that is not a number has no weight; comparisons with it are false.
+        most = clip_norm * (1.0 - MARGIN) / NORM_ROUNDING
+        weights = torch.div(most, norms).clamp_(max=scale).nan_to_num_(nan=0.0)
+        if count is not None and count < len(weights):
             weights[count:] = 0.0
+        finite = norms < math.inf
+        # To ask a GPU whether all are finite takes longer than to set nothing to zero.
+        good = None if not self.total.is_cuda and bool(finite.all()) else finite
         for unit in used:
-            unit.add_weighted(weights, self._units[unit])
+            unit.add_weighted(weights, good, self._units[unit])
             unit.forget()
-        return norms
+        return norms * scale
 
     @property
     def rows(self) -> int | None:
@@ -132,17 +135,12 @@ class _Forward:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         if not (torch.is_grad_enabled() and self._module.training):
             return self._own(*arguments, **options)
-        if torch.is_autocast_enabled(next(self._module.parameters()).device.type):
-            raise ParameterError("Private training computes in float32: leave out torch.autocast.")
         unit = self._unit
         for parameter in unit.parameters.values():
             parameter.grad = None  # that of the last step; none may come from this pass
-        if isinstance(unit, Whole):
-            return unit.call(*arguments, **options)
-        (x,) = (*arguments, *options.values())
-        if isinstance(unit, Affine):
-            x = NORMALISATIONS[type(self._module)](self._module, x)
-        return run(unit, x)
+        if torch.is_autocast_enabled(parameter.device.type):
+            raise ParameterError("Private training computes in float32: leave out torch.autocast.")
+        return unit.call(*arguments, **options)
 
 
 def _refuse(parameter: torch.Tensor) -> None:

@@ -64,10 +64,9 @@ def plan_examples(
     required = Requirements(
         clients=clients, dim=dim, epsilon=epsilon, delta=delta, participation=participation, **others
     )
-    if required.replace_one_distance is not None:
+    if required.distance_reason is not None or required.replace_one_distance is not None:
         raise ParameterError(
-            f"replace_one_distance={required.replace_one_distance:g} is about whole clients' vectors, of which an "
-            "example is a part; leave it out."
+            "replace_one_distance is about whole clients' vectors, of which an example is a part; leave it out."
         )
     problem = Problem.of(required)
     stated = replace(problem.target.conditions, examples=examples)

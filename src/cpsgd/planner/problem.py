@@ -22,7 +22,7 @@ from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, gaussian_sq
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
-from cpsgd.protocol import MAX_CLIENTS, NORM_LIMITS, Protocol, check_distance
+from cpsgd.protocol import MAX_CLIENTS, NORM_LIMITS, Protocol, check_distance, check_l1_distance
 from cpsgd.run import Run
 from cpsgd.secagg.pair.shape import most_levels
 
@@ -112,11 +112,12 @@ class Problem:
         )
         low, high = NORM_LIMITS
         clip_norm = _validate.positive("clip_norm", required.clip_norm, low=low, high=high)
-        distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
-        if distance is not None and conditions.adjacency is not Adjacency.REPLACE_ONE:
+        l1 = check_l1_distance(required.replace_one_l1_distance, clip_norm=clip_norm, rotate=required.rotate)
+        distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm, l1=l1)
+        if required.distance_reason is not None and conditions.adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(
-                f"replace_one_distance={distance:g} says nothing of {conditions.adjacency} neighbours, a vector and "
-                "zero; leave it out."
+                f"A replace-one distance says nothing of {conditions.adjacency} neighbours, a vector and zero; leave "
+                "it out."
             )
         epsilon = _validate.positive("epsilon", required.epsilon, high=500.0)
         target = Target(
@@ -125,6 +126,7 @@ class Problem:
             dim=_validate.integer("dim", required.dim, low=1),
             clip_norm=clip_norm,
             replace_one_distance=distance,
+            replace_one_l1_distance=l1,
         )
         kinds = mechanisms_for(required)
         wraps = any(kind.wraps for kind in kinds)
@@ -313,6 +315,7 @@ class Problem:
             rotate=self.setting.rotate,
             modulus=design.modulus,
             replace_one_distance=self.target.replace_one_distance,
+            replace_one_l1_distance=self.target.replace_one_l1_distance,
             distance_reason=self.distance_reason,
         )
 

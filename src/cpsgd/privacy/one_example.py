@@ -127,5 +127,5 @@ def example_protocol(protocol: Protocol, examples: int) -> OneExample:
     # A distance that is stated is that of whole sums, of which one example moves a part.
     norm = (bound + moved) * (1.0 + 1e-12)
     kept = {each.name: getattr(protocol, each.name) for each in fields(protocol)}
-    others = {"replace_one_distance": None, "distance_reason": None, "promise": None}
-    return OneExample(**{**kept, **others, "clip_norm": norm})
+    stated = ("replace_one_distance", "replace_one_l1_distance", "distance_reason", "promise")
+    return OneExample(**{**kept, **dict.fromkeys(stated), "clip_norm": norm})

@@ -274,7 +274,7 @@ class Count(Sum):
         found._whole = True
         return found
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Any:
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> Any:
         """Plans a round; see `RowQuestion.plan`."""
         self._check_not_users()
         return super().plan(clients, epsilon, delta, **requirements)

@@ -246,7 +246,7 @@ class Clusters:
         exactly = range(self.clusters, self.clusters + 1)
         self.initial = None if initial is None else _places_in("initial centres", initial, exactly, self.ball)
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> PlannedClusters:
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> PlannedClusters:
         """Plans all rounds, in each of which every client answers.
 
         ε is of all rounds together, for replacing all rows of one client; `Question.plan` says the rest.

@@ -160,7 +160,7 @@ class Components(Question[PCAResult]):
         """Returns one client's vector; see `Ball.point` for what a value may be."""
         return self.layout.write(self.ball.point(value)).reshape(-1)
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[PCAResult]:
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> Planned[PCAResult]:
         """Plans the round, unless the budget is so small that noise would hide every variance; see `Question.plan`."""
         planned = super().plan(clients, epsilon, delta, **requirements)
         _check_budget(planned.plan, self.ball.dim)

@@ -299,7 +299,7 @@ class RowQuestion(Question[Statistic]):
 
     # ------------------------------------------------------------------ between machines
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Statistic]:
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> Planned[Statistic]:
         """Plans a round, with at most one group per client; see `Question.plan`."""
         clients = _validate.integer("clients", clients, low=2)
         if self.blocks > clients:
