@@ -16,7 +16,8 @@ SETTINGS = {
     "num_rounds": 2,
     "epsilon": 8.0,
     "delta": 1e-5,
-    "plan": {"dropout": 0.2, "bits": 14},
+    "examples": 100,
+    "plan": {"dropout": 0.2, "bits": 14, "participation": "poisson:0.2", "adjacency": "zero-out"},
 }
 
 
@@ -28,7 +29,10 @@ def main() -> None:
         model=NPModelPersistor(model=[[0.0] * 10] * (DIM // 10)),
         train_script=str(Path(__file__).parent / "train.py"),
         train_args=folder,
-        limits={"epsilon": 8.0, "delta": 1e-5, "rounds": 2, "min_clients": 4, "colluding": 1},
+        limits={
+            **{"epsilon": 8.0, "delta": 1e-5, "rounds": 2, "min_clients": 4, "colluding": 1},
+            **{"examples": 100, "rate": 0.2, "adjacency": "zero-out"},
+        },
         roster=roster,
         ledger=str(Path(folder) / "ledger"),
         population="sites",
