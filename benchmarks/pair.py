@@ -32,7 +32,6 @@ from cpsgd.engines.pair.running import free_port, start_server, stop_server, wri
 from cpsgd.engines.pair.task import create_task
 from cpsgd.secagg.pair.extension import modular_sum
 from cpsgd.secagg.pair.proof import Basis, evaluation_message, make_report, open_helper, open_leader, prepared, verify
-from cpsgd.secagg.pair.shape import RoundShape
 
 PRIMES = {1_000: 337, 10_000: 3_779, 100_000: 78_041}
 DIMS = (1_000, 51_370, 2**20)
@@ -52,7 +51,7 @@ def best_milliseconds(run: Callable[[], object], turns: int) -> float:
 
 def parts(clients: int, dim: int, turns: int = 15) -> dict[str, Any]:
     """Measures what each party computes for one report with one coin per coordinate."""
-    shape = prepared(RoundShape.choose(prime=PRIMES[clients], dim=dim, task=b"benchmark"))
+    shape = prepared(PRIMES[clients], dim, b"benchmark")
     values = np.random.default_rng(1).integers(0, 2, dim).astype(np.uint32)
     report, key = make_report(shape, values), bytes(32)
     sums = np.zeros(dim, dtype=np.uint32)
@@ -91,7 +90,7 @@ def liar(clients: int, dim: int = 51_370, tries: int = 20) -> dict[str, Any]:
     """
     found = plan(clients, dim, 2.0, 1e-6, bits=math.log2(PRIMES[clients]) + 1e-9, mechanism="coins", pair=True)
     protocol, prime = found.protocol, int(found.protocol.modulus or 0)
-    shape = prepared(RoundShape.choose(prime=prime, dim=dim, task=b"liar"))
+    shape = prepared(prime, dim, b"liar")
     generator = np.random.default_rng(1)
     others = generator.binomial(clients - 1, 0.5, dim).astype(np.uint64)
 

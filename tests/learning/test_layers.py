@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning.clipped_sums import ClippedSums
-from cpsgd.learning.layers import MARGIN, rounding_share, units_of
+from cpsgd.learning.layers import units_of
+from cpsgd.learning.units import MARGIN, rounding_share
 
 CLIP, COUNT = 0.7, 7
 

@@ -26,10 +26,10 @@ from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.learning import export
 from cpsgd.learning.canaries import Canaries, write
 from cpsgd.learning.clipped_sums import ClippedSums
-from cpsgd.learning.layers import MARGIN
 from cpsgd.learning.models import trainable
 from cpsgd.learning.poisson_loader import MicroBatch, PoissonLoader
 from cpsgd.learning.sum_noise import VARIATION, SumNoise, gaussian_mu
+from cpsgd.learning.units import MARGIN
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.accountant import COARSE, FINE, Rounds, composed_epsilon
 from cpsgd.promise import Claim
@@ -163,6 +163,7 @@ class Private:
             raise ParameterError("LBFGS takes several gradients per step: use another optimizer of torch.optim.")
         self._parameters = list(trainable(model).values())
         self._owned = {id(p) for p in self._parameters}
+        self._sizes = [p.numel() for p in self._parameters]
         if any(p.requires_grad for p in self._strange(optimizer)):
             raise ParameterError(
                 "The optimizer has parameters that are not the model's: make it from model.parameters()."
@@ -367,13 +368,12 @@ class Private:
             for parameter in self._parameters:
                 parameter.grad = None
             return
-        mean = self._release(norm) / self._loader.expected
-        sizes = [parameter.numel() for parameter in self._parameters]
-        for parameter, own in zip(self._parameters, torch.split(mean, sizes), strict=True):
-            parameter.grad = own.view(parameter.shape).to(parameter.dtype)
+        parts = torch.split(self._release(norm), self._sizes)
+        for parameter, own in zip(self._parameters, parts, strict=True):
+            parameter.grad = own.view(parameter.shape)
 
     def _release(self, clip_norm: float) -> torch.Tensor:
-        """Returns the noisy sum of the batch, the same in all processes; the step is counted before."""
+        """Returns the noisy mean of the batch, the same in all processes; the step is counted before."""
         total = self._sums.total
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
         if together:
@@ -382,11 +382,14 @@ class Private:
         self.steps += 1
         if self._canaries is not None:
             self._canaries.add_to(total, clip_norm * (1.0 - MARGIN), self._loader.rate)
-        noisy = total.clone() if self._noise is None else self._noise.added(total, multiplier * clip_norm)
+        if self._noise is None:
+            mean = torch.empty_like(total, dtype=torch.float32)
+        else:
+            mean = self._noise.added(total, multiplier * clip_norm, self._loader.expected)
         if together:
-            torch.distributed.broadcast(noisy, 0)
+            torch.distributed.broadcast(mean, 0)
         self._forget()
-        return noisy
+        return mean
 
     def _epsilon(self, steps: int) -> float:
         return _epsilon(Counter(self._multipliers[:steps]), self.delta, self._loader.rate, self.dim, FINE)

@@ -77,7 +77,7 @@ class Federation:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
@@ -165,7 +165,7 @@ class Federation:
                 raise TimeoutError(f"The node was not let in within {timeout:g} s:\n{self.logs()}")
             if self.supernodes[node].poll() is not None:
                 refused += 1
-                time.sleep(5.0)  # as RestartSec of a systemd unit
+                time.sleep(15.0)  # as RestartSec of a systemd unit
                 self.supernodes[node] = self._start_node(node)
             time.sleep(0.2)
         self._killed.discard(node)

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol
-from cpsgd.engines.pair import servers
+from cpsgd.engines.pair.answers import Answer, combine, ledger_charge
+from cpsgd.engines.pair.books import Books
+from cpsgd.engines.pair.helper import Helper
+from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.parties import Sender
-from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, combine, ledger_charge
 from cpsgd.engines.pair.store import ReportStore, Verdict
 from cpsgd.engines.pair.task import PairTask, create_task
 from cpsgd.errors import (
@@ -485,6 +487,6 @@ def test_servers_refuse_the_wrong_secrets_and_stores(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="own"):
             ReportStore(str(tmp_path / "leader.db"), task=task, role=role, dim=DIM)
     with pytest.raises(EmptyError):
-        combine(pair.task, 0, *[servers._ANSWER.pack(0, bytes(32)) + bytes(pair.task.shape(0).packed_bytes(DIM))] * 2)
+        combine(pair.task, 0, *[Answer(0, bytes(32), np.zeros(DIM, np.uint32)).to_bytes(pair.task.shape(0))] * 2)
     assert isinstance(Helper(pair.helper.books), Helper)
     assert isinstance(Leader(pair.leader.books), Leader)

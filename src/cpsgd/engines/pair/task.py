@@ -206,8 +206,7 @@ class PairTask:
         modulus = self.protocol.modulus
         assert modulus is not None  # checked above
         task = self.fingerprint + round.to_bytes(4, "little")
-        levels = self.protocol.mechanism.values
-        return prepared(RoundShape.choose(prime=modulus, dim=self.protocol.dim, task=task, levels=levels))
+        return prepared(modulus, self.protocol.dim, task, self.protocol.mechanism.values)
 
     # ------------------------------------------------------------------ as a file
 
