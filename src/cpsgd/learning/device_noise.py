@@ -45,7 +45,7 @@ def noisy_mean(
     tables = [_table(ratio, sums.device) for ratio in ratios]
     kernel = _kernel(sums.device, max(len(table) for table in tables) // 2, most)
     words = struct.unpack("<8i", key or os.urandom(32))
-    arguments = [sums, out, len(sums), step, divisor]
+    arguments = [sums, out, len(sums), float(step), float(divisor)]
     for table in tables:
         arguments += [table, len(table) // 2]
     with kernels.current(sums.device):
