@@ -166,7 +166,9 @@ COMMANDS = {
         "cpsgd budget create budget.ledger --population patients --epsilon 4 --delta 1e-6",
     ),
     "dashboard": Command(
-        "dashboard:run", "Plan, watch runs, and read budgets and audits in the browser.", "cpsgd dashboard runs"
+        "dashboard:run",
+        "Plan, watch runs and two servers, and read budgets and audits in the browser.",
+        "cpsgd dashboard runs",
     ),
     "data": Command("data:app", "Bring data sets to this machine.", "cpsgd data mnist"),
 }

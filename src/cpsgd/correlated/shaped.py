@@ -184,8 +184,17 @@ class SiloMemory(RunMemory):
         if seeds is not None:
             seeds.commit(round, self.bands)
 
-    def simulated(self, seed: int | None) -> SimulatedSilos:  # type: ignore[override]
-        """Returns the states of a run's silos, whose messages are simulated one by one."""
+    def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedSilos:  # type: ignore[override]
+        """Returns the states of a run's silos, whose messages are simulated one by one.
+
+        Raises:
+            ParameterError: Silos were to start anew.
+        """
+        if restart_every is not None:
+            raise ParameterError(
+                "Silos with shaped rounding do not start anew within a run: leave out rescale_every, or name "
+                'mechanism="correlated-gaussian".'
+            )
         return SimulatedSilos(self.of)
 
     def check_honest(self, honest: int, colluding: int, clients: int) -> None:

@@ -214,6 +214,11 @@ class RoundEvent:
         return Participation.parse(self.participation)
 
     @property
+    def most_messages(self) -> int:
+        """The most messages that the cost of a fixed-size cohort with colluders is proved for."""
+        return max(self.protocol.clients, self.survivors)
+
+    @property
     def unit(self) -> Unit:
         """The data that the event protects: a whole client, or one example."""
         return "client" if self.examples is None else "example"

@@ -12,7 +12,7 @@ from typing import Any, Self
 from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.entries import RoundEvent, name, read_protocol
-from cpsgd.neighbours import Adjacency, Participation
+from cpsgd.neighbours import Adjacency, Participation, SeenSampling
 from cpsgd.privacy.one_example import example_protocol
 from cpsgd.promise import Surviving
 from cpsgd.protocol import MAX_CLIENTS, Protocol
@@ -53,11 +53,12 @@ class EntryKind:
         return _normal(example_protocol(self.base, self.examples))
 
     @cached_property
-    def order(self) -> tuple[bytes, int, str, float, float, int, int]:
+    def order(self) -> tuple[bytes, int, str, float, float, int, int, str]:
         """A key for sorting, the same in every process."""
         octave = -1 if self.octave is None else self.octave
         who = self.participation
-        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, self.reserved or 0
+        reserved = self.reserved or 0
+        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, reserved, repr(who)
 
     @cached_property
     def apart_from_size(self) -> tuple[object, ...]:
@@ -86,7 +87,10 @@ class EntryKind:
     def from_dict(cls, data: object) -> EntryKind:
         """Returns the kind that `to_dict` wrote; raises `ParameterError` for anything else."""
         values = _plain.named("kind of round", data, ["protocol", *(field.name for field in fields(cls)[1:])])
-        kind = _plain.build(cls, values, base=_normal(read_protocol(values.pop("protocol"))[0]))
+        known: dict[str, Any] = {"base": _normal(read_protocol(values.pop("protocol"))[0])}
+        if isinstance(who := values["participation"], Mapping) and "largest" in who:
+            known["participation"] = SeenSampling.from_dict(values.pop("participation"))
+        kind = _plain.build(cls, values, **known)
         _validate.integer("honest", kind.honest, low=1, high=MAX_CLIENTS)
         _validate.fraction("overflow", kind.overflow)
         for field, high in (("examples", MAX_CLIENTS), ("octave", LAST_OCTAVE), ("reserved", kind.honest)):
@@ -103,8 +107,9 @@ def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Ent
     """Returns the kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
     # Noise of colluders does not count, and they know of themselves who was drawn. The kind has no colluders any more.
-    taking_part = event.taking_part.known_to(event.colluding, event.survivors)
-    sampled = taking_part.sampled and taking_part.rate < 1.0
+    most = max(event.most_messages, survivors)
+    taking_part = event.taking_part.known_to(event.colluding, event.survivors, most)
+    sampled = taking_part.sampled and event.taking_part.rate < 1.0
     # Each size is a certificate of its own, and with sampling a distribution, too. So sizes keep a few binary digits,
     # rounded down; but not below what was reserved, or a release could raise the total.
     step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))

@@ -28,7 +28,7 @@ _ENTRY = struct.Struct("<16s32s64sI")
 
 
 @dataclass(frozen=True, repr=False)
-class Question:
+class AskedReport:
     """What the leader asks about one report: its upload without the leader's part, and the leader's evaluations."""
 
     upload: Upload
@@ -46,12 +46,12 @@ class Question:
         return b"".join((head, upload.helper, self.evaluation))
 
 
-def write_request(round: int, questions: Sequence[Question]) -> bytes:
+def write_request(round: int, questions: Sequence[AskedReport]) -> bytes:
     """Returns a request about reports of one round."""
     return b"".join((_REQUEST.pack(round, len(questions)), *(each.to_bytes() for each in questions)))
 
 
-def read_request(task: PairTask, request: bytes) -> tuple[int, list[Question]]:
+def read_request(task: PairTask, request: bytes) -> tuple[int, list[AskedReport]]:
     """Returns the round of a request, and what it asks.
 
     Raises:
@@ -72,7 +72,7 @@ def read_request(task: PairTask, request: bytes) -> tuple[int, list[Question]]:
         if length > 256 or position > len(request):
             raise MessageError("The request is cut off.")
         upload = Upload(report, round, sender, signature, request[middle - length : middle], b"")
-        found.append(Question(upload, request[middle:position]))
+        found.append(AskedReport(upload, request[middle:position]))
     if position != len(request):
         raise MessageError("The request has bytes after its last report.")
     return round, found
@@ -82,7 +82,7 @@ def read_request(task: PairTask, request: bytes) -> tuple[int, list[Question]]:
 class _Opened:
     """A helper's part that is in order: its seed, and who sent it."""
 
-    question: Question
+    question: AskedReport
     sender: bytes | None
     seed: bytes
 
@@ -132,7 +132,7 @@ class Helper:
                 books.store.settle(round, decided, sums)
         return bytes(verdicts)
 
-    def _open(self, shape: RoundShape, question: Question) -> _Opened | Verdict:
+    def _open(self, shape: RoundShape, question: AskedReport) -> _Opened | Verdict:
         """Opens a helper's part and checks who sent it."""
         books, upload = self.books, question.upload
         try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpsgd.engines.pair.books import Books, RefusedReportError
-from cpsgd.engines.pair.helper import Question, write_request
+from cpsgd.engines.pair.helper import AskedReport, write_request
 from cpsgd.engines.pair.store import Decided, Verdict
 from cpsgd.errors import MessageError, SignatureError, StoreError
 from cpsgd.secagg.pair.extension import modular_sum
@@ -124,7 +124,7 @@ class Leader:
         return write_request(
             round,
             [
-                Question(each.upload, evaluation_message(shape, each.share, books.basis(shape, each.id)))
+                AskedReport(each.upload, evaluation_message(shape, each.share, books.basis(shape, each.id)))
                 for each in batch
             ],
         )
