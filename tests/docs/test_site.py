@@ -127,6 +127,9 @@ return {
   wide: images.filter(image => image.getBoundingClientRect().width > innerWidth).map(image => image.src),
   fetched: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("file:")),
   wrong: document.querySelectorAll(".katex-error").length,
+  white: images.filter(image => image.closest(".md-content") && !/dashboard|screenshot/.test(image.src)
+    && document.body.getAttribute("data-md-color-scheme") === "slate"
+    && getComputedStyle(image).filter === "none").map(image => image.src),
 };
 """
 
@@ -161,7 +164,7 @@ def test_pages_fit_the_screen_and_show_everything(site: Path, width: int, scheme
             browser.get(page.as_uri())
             seen = browser.execute_script(LOOK)
             assert seen.pop("width") <= width, page  # less by the scroll bar
-            assert seen == {"broken": [], "wide": [], "fetched": [], "wrong": 0}, page
+            assert seen == {"broken": [], "wide": [], "fetched": [], "wrong": 0, "white": []}, page
         browser.get((site / "index.html").as_uri())
         chosen = browser.execute_script("return document.body.getAttribute('data-md-color-scheme')")
         assert chosen == {"dark": "slate", "light": "default"}[scheme]
