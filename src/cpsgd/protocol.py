@@ -447,6 +447,11 @@ class Protocol:
             replace_one_distance=self.replace_one_distance,
         )
 
+    @property
+    def largest_norm(self) -> float:
+        """The largest norm of a client's vector in units of the noise's law, rounded up."""
+        return self.sensitivity(Adjacency.ZERO_OUT)
+
     def l1_sensitivity(self, adjacency: Adjacency) -> float:
         """Returns the largest sum of absolute differences of two neighbours in units of the noise's law, rounded up."""
         mechanism, stated = self.mechanism, self.replace_one_l1_distance

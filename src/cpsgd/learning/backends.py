@@ -6,6 +6,7 @@ asynchronous: it works on while the CPU prepares the next round, until it is ask
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -61,7 +62,9 @@ class Clipping:
         self._adaptive: AdaptiveClip | None = None
         self.norm: float | None = None
         if options.clip_quantile is not None:
-            self._adaptive = AdaptiveClip(initial=clip_norm, quantile=options.clip_quantile)
+            self._adaptive = AdaptiveClip(
+                initial=clip_norm, quantile=options.clip_quantile, lowest=0.0, highest=math.inf
+            )
             self.norm = self._adaptive.initial
 
     @property

@@ -50,6 +50,11 @@ def example_norm(clip_norm: float, examples: int) -> float:
 class OneExample(Protocol):
     """A protocol as the accounting of single examples sees it; see `example_protocol`."""
 
+    @property
+    def largest_norm(self) -> float:
+        """Infinite: nothing smaller is used. The sum of a client's examples is larger than what one of them moves."""
+        return math.inf
+
     def reach(self, adjacency: Adjacency) -> float:
         """Returns the whole range, also for zero-out: without an example a sum may be anything, not zero alone."""
         return super().reach(Adjacency.REPLACE_ONE)
