@@ -23,7 +23,7 @@
     return [element("label", { for: id }, label, select), select];
   };
   const [clientsLabel, clients] = field("Clients per round", "planner-clients", table.clients, 1000);
-  const [dimLabel, dim] = field("Numbers per client", "planner-dim", table.dims, 10000);
+  const [dimLabel, dim] = field("Numbers per client", "planner-dim", table.dims, 30000);
   const [epsilonLabel, epsilon] = field("ε", "planner-epsilon", table.epsilons, 2);
   const secure = element("input", { id: "planner-secure", type: "checkbox" });
   const secureLabel = element("label", { for: "planner-secure" }, "Secure aggregation", secure);
