@@ -13,7 +13,7 @@ from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.entries import RoundEvent, name, read_protocol
 from cpsgd.neighbours import Adjacency, Participation, SeenSampling
-from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.one_example import example_protocol, most_drawn, overflow
 from cpsgd.promise import Surviving
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 from cpsgd.run import Run
@@ -32,7 +32,7 @@ class EntryKind:
         examples: As in `RoundEvent`.
         honest: Messages whose noise counts.
         participation: Who takes part, as colluding clients know it; "every" wherever nobody is sampled.
-        overflow: As in `RoundEvent`.
+        overflow: As in `RoundEvent`, with the chance that a client draws too many examples.
         octave: As in `Entry`.
         reserved: For adaptive budgets: the fewest such messages that were reserved for.
     """
@@ -50,7 +50,7 @@ class EntryKind:
         """The protocol that is accounted."""
         if self.examples is None:
             return self.base
-        return _normal(example_protocol(self.base, self.examples))
+        return _normal(example_protocol(self.base, most_drawn(self.examples, self.participation)))
 
     @cached_property
     def order(self) -> tuple[bytes, int, str, float, float, int, int, str]:
@@ -106,9 +106,14 @@ Groups = frozenset[tuple[frozenset[EntryKind], int]]
 def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> EntryKind:
     """Returns the kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
-    # Noise of colluders does not count, and they know of themselves who was drawn. The kind has no colluders any more.
-    most = max(event.most_messages, survivors)
-    taking_part = event.taking_part.known_to(event.colluding, event.survivors, most)
+    # Noise of colluders does not count, and they know of themselves who was drawn, but not of others' examples. The
+    # kind has no colluders any more.
+    taking_part, lost = event.taking_part, event.overflow
+    if event.examples is None:
+        most = max(event.most_messages, survivors)
+        taking_part = taking_part.known_to(event.colluding, event.survivors, most)
+    else:
+        lost += overflow(event.examples, taking_part)
     sampled = taking_part.sampled and event.taking_part.rate < 1.0
     # Each size is a certificate of its own, and with sampling a distribution, too. So sizes keep a few binary digits,
     # rounded down; but not below what was reserved, or a release could raise the total.
@@ -117,7 +122,7 @@ def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Ent
     participation = taking_part if sampled else _EVERY
     reserved = None if octave is None else event.survivors - event.colluding
     base = _normal(event.protocol)
-    return _unique(EntryKind(base, event.examples, honest, participation, event.overflow, octave, reserved))
+    return _unique(EntryKind(base, event.examples, honest, participation, lost, octave, reserved))
 
 
 @lru_cache(maxsize=256)
