@@ -104,7 +104,11 @@ class ColumnOptions:
     @property
     def whose(self) -> dict[str, Any]:
         """The user, the groups and the neighbours, for `cpsgd.statistics`."""
-        found: dict[str, Any] = {"user": self.user, "missing": self._missing, "neighbours": self.neighbours}
+        found: dict[str, Any] = {
+            "user": self.user,
+            "missing": split_missing(self.missing),
+            "neighbours": self.neighbours,
+        }
         if self.group_by is None:
             return found
         parts = [part.partition("=") for part in self.group_by.split(";")]
@@ -121,25 +125,9 @@ class ColumnOptions:
         return found | {"group_by": names, "groups_per_user": self.groups_per_user}
 
     @property
-    def _missing(self) -> str | float | None:
-        if self.missing is None or self.missing in ("drop", "bounds"):
-            return self.missing
-        try:
-            return float(self.missing)
-        except ValueError:
-            return self.missing
-
-    @property
     def about(self) -> dict[str, Any]:
         """Columns and bounds, for `cpsgd.statistics`."""
-        bounds: dict[str, tuple[float, float]] = {}
-        for entry in [] if self.bounds is None else split_names(self.bounds):
-            name, _, ends = entry.rpartition("=")
-            low, colon, high = ends.partition(":")
-            if not name or not colon or name in bounds:
-                raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
-            bounds[name] = (_number("--bounds", low), _number("--bounds", high))
-        return {"columns": self.names, "bounds": bounds or None}
+        return {"columns": self.names, "bounds": split_bounds(self.bounds)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +275,7 @@ def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -
     if chosen.json:
         output.show_json({"file": file, "out": result.out, "plot": result.plot, **found.to_dict()})
     else:
-        output.show(_facts(found, result))
+        output.show(facts_of(found, result))
     if failure is not None:
         raise failure
 
@@ -301,7 +289,7 @@ def _save(found: Statistic, result: ResultOptions) -> None:
         draw_values(found, result.plot)
 
 
-def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
+def facts_of(found: Statistic, result: ResultOptions = NO_RESULT) -> list[tuple[str, str]]:
     """Returns the rows of a result's table."""
     rows = found.rows()
     values = [
@@ -312,7 +300,7 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         values.append(("…", f"{len(rows) - _SHOWN:,} more; --out or --json has all"))
     bounds = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in found.bounds.items())
     return [
-        (found.statistic, f"of {_many(found)}, intervals hold with {100 * found.confidence:g} %"),
+        (found.statistic, f"of {_many(found)}, intervals {_held(found)}"),
         *values,
         *([("bounds", bounds)] if bounds else []),
         *[
@@ -328,6 +316,10 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
     ]
 
 
+def _held(found: Statistic) -> str:
+    return f"{'are estimates for' if found.details else 'hold with'} {100 * found.confidence:g} %"
+
+
 def _many(found: Statistic) -> str:
     return f"all {found.unit}s" if found.users is None else f"{found.users:,} {found.unit}s"
 
@@ -341,6 +333,26 @@ def _written(found: Statistic, path: Path) -> bytes:
     skip = 1 if found.groups is None else 0
     writer.writerows(row[skip:] for row in [("group", "name", "value", "low", "high"), *found.rows()])
     return text.getvalue().encode()
+
+
+def split_bounds(text: str | None) -> dict[str, tuple[float, float]] | None:
+    """Returns the bounds of columns, or raises `ParameterError`."""
+    bounds: dict[str, tuple[float, float]] = {}
+    for entry in [] if text is None else split_names(text):
+        name, _, ends = entry.rpartition("=")
+        low, colon, high = ends.partition(":")
+        if not name or not colon or name in bounds:
+            raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
+        bounds[name] = (_number("--bounds", low), _number("--bounds", high))
+    return bounds or None
+
+
+def split_missing(text: str | None) -> str | float | None:
+    """Returns what a missing value counts as: a word, or a number."""
+    try:
+        return text if text is None else float(text)
+    except ValueError:
+        return text
 
 
 def split_names(text: str) -> list[str]:
