@@ -172,7 +172,7 @@ COMMANDS = {
     "budget": Command(
         "budget:app",
         "Keep privacy budgets on a durable ledger.",
-        "cpsgd budget create ledger.sqlite --population patients --epsilon 4 --delta 1e-6",
+        "cpsgd budget create budget.ledger --population patients --epsilon 4 --delta 1e-6",
     ),
     "dashboard": Command(
         "dashboard:run",

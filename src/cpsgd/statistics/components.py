@@ -160,8 +160,8 @@ class Components(Question[PCAResult]):
         >>> asked = Components(2, 1, radius=1.0).plan(clients=400, epsilon=8.0, delta=1e-6, bits=8)
         >>> points = 0.1 + np.random.default_rng(0).normal(size=(400, 2)) * [0.4, 0.1]
         >>> found = asked.aggregate([asked.encode(point) for point in points])
-        >>> found.guarantee.epsilon <= 8.0, bool(found.components[0, 0] > 0.9)
-        (True, True)
+        >>> abs(found.components).round()
+        array([[1., 0.]])
     """
 
     def __init__(
@@ -265,8 +265,8 @@ def pca(
         >>> generator = np.random.default_rng(0)
         >>> points = 0.1 + generator.normal(size=(2000, 3)) * [0.3, 0.1, 0.05]
         >>> found = pca(points, 1, epsilon=8.0, delta=1e-6, radius=1.0)
-        >>> found.guarantee.epsilon <= 8.0, bool(abs(found.components[0, 0]) > 0.98)
-        (True, True)
+        >>> abs(found.components).round()
+        array([[1., 0., 0.]])
     """
     Charge.check(ledger, population)
     chosen = columns_of(points, columns, bounds, user)
