@@ -47,7 +47,7 @@ def drawn(key: bytes, part: int, ratio: float, count: int) -> NDArray[np.int64]:
 @pytest.mark.parametrize("dim", [1, 127, 128, 3001])
 def test_noise_equals_the_draws_of_the_processor(dim: int) -> None:
     sums = torch.linspace(-3.0, 5.0, dim, dtype=torch.float64)
-    step, divisor = 0.7 / POINTS, 256.0
+    step, divisor = 0.7 / POINTS, 256
     noise = (drawn(KEY, 0, RATIOS[0], dim) << 9) + drawn(KEY, 1, RATIOS[1], dim)
     expected = ((sums / step).round() + torch.from_numpy(noise)) * step / divisor
     found = noisy_mean(sums.to(DEVICE), step, divisor, ratios=RATIOS, most=MOST, key=KEY).cpu()

@@ -1,6 +1,6 @@
 """Generated mutants: draws some, runs the tests that reach each, and lists those that no test notices.
 
-    PYTHONPATH=tests python -m mutants.generated --share 0.01 --seed 1 [--rooms privacy ledger] [--slow]
+    PYTHONPATH=tests python -m mutants.generated --share 0.01 --seed 1 [--rooms privacy ledger] [--marks 'not thorough']
 
 The tests are collected once. Child processes run them all and note which mutants' lines each one runs. Then every
 mutant gets a child of its own: the function's code is exchanged there, and the tests that run its line are run, those
@@ -24,7 +24,7 @@ import threading
 import time
 import types
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import _lru_cache_wrapper
 from pathlib import Path
@@ -39,8 +39,6 @@ from .runner import ROOT, SOURCE
 ROOMS = ("privacy", "mechanisms", "correlated", "ledger", "audit", "federation", "secagg")
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 _PACKAGE = str(SOURCE / "cpsgd") + os.sep
-_MOST_SECONDS = 15.0
-"""Processor time of the tests that a mutant is tried with, as measured without it."""
 _FOUND, _SURVIVED, _BROKEN = 1, 0, 3
 _CONTROLS, _UNCHANGED = 5, "nothing is changed"
 
@@ -56,12 +54,16 @@ def equivalent() -> dict[str, str]:
     return reasons
 
 
-def drawn(rooms: tuple[str, ...], share: float, seed: int, listed: dict[str, str] | None = None) -> list[Mutant]:
-    """Returns the sample, without the listed equivalents."""
-    listed = equivalent() if listed is None else listed
+def drawn(rooms: tuple[str, ...], wanted: Callable[[Mutant], bool]) -> list[Mutant]:
+    """Returns the wanted mutants of these rooms."""
     paths = [path for room in rooms for path in sorted((SOURCE / "cpsgd" / room).rglob("*.py"))]
-    made = [m for path in paths for m in mutants(path, str(path.relative_to(SOURCE / "cpsgd")), share, seed)]
-    return [mutant for mutant in made if mutant.name not in listed]
+    return [m for path in paths for m in mutants(path, str(path.relative_to(SOURCE / "cpsgd")), wanted)]
+
+
+def sample(rooms: tuple[str, ...], share: float, seed: int) -> list[Mutant]:
+    """Returns a share of the mutants, without the listed equivalents."""
+    listed = equivalent()
+    return drawn(rooms, lambda mutant: mutant.drawn(share, seed) and mutant.name not in listed)
 
 
 def controls(chosen: list[Mutant]) -> list[Mutant]:
@@ -128,12 +130,13 @@ def _apply_constant(mutant: Mutant, compiled: types.CodeType, path: str) -> bool
 class Session:
     """A pytest plugin that runs tests on mutants in place of its own loop."""
 
-    def __init__(self, chosen: list[Mutant], workers: int, seconds: float) -> None:
-        self.chosen, self.workers, self.deadline = chosen, workers, time.monotonic() + seconds
+    def __init__(self, chosen: list[Mutant], workers: int, minutes: float, seconds: float) -> None:
+        self.chosen, self.workers, self.seconds = chosen, workers, seconds
+        self.deadline = time.monotonic() + 60 * minutes
         self.survivors: list[Mutant] = []
         self.untested: list[Mutant] = []
         self.ended: list[Mutant] = []
-        self.left_out = 0
+        self.left_out: list[Mutant] = []
         self.failed = False
         self._functions: dict[tuple[str, str], list[types.FunctionType]] = {}
 
@@ -154,7 +157,7 @@ class Session:
         waiting = list(self.chosen)
         while waiting or running:
             if waiting and time.monotonic() > self.deadline:
-                self.left_out, waiting = len(waiting), []
+                self.left_out, waiting = waiting, []
             if waiting and len(running) < self.workers:
                 mutant = waiting.pop(0)
                 tests = reached[_place(mutant)]
@@ -162,7 +165,7 @@ class Session:
                     if mutant.change != _UNCHANGED:
                         self.untested.append(mutant)
                     continue
-                chosen, seconds = _affordable(mutant, tests)
+                chosen, seconds = _affordable(mutant, tests, self.seconds)
                 running[self._start([items[name] for name in chosen], mutant, seconds)] = mutant
                 continue
             if running:
@@ -293,7 +296,7 @@ class Tracer:
         return passed
 
 
-def _affordable(mutant: Mutant, tests: list[tuple[float, str]]) -> tuple[list[str], float]:
+def _affordable(mutant: Mutant, tests: list[tuple[float, str]], most: float) -> tuple[list[str], float]:
     """Returns the tests to try, with their seconds: first those of the module's file of tests, then of its room."""
     own = f"tests/{mutant.file.partition('/')[0]}/"
     module = f"/test_{Path(mutant.file).stem}.py"
@@ -301,7 +304,7 @@ def _affordable(mutant: Mutant, tests: list[tuple[float, str]]) -> tuple[list[st
     for seconds, name in sorted(tests, key=lambda test: (module not in test[1], not test[1].startswith(own), test)):
         chosen.append(name)
         spent += seconds
-        if spent > _MOST_SECONDS:
+        if spent > most:
             break
     return chosen, spent
 
@@ -319,7 +322,7 @@ def _passes(item: pytest.Item) -> bool:
 
 
 def main() -> int:
-    """Prints survivors by module; 0 if their share is no higher than `--most`."""
+    """Prints survivors; 0 if their share is no higher than `--most`, and at least half of the mutants were tried."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rooms", nargs="+", default=ROOMS, choices=ROOMS)
     options.add_argument("--share", type=float, default=1.0, help="of all mutants")
@@ -328,18 +331,21 @@ def main() -> int:
     options.add_argument("--tests", nargs="+", help="files of tests in place of all")
     options.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so long")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    options.add_argument("--slow", action="store_true", help="try slow tests as well")
+    options.add_argument("--seconds", type=float, default=15.0, help="processor time of tests per mutant")
+    options.add_argument("--marks", default="not slow and not thorough", help="tests to try, as pytest -m has it")
     options.add_argument("--most", type=float, default=0.0, help="share of survivors that is no failure")
+    options.add_argument("--table", type=Path, help="write survivors by module to this page")
     given = options.parse_args()
     if given.only:
         names = {line.removeprefix("SURVIVED ").partition(" (line")[0] for line in given.only.read_text().splitlines()}
-        chosen = [mutant for mutant in drawn(tuple(given.rooms), 1.0, 0, listed={}) if mutant.name in names]
+        chosen = drawn(tuple(given.rooms), lambda mutant: mutant.name in names)
     else:
-        chosen = drawn(tuple(given.rooms), given.share, given.seed)
+        chosen = sample(tuple(given.rooms), given.share, given.seed)
     print(f"{len(chosen)} mutants", flush=True)
-    session = Session([*controls(chosen), *chosen], given.workers, 60 * given.minutes)
+    session = Session([*controls(chosen), *chosen], given.workers, given.minutes, given.seconds)
     tests = given.tests or [
         *(str(ROOT / "tests" / room) for room in (*ROOMS, "planner", "compatibility")),
+        *(str(SOURCE / "cpsgd" / room) for room in ROOMS),
         *(str(path) for path in (ROOT / "tests").glob("test_*.py")),
     ]
     os.environ["PYTHONHASHSEED"] = "0"
@@ -347,28 +353,36 @@ def main() -> int:
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", phases=phases, database=None, derandomize=True)
     hypothesis.settings.load_profile("mutants")
-    marks = "not thorough" if given.slow else "not slow and not thorough"
     with contextlib.chdir(ROOT):
         code = pytest.main(
-            ["-q", "-s", "-n", "0", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "-m", marks, *tests],
+            ["-q", "-s", "-n", "0", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "-m", given.marks, *tests],
             plugins=[session],
         )
     if code not in (0, 5):
         return int(code)
     survivors = session.untested + session.survivors
-    tried = len(chosen) - session.left_out
-    by_file = Counter(mutant.file for mutant in chosen)
+    tried = [mutant for mutant in chosen if mutant not in session.left_out]
     for mutant in sorted(survivors, key=lambda m: (m.file, m.lines)):
         unreached = " [no test comes there]" if mutant in session.untested else ""
         print(f"SURVIVED {mutant.name} (line {mutant.lines[0]}){unreached}")
-    for file, count in Counter(mutant.file for mutant in survivors).most_common():
-        print(f"{file:<45} {count:>4} of {by_file[file]:>4} survive")
-    share = len(survivors) / max(tried, 1)
-    print(
-        f"{len(survivors)} of {tried} mutants survive ({100 * share:.1f} %); "
-        f"{len(session.ended)} ran for too long or crashed; {session.left_out} not tried for want of time."
+    share = len(survivors) / max(len(tried), 1)
+    said = (
+        f"{len(survivors)} of {len(tried)} mutants survive ({100 * share:.1f} %); {len(session.ended)} ran for too "
+        f"long or crashed, which is noticed; {len(session.left_out)} were not tried for want of time."
     )
-    return int(share > given.most or session.failed)
+    print(said)
+    if given.table:
+        given.table.write_text(page(" ".join(sys.argv[1:]), said, tried, survivors), encoding="utf-8")
+    return int(share > given.most or session.failed or 2 * len(tried) < len(chosen))
+
+
+def page(options: str, said: str, tried: list[Mutant], survivors: list[Mutant]) -> str:
+    """Returns the page that publishes survivors by module."""
+    lines = ["# Mutants that no test notices", "", f"Made by `python -m mutants.generated {options}`.", "", said, ""]
+    lines += ["| module | mutants | survivors |", "|---|---|---|"]
+    left = Counter(mutant.file for mutant in survivors)
+    lines += [f"| {file} | {count} | {left[file]} |" for file, count in sorted(Counter(m.file for m in tried).items())]
+    return "\n".join([*lines, "", *(f"* `{m.name}`" for m in sorted(survivors, key=lambda m: m.name)), ""])
 
 
 if __name__ == "__main__":

@@ -91,12 +91,28 @@ def _replaced(node: ast.AST, **fields: object) -> ast.AST:
     return changed
 
 
+def _is_slack(node: ast.AST) -> bool:
+    """Whether a number is what floating point rounds away, or 1 and so little: its sign and place change no digit."""
+    match node:
+        case ast.Constant(value=float(value)):
+            return 0 < value < _TINY
+        case ast.BinOp(left=ast.Constant(value=1.0), op=ast.Add() | ast.Sub(), right=right):
+            return _is_slack(right)
+    return False
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
 def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Yields what may stand in the place of a node, with the operator's name."""
     match node:
         case ast.Compare(ops=[first, *rest]) if type(first) in _COMPARED:
             yield "compare", _replaced(node, ops=[_COMPARED[type(first)](), *rest])
-        case ast.BinOp(op=op) if type(op) in _COMPUTED and not isinstance(node.left, ast.JoinedStr):
+        case ast.BinOp(left=left, right=right) if _is_slack(left) or _is_slack(right) or _is_text(left):
+            return
+        case ast.BinOp(op=op) if type(op) in _COMPUTED:
             yield "compute", _replaced(node, op=_COMPUTED[type(op)]())
         case ast.AugAssign(op=op) if type(op) in _COMPUTED:
             yield "compute", _replaced(node, op=_COMPUTED[type(op)]())
@@ -121,6 +137,8 @@ def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "guard", _replaced(node, test=ast.Constant(False))
         case ast.Expr(value=ast.Call()):
             yield "statement", ast.Pass()
+        case ast.IfExp(body=body, orelse=other) if _is_text(body) or _is_text(other):
+            return
         case ast.IfExp(test=test):
             yield "choice", _replaced(node, test=ast.UnaryOp(ast.Not(), test))
 
@@ -202,8 +220,8 @@ class _Places(ast.NodeVisitor):
         self.visit(child)
 
 
-def mutants(path: Path, file: str, share: float = 1.0, seed: int = 0) -> list[Mutant]:
-    """Returns the mutants of a module, or a share of them; `file` is its name below src/cpsgd."""
+def mutants(path: Path, file: str, wanted: Callable[[Mutant], bool] = lambda _: True) -> list[Mutant]:
+    """Returns the wanted mutants of a module. `file` is its name below src/cpsgd; `wanted` sees no source yet."""
     tree = ast.parse(path.read_text())
     places = _Places()
     places.visit(tree)
@@ -216,7 +234,7 @@ def mutants(path: Path, file: str, share: float = 1.0, seed: int = 0) -> list[Mu
             change = f"{operator}: {old} -> {ast.unparse(variant).splitlines()[0]}"
             mutant = Mutant(file, function, change, counted[function, change], lines, constant, "")
             counted[function, change] += 1
-            if mutant.drawn(share, seed):
+            if wanted(mutant):
                 put(variant)
                 made.append(replace(mutant, source=ast.unparse(tree)))
                 put(node)

@@ -162,5 +162,6 @@ def test_what_is_given_up() -> None:
         bounded_epsilon(law, coordinates=1, budget=1.0, reach=1.0, delta=1e-6)
     with pytest.raises(ConditionError, match="come below"):
         bounded_epsilon(Steps(*COINS, clients=50), coordinates=9, budget=1.0, reach=1.0, delta=1e-6, below=1e-3)
-    with pytest.raises(ConditionError, match="for sure"):
-        bounded_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)
+    for ends in (((1.0, 0.0), (0.0, 1.0)), ((1.0, 0.0), (0.5, 0.5)), ((0.5, 0.5), (0.0, 1.0))):
+        with pytest.raises(ConditionError, match="for sure"):
+            bounded_epsilon(Steps(*ends, 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)

@@ -53,7 +53,7 @@ _HALF_WORD = 32
 
 @dataclass(eq=False)
 class SiloState:
-    """What a silo takes away in later rounds of a run: w of its last rounds. Secret, and of this silo alone.
+    """The w of a silo's last rounds, which it takes away in later rounds of a run. Secret, and of this silo alone.
 
     Attributes:
         rows: w by round, in points of the finest grid.

@@ -8,9 +8,11 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
+from cpsgd.learning import device_sums
 from cpsgd.learning.layers import units_of
 from cpsgd.learning.models import check_model, trainable
 from cpsgd.learning.units import MARGIN, NORM_ROUNDING, Unit, rounding_share
+from cpsgd.simulation import device_kernels as kernels
 
 
 class ClippedSums:
@@ -48,6 +50,7 @@ class ClippedSums:
         self._units = {unit: {key: places[id(p)] for key, p in unit.parameters.items()} for unit in units_of(model)}
         if any(isinstance(unit.module.forward, _Forward) for unit in self._units):
             raise ParameterError("The model is private already: call detach() of the first, or use a new model.")
+        self._compiled = kernels.compiles(device)
         # What rounding may have moved the sum by, in clip norms.
         self._rounding = 0.0
         self._hooks: list[Any] = [
@@ -103,21 +106,35 @@ class ClippedSums:
                 f"{rows:,} examples in one pass are too many for this model: rounding in their sum could be felt. Give "
                 "a micro_batch, such as 256."
             )
-        norms: torch.Tensor = torch.linalg.vector_norm(
-            torch.stack([each for unit in used for each in unit.norms()]), dim=0
-        )
-        # A norm that is not a number has no weight; comparisons with it are false.
         most = clip_norm * (1.0 - MARGIN) / NORM_ROUNDING
-        weights = torch.div(most, norms).clamp_(max=scale).nan_to_num_(nan=0.0)
-        if count is not None and count < len(weights):
-            weights[count:] = 0.0
-        finite = norms < math.inf
-        # To ask a GPU whether all are finite takes longer than to set nothing to zero.
-        good = None if not self.total.is_cuda and bool(finite.all()) else finite
+        count = rows if count is None else count
+        assert count is not None
+        norms = self._add(used, count, most, scale)
         for unit in used:
-            unit.add_weighted(weights, good, self._units[unit])
             unit.forget()
         return norms * scale
+
+    def _add(self, used: list[Unit], count: int, most: float, scale: float) -> torch.Tensor:
+        """Adds the weighted gradients to the sum, and returns their norms."""
+        pieces = [(piece, self._units[unit]) for unit in used for piece in unit.pieces()]
+        rest = [norm for unit in used if (norm := unit.rest_norm()) is not None]
+        fused = self._compiled and 0 < len(pieces) <= device_sums.MOST_PIECES
+        if fused:
+            norms, weights = device_sums.add_weighted(pieces, rest, count=count, most=most, scale=scale)
+        else:
+            norms = torch.linalg.vector_norm(torch.stack([*(piece.norm() for piece, _ in pieces), *rest]), dim=0)
+            # A norm that is not a number has no weight; comparisons with it are false.
+            weights = torch.div(most, norms).clamp_(max=scale).nan_to_num_(nan=0.0)
+            weights[count:] = 0.0
+        finite: torch.Tensor | None = norms < math.inf
+        # To ask a GPU whether all are finite takes longer than to set nothing to zero.
+        if not self.total.is_cuda and bool((norms < math.inf).all()):
+            finite = None
+        for piece, sums in () if fused else pieces:
+            piece.add(weights, finite, sums)
+        for unit in used if rest else ():
+            unit.add_rest(weights, finite, self._units[unit])
+        return norms
 
     @property
     def rows(self) -> int | None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.learning.units import MOST_CANCELLED, Tensor, Unit, cleaned, length, portions
+from cpsgd.learning.pieces import Pair, Piece, cleaned, length, portions, weighed
+from cpsgd.learning.units import MOST_CANCELLED, Tensor, Unit
 
 functional = torch.nn.functional
 _nn: Any = torch.nn
@@ -59,16 +60,21 @@ class FactorUnit(Unit):
         """Whether there was one call, of one position: the bias's gradient is b."""
         return bool(self._factors) and "bias" in self.parameters and "bias" not in self.rows
 
-    def norms(self) -> list[Tensor]:
-        """Returns the norms of rows, and those that follow from a and b."""
-        found = super().norms()
-        if len(self._factors) == 1 and self._factors[0][1].shape[1] == 1:
+    def pieces(self) -> list[Piece]:
+        """Returns rows, and the factors of one call of one position."""
+        found = super().pieces()
+        if self._is_pair:
             ((kept, back),) = self._factors
-            a, b = length(self.inputs_of(kept)[:, 0]), length(back[:, 0])
-            found.append(b * (torch.hypot(a, torch.ones_like(a)) if self._bias_is_back else a))
-        elif self._factors:
-            found.append(self.ghost())
+            found.append(Pair(back[:, 0], self.inputs_of(kept)[:, 0], self._bias_is_back))
         return found
+
+    @property
+    def _is_pair(self) -> bool:
+        return len(self._factors) == 1 and self._factors[0][1].shape[1] == 1
+
+    def rest_norm(self) -> Tensor | None:
+        """Returns the norms that follow from a and b of several positions."""
+        return None if self._is_pair or not self._factors else self.ghost()
 
     def ghost(self) -> Tensor:
         """Returns √Σ_{t,t'} <a_t, a_t'> <b_t, b_t'>, and what rounding may have taken away from it."""
@@ -76,20 +82,19 @@ class FactorUnit(Unit):
         size = 8 * positions * (positions + self._factors[0][1].shape[2])
         found = []
         for parts in zip(*(portions(size, a, b) for a, b in self._factors), strict=True):
-            a = torch.cat([self.inputs_of(a) for a, _ in parts], 1)
-            b = torch.cat([b for _, b in parts], 1)
+            a, b = _joined([self.inputs_of(a) for a, _ in parts]), _joined([b for _, b in parts])
             a_lengths, b_lengths = self.lengths(a), length(b)
             # Products of vectors of length 1: those of the vectors themselves could be too small for float32.
             with full_precision():
                 alike, products = self.similarity(a, a_lengths), products_of(b, b_lengths)
             lengths = a_lengths * b_lengths
-            most = lengths.sum(1)
+            most = lengths.sum(1).square()
             # Each of the two products is off by (terms + 2) 2^-24, their own product by 2^-24.
-            lost = (a.shape[2] + b.shape[2] + 8) * 2.0**-24 * most.square()
+            lost = (a.shape[2] + b.shape[2] + 8) * 2.0**-24
             cosines = (alike * products).double()
-            squares = torch.einsum("nst,ns,nt->n", cosines, lengths, lengths) + lost
-            found.append(torch.maximum(squares, (most * MOST_CANCELLED).square()).sqrt())
-        return torch.cat(found)
+            squares = (torch.bmm(cosines, lengths[:, :, None])[:, :, 0] * lengths).sum(1).add_(most, alpha=lost)
+            found.append(torch.maximum(squares, most * MOST_CANCELLED**2).sqrt_())
+        return torch.cat(found) if len(found) != 1 else found[0]
 
     @property
     def positions(self) -> int:
@@ -104,16 +109,11 @@ class FactorUnit(Unit):
         """Returns |a_t|."""
         return length(a)
 
-    def add_weighted(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
+    def add_rest(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
         """Adds the weighted sums, of a and b by one product of matrices."""
-        super().add_weighted(weights, finite, sums)
-        for kept, back in self._factors:
+        for kept, back in [] if self._is_pair else self._factors:
             for a, b, weight, good in portions(self.bytes_of(kept, back), kept, back, weights, finite):
-                weighted = b * weight[:, None, None]  # in float64
-                weighted = (weighted if good is None else cleaned(weighted, good)).flatten(0, 1)
-                self.add_product(sums["weight"], a, weighted, good)
-                if self._bias_is_back:
-                    sums["bias"].add_(weighted.sum(0))
+                self.add_product(sums["weight"], a, weighed(b, weight, good).flatten(0, 1), good)
 
     def add_product(self, total: Tensor, kept: Tensor, back: Tensor, finite: Tensor | None) -> None:
         """Adds Σ b_t ⊗ a_t over all examples and positions to `total`."""
@@ -221,9 +221,10 @@ class Embedding(FactorUnit):
         """Returns 1."""
         return torch.ones(a.shape[:2], dtype=torch.float64, device=a.device)
 
-    def norms(self) -> list[Tensor]:
-        """Returns the norms: positions with the same number are added up first."""
-        return [self.ghost()]
+    @property
+    def _is_pair(self) -> bool:
+        """False: positions with the same number must be added up."""
+        return False
 
     def add_product(self, total: Tensor, kept: Tensor, back: Tensor, finite: Tensor | None) -> None:
         """Adds b_t to the row of its number."""
@@ -232,16 +233,38 @@ class Embedding(FactorUnit):
 
 def products_of(vectors: Tensor, lengths: Tensor) -> Tensor:
     """Returns the products of an example's vectors, each divided by its length; zero for vectors of zeros."""
-    units = (vectors.double() / lengths.clamp(min=2.0**-200)[:, :, None]).float()
+    units = (vectors / lengths.clamp(min=2.0**-200)[:, :, None]).float()  # divided in float64
     return torch.bmm(units, units.transpose(1, 2))
 
 
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Returns the positions of several calls together."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
+
+
+_backends: Any = torch.backends
+# Where PyTorch keeps how float32 products are rounded, from 2.9 on.
+_PRECISIONS: list[Any] = [
+    place
+    for place in (_backends.cuda.matmul, getattr(_backends.mkldnn, "matmul", None))
+    if hasattr(place, "fp32_precision")
+]
+
+
 class full_precision:  # noqa: N801  # a context like torch.no_grad
-    """Keeps matrix products from being rounded to TF32 within the context."""
+    """Keeps products of float32 matrices from being rounded to TF32 or bfloat16 within the context."""
 
     def __enter__(self) -> None:
-        self._before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
+        self._all = None if _PRECISIONS else torch.get_float32_matmul_precision()
+        self._before = [place.fp32_precision for place in _PRECISIONS]
+        self._set(["ieee"] * len(_PRECISIONS), self._all and "highest")
 
     def __exit__(self, *error: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self._before
+        self._set(self._before, self._all)
+
+    @staticmethod
+    def _set(each: list[str], together: str | None) -> None:
+        for place, value in zip(_PRECISIONS, each, strict=True):
+            place.fp32_precision = value
+        if together is not None:
+            torch.set_float32_matmul_precision(together)

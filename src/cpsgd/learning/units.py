@@ -11,12 +11,12 @@ weighted sums are taken in float64, so that what one example adds to a sum has a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
+from cpsgd.learning.pieces import Piece, Row
 
 Tensor = torch.Tensor
 
@@ -28,9 +28,6 @@ NORM_ROUNDING = 1.0 + 2.0**-29
 
 MOST_CANCELLED = 2.0**-8
 """An example's norm counts as at least this share of Σ_t |a_t| |b_t|: where terms cancel further, rounding is felt."""
-
-# Bytes of temporary matrices, on a CPU (the size of its caches) and on a GPU.
-_CPU_BYTES, _GPU_BYTES = 1 << 23, 1 << 28
 
 
 class Unit(ABC):
@@ -64,19 +61,18 @@ class Unit(ABC):
     def backward(self, x: Any, gradient: Any, needed: bool) -> Any:
         """Keeps what the pass says of the parameters, and returns the gradient by the input if it is `needed`."""
 
-    def norms(self) -> list[Tensor]:
-        """Returns vectors, in float64, whose Euclidean length at an example bounds the norm of its gradient."""
-        return [length(row) for row in self.rows.values()]
+    def pieces(self) -> list[Piece]:
+        """Returns rows and factors that the pass left."""
+        return [Row(row, key) for key, row in self.rows.items()]
 
-    def add_weighted(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
-        """Adds Σ_i weights_i g_i to the `sums` of the parameters, in float64.
+    def rest_norm(self) -> Tensor | None:
+        """Returns the norms, in float64, of what the pass left beside the pieces; None for nothing."""
+        return None
 
-        Examples that are not `finite` count as zeros; None means that all are.
-        """
-        for key, row in self.rows.items():
-            total = sums[key].view(-1)
-            for part, weight, good in portions(row.shape[1] * 8, row, weights, finite):
-                total.addmv_(cleaned(part, good).t(), weight)
+    def add_rest(  # noqa: B027  # most units have no rest
+        self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]
+    ) -> None:
+        """Adds the weighted sum of that rest to the `sums`, as `Row.add` does."""
 
     @property
     def positions(self) -> int:
@@ -120,40 +116,6 @@ class _Pass(torch.autograd.Function):
         """Hands the input and the output's gradient to the unit."""
         (x,) = ctx.saved_tensors
         return None, ctx.unit.backward(x, gradients[0], ctx.needs_input_grad[1]), None
-
-
-# ------------------------------------------------------------------ arithmetic
-
-
-def length(rows: Tensor) -> Tensor:
-    """Returns the norms of the last dimension, in float64."""
-    found: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
-    return found
-
-
-def cleaned(tensor: Tensor, finite: Tensor | None) -> Tensor:
-    """Returns the tensor in float64, with zeros for the examples that are not `finite`; None means that all are."""
-    if finite is None:
-        return tensor.double()
-    return torch.where(finite.view(-1, *[1] * (tensor.dim() - 1)), tensor, _zero(tensor.device))
-
-
-@cache
-def _zero(device: torch.device) -> Tensor:
-    """Returns a float64 zero of one dimension, which makes other numbers float64 beside it."""
-    return torch.zeros(1, dtype=torch.float64, device=device)
-
-
-def portions(size: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Yields the tensors in parts of as many examples as take some megabytes, `size` bytes each; None stays None."""
-    (first, *_) = tensors
-    assert first is not None
-    step = max(1, (_CPU_BYTES if first.device.type == "cpu" else _GPU_BYTES) // max(1, size))
-    if len(first) <= step:
-        yield tensors
-        return
-    for start in range(0, len(first), step):
-        yield tuple(None if each is None else each[start : start + step] for each in tensors)
 
 
 def rounding_share(examples: int, positions: int) -> float:

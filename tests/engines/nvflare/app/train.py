@@ -1,4 +1,4 @@
-"""A train script that draws its examples, and writes down how many, and the integers that the protocol makes of them.
+"""A train script that draws its examples, where single ones are protected, and writes down what was drawn and sent.
 
 In the second round, which NVFlare calls 1, site-2 falls asleep while it trains (the test kills it then).
 """
@@ -65,9 +65,14 @@ def main() -> None:
         if (site, received.current_round) == ("site-2", 1):
             time.sleep(600.0)
         ((name, array),) = received.params.items()
-        features = np.random.default_rng(int(site[-1])).normal(size=(100, array.shape[0])).astype(np.float32)
-        found = silo_sum(received, Linear(name, array), cross_entropy, features, np.arange(100) % array.shape[1])
-        found.params = {name: tensor.numpy() for name, tensor in found.params.items()}
+        generator = np.random.default_rng(int(site[-1]))
+        if received.meta["cpsgd"]["examples"]:
+            features = generator.normal(size=(100, array.shape[0])).astype(np.float32)
+            found = silo_sum(received, Linear(name, array), cross_entropy, features, np.arange(100) % array.shape[1])
+            found.params = {name: tensor.numpy() for name, tensor in found.params.items()}
+        else:
+            moved = (array + 0.01 * generator.normal(size=array.shape)).astype(np.float32)
+            found = flare.FLModel(params={name: moved})
         found.metrics = {"secret": 0.471108154711}
         flare.send(found)
 
