@@ -1,6 +1,6 @@
 """Computes the plans that docs/explanation/planner.md shows without a server: `python docs/_site/plans.py`.
 
-Takes about five minutes of one core. The file is a script and not JSON, because browsers fetch nothing for pages that
+Takes about four minutes of one core. The file is a script and not JSON, because browsers fetch nothing for pages that
 are opened from the disk.
 """
 
