@@ -1,8 +1,8 @@
 """Weighted sums of examples' gradients on a GPU in few launches, where units keep rows and factors of dense layers.
 
 A step of a small model takes a GPU less time than it takes Python to start its operations. So one kernel
-(`device_weights.cu`) finds all norms and weights, and writes weighted copies in float64; products of matrices add them up.
-Examples that are not finite become zeros there, which takes no question to the GPU.
+(`device_weights.cu`) finds all norms and weights, and writes weighted copies in float64; products of matrices add these
+up. Examples that are not finite become zeros there, which takes no question to the GPU.
 """
 
 from __future__ import annotations
