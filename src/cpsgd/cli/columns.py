@@ -111,18 +111,9 @@ class ColumnOptions:
         }
         if self.group_by is None:
             return found
-        parts = [part.partition("=") for part in self.group_by.split(";")]
-        listed = [bool(equals) for _, equals, _ in parts]
-        if not all(column.strip() for column, _, _ in parts) or (any(listed) and not all(listed)):
-            raise ParameterError(
-                "Expected --group-by as COLUMN=GROUP,GROUP;COLUMN=GROUP,GROUP where groups are known, or COLUMN;COLUMN "
-                "where they are to be found."
-            )
-        names = [column.strip() for column, _, _ in parts]
-        if all(listed):
-            groups = {name: split_names(text) for name, (_, _, text) in zip(names, parts, strict=True)}
-            return found | {"group_by": groups}
-        return found | {"group_by": names, "groups_per_user": self.groups_per_user}
+        groups = split_groups(self.group_by)
+        more = {"groups_per_user": self.groups_per_user} if isinstance(groups, list) else {}
+        return found | {"group_by": groups} | more
 
     @property
     def about(self) -> dict[str, Any]:
@@ -226,7 +217,7 @@ def histogram(
     if names is None or len(names) != 1:
         raise ParameterError("Expected --columns to name the one column of the histogram.")
     bins: dict[str, Any] = {
-        "edges": None if edges is None else [_number("--edges", edge) for edge in split_names(edges)],
+        "edges": None if edges is None else split_numbers("--edges", edges),
         "categories": None if categories is None else split_names(categories),
     }
     release("histogram", file, chosen, column=names[0], **bins, rows_per_user=rows_per_user)
@@ -241,7 +232,7 @@ def quantiles(
     bins: Annotated[int, WHOLE, Parameter(help="Bins that the bounds are divided into.")] = 512,
 ) -> None:
     """Find quantiles of a table's columns, so that (ε, δ) protects each user."""
-    ranks = [_number("--quantiles", each) for each in split_names(quantiles)]
+    ranks = split_numbers("--quantiles", quantiles)
     release("quantiles", file, chosen, quantiles=ranks, **chosen.columns.about, bins=bins)
 
 
@@ -347,6 +338,20 @@ def split_bounds(text: str | None) -> dict[str, tuple[float, float]] | None:
     return bounds or None
 
 
+def split_groups(text: str) -> dict[str, list[str]] | list[str]:
+    """Returns columns with their groups, or columns alone, or raises `ParameterError`."""
+    parts = [part.partition("=") for part in text.split(";")]
+    listed = [bool(equals) for _, equals, _ in parts]
+    if not all(column.strip() for column, _, _ in parts) or (any(listed) and not all(listed)):
+        raise ParameterError(
+            "Expected --group-by as COLUMN=GROUP,GROUP;COLUMN=GROUP,GROUP where groups are known, or COLUMN;COLUMN "
+            "where they are to be found."
+        )
+    if not all(listed):
+        return [column.strip() for column, _, _ in parts]
+    return {column.strip(): split_names(names) for column, _, names in parts}
+
+
 def split_missing(text: str | None) -> str | float | None:
     """Returns what a missing value counts as: a word, or a number."""
     try:
@@ -361,6 +366,11 @@ def split_names(text: str) -> list[str]:
     if not all(names):
         raise ParameterError(f"Expected names or numbers separated by commas, got {text!r}.")
     return names
+
+
+def split_numbers(option: str, text: str) -> list[float]:
+    """Returns the numbers between commas, or raises `ParameterError`."""
+    return [_number(option, each) for each in split_names(text)]
 
 
 def _number(option: str, text: str) -> float:
