@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -33,6 +35,28 @@ def test_no_draw_is_used_twice() -> None:
     noise, zero = SumNoise(50), torch.zeros(50, dtype=torch.float64)
     first, second = noise.added(zero, 1.0), noise.added(zero, 1.0)
     assert not torch.equal(first, second)
+
+
+def test_a_forked_child_does_not_use_the_noise_that_its_parent_has_drawn() -> None:
+    # The same noise on two sums would tell their difference.
+    noise, zero = SumNoise(50), torch.zeros(50, dtype=torch.float64)
+    for part in noise._next[1]:
+        part.result()  # no thread works while the process is forked
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            os.write(writer, noise.added(zero, 1.0).numpy().tobytes())
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    theirs = np.frombuffer(os.read(reader, 10_000), np.float32)
+    os.close(reader)
+    os.close(writer)
+    ours = noise.added(zero, 1.0).numpy()
+    assert theirs.shape == ours.shape
+    assert not np.intersect1d(theirs, ours).size
 
 
 def test_sums_that_are_far_too_large_are_cut_off() -> None:

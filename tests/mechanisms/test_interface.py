@@ -721,7 +721,7 @@ def test_deviations_cover_the_moments_of_the_noise(mechanism: Mechanism, clients
 @every_integer
 @pytest.mark.parametrize("rotate", [True, False])
 def test_deviations_cover_the_sums_of_clients_who_hold_the_same(mechanism: Mechanism, rotate: bool) -> None:
-    clients, dim, rounds = 300, 64, 10
+    clients, dim, rounds = 300, 64, 3
     protocol = protocol_of(mechanism, clients=clients, dim=dim, rotate=rotate)
     vector, keys = np.eye(dim)[5] * protocol.clip_norm, stream(50)
     away = 0.0
@@ -735,6 +735,14 @@ def test_deviations_cover_the_sums_of_clients_who_hold_the_same(mechanism: Mecha
     for deviation in mechanism.deviations(clients=clients, dim=dim, clip_norm=protocol.clip_norm, rotate=rotate):
         slopes = np.geomspace(1e-4, min(deviation.steepest, 20.0), 200)
         assert away <= deviation.offset + min((nats + deviation.at(slope)) / slope for slope in slopes)
+
+
+@every_integer
+def test_rounded_values_lie_within_the_range_where_noise_is_added_to_them(mechanism: Mechanism) -> None:
+    clients, range_ = 30, mechanism.coordinate_range
+    for clip_norm, within in ((1.5, mechanism.noise.separate), (0.9 * range_, False)):
+        found = mechanism.deviations(clients=clients, dim=64, clip_norm=clip_norm, rotate=False)
+        assert (range_ * clients / mechanism.scale in [each.offset for each in found]) == within
 
 
 @pytest.mark.parametrize("mechanism", FLOAT, ids=str)

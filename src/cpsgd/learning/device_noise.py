@@ -1,7 +1,8 @@
 """The noise of a sum, drawn on the GPU that holds it (`device_noise.cu`), by the law of `cpsgd.learning.sum_noise`.
 
 Random bytes are ChaCha20's under a key that the operating system draws for one sum and that is kept nowhere. So no
-restart, copy or fork can repeat it. A launch that a CUDA graph records would be repeated with its key: it is refused.
+restart, copy or fork can repeat it. (A launch that a CUDA graph records would be repeated with its key: `SumNoise`
+refuses that.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy as np
 from cpsgd._torch import torch
 from cpsgd.codec.rounding import UNIFORMS
 from cpsgd.correlated.draws import FINER_BITS
-from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.simulation import device_kernels as kernels
 
@@ -35,12 +35,7 @@ def noisy_mean(
         ratios: Deviations of the coarse and the fine part of the noise, in cells.
         most: Sums are cut off at this many points.
         key: 32 bytes, for tests only; drawn anew if not given.
-
-    Raises:
-        ParameterError: A CUDA graph is being recorded.
     """
-    if sums.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise ParameterError("A private step in a CUDA graph would repeat its noise: take steps outside of graphs.")
     out = torch.empty(len(sums), dtype=torch.float32, device=sums.device)
     tables = [_table(ratio, sums.device) for ratio in ratios]
     kernel = _kernel(sums.device, max(len(table) for table in tables) // 2, most)

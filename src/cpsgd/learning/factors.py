@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.learning.pieces import Pair, Piece, cleaned, length, portions, weighed
+from cpsgd.learning.pieces import OuterProduct, Piece, cleaned, length, portions, weighed
 from cpsgd.learning.units import MOST_CANCELLED, Tensor, Unit
 
 functional = torch.nn.functional
@@ -65,7 +65,7 @@ class FactorUnit(Unit):
         found = super().pieces()
         if self._is_pair:
             ((kept, back),) = self._factors
-            found.append(Pair(back[:, 0], self.inputs_of(kept)[:, 0], self._bias_is_back))
+            found.append(OuterProduct(back[:, 0], self.inputs_of(kept)[:, 0], self._bias_is_back))
         return found
 
     @property
@@ -242,12 +242,29 @@ def _joined(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
 
 
+_backends: Any = torch.backends
+# Where PyTorch keeps how float32 products are rounded, from 2.9 on.
+_PRECISIONS: list[Any] = [
+    place
+    for place in (_backends.cuda.matmul, getattr(_backends.mkldnn, "matmul", None))
+    if hasattr(place, "fp32_precision")
+]
+
+
 class full_precision:  # noqa: N801  # a context like torch.no_grad
-    """Keeps matrix products from being rounded to TF32 within the context."""
+    """Keeps products of float32 matrices from being rounded to TF32 or bfloat16 within the context."""
 
     def __enter__(self) -> None:
-        self._before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
+        self._all = None if _PRECISIONS else torch.get_float32_matmul_precision()
+        self._before = [place.fp32_precision for place in _PRECISIONS]
+        self._set(["ieee"] * len(_PRECISIONS), self._all and "highest")
 
     def __exit__(self, *error: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self._before
+        self._set(self._before, self._all)
+
+    @staticmethod
+    def _set(each: list[str], together: str | None) -> None:
+        for place, value in zip(_PRECISIONS, each, strict=True):
+            place.fp32_precision = value
+        if together is not None:
+            torch.set_float32_matmul_precision(together)

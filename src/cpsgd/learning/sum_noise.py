@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from cpsgd._torch import torch
 from cpsgd.correlated.draws import FINER_BITS, draw
+from cpsgd.errors import ParameterError
 from cpsgd.learning import device_noise
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, GRID_VARIANCE, GRID_VARIATION, LEAST_RATIO, SMOOTHING
@@ -64,6 +65,11 @@ class SumNoise:
         self.dim = dim
         self._device = torch.device(device)
         self._on_device = kernels.compiles(self._device)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Starts threads, and their first draw, in this process."""
+        self._process = os.getpid()
         self._pool = None if self._on_device else ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
         self._next = self._start()
 
@@ -72,10 +78,17 @@ class SumNoise:
 
         The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which moves no
         two of them further apart. Up to 2^53 float64 numbers are exact integers, and so is the noisy sum.
+
+        Raises:
+            ParameterError: A CUDA graph is being recorded, which would repeat the noise.
         """
+        if sums.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ParameterError("A private step in a CUDA graph would repeat its noise: take steps outside of graphs.")
         step = deviation / POINTS
         if self._on_device:
             return device_noise.noisy_mean(sums, step, divisor, ratios=(_RATIO, LEAST_RATIO), most=_MOST)
+        if os.getpid() != self._process:  # a forked child: its parent will use what was drawn
+            self._begin()
         drawn, parts = self._next
         for part in parts:
             part.result()

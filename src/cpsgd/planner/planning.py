@@ -289,6 +289,11 @@ def plan_for(required: Requirements, problem: Problem | None = None) -> Plan:
             "Correlated noise needs clients that stay for the whole run; with pair=True they send once. "
             "Leave out correlated, or use secure=True."
         )
+    if required.pair and Participation.parse(required.participation).secrecy is not None:
+        raise ParameterError(
+            f"participation={str(required.participation)!r}: ε would rest on a secret, who was drawn, and both of two "
+            "servers see who sends. Plan pair=True with 'once' (a client is in one round of the task) or 'every'."
+        )
     if required.correlated is not None:
         check_correlated(required)
     elif required.workload is not None:

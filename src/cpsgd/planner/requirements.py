@@ -67,6 +67,12 @@ class Requirements:
         workload: With `correlated`, what training makes of the rounds' means: "sgd" (the default) or "momentum", with a
             schedule as in "momentum-late". In Python also what a round's mean has moved the model by 0, 1, 2, ...
             rounds later, for plain SGD all ones.
+
+    Example:
+        >>> from cpsgd.planner import Requirements
+        >>> required = Requirements(clients=1000, dim=100, epsilon=1.0, delta=1e-6, dropout=0.2)
+        >>> required.clients, required.epsilon, required.dropout, str(required.participation)
+        (1000, 1.0, 0.2, 'every')
     """
 
     clients: int

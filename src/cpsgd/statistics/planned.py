@@ -13,11 +13,12 @@ from typing import Any, Generic
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cpsgd import planner
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import InfeasibleError, VectorError
 from cpsgd.mechanisms import RoundedGaussian
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
-from cpsgd.planner import Plan, plan
+from cpsgd.planner import Plan
 from cpsgd.planner.requirements import BEST
 from cpsgd.privacy import Guarantee
 from cpsgd.promise import Claim
@@ -122,14 +123,16 @@ def least_error(geometry: Geometry, clients: int, claim: Claim, requirements: Ma
     pure &= not claim.delta or named != BEST or requirements.get("rounds", 1) == 1
     found, failures = [], []
     for laplace in (True, False) if pure and claim.delta and named == BEST else (pure,):
-        asked = dict(requirements)
+        asked = {name: value for name, value in requirements.items() if value is not None}
         if laplace:
             asked |= {"mechanism": DiscreteLaplace.name, "rotate": False, "delta": 0.0}
         elif not asked.keys() & {"bits", "max_error", "mechanism"}:
             asked["mechanism"] = RoundedGaussian.name
         try:
             found.append(
-                plan(clients, epsilon=claim.epsilon, **geometry.stated(l1=laplace), **{"delta": claim.delta, **asked})
+                planner.plan(
+                    clients, epsilon=claim.epsilon, **geometry.stated(l1=laplace), **{"delta": claim.delta, **asked}
+                )
             )
         except InfeasibleError as error:
             failures.append(error)

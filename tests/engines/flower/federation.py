@@ -49,13 +49,13 @@ for key in sys.argv[1:]:
 class Federation:
     """A SuperLink with `nodes` SuperNodes, which know their number as `partition-id`."""
 
-    def __init__(self, directory: Path, nodes: int, *, database: bool = False) -> None:
+    def __init__(self, directory: Path, nodes: int, *, database: bool = False, task: Path | None = None) -> None:
         """Starts nothing yet; keys, certificates and logs will be in `directory`, and the SuperLink's database, if any.
 
-        Without a database a SuperLink forgets everything with its process.
+        Without a database a SuperLink forgets everything with its process. `task` is a task of two servers, if any.
         """
         self.directory = directory
-        self._database = database
+        self._database, self._task = database, task
         self.nodes = nodes
         self.roster = directory / "roster"
         self.supernodes: list[subprocess.Popen[bytes]] = []
@@ -221,7 +221,7 @@ class Federation:
         files = {
             "cpsgd-memory": self.directory / f"memory-{node}",
             "cpsgd-identity": self.directory / f"identity-{node}",
-            "cpsgd-roster": self.roster,
+            **({"cpsgd-roster": self.roster} if self._task is None else {"cpsgd-task": self._task}),
         }
         return f"partition-id={node} " + " ".join(f'{name}="{path}"' for name, path in files.items())
 
