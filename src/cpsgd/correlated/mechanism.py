@@ -59,9 +59,9 @@ _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
 
 @lru_cache(maxsize=64)
-def correlation_of(bands: int, rounds: int, separation: int | None) -> Correlation:
+def correlation_of(bands: int, rounds: int, separation: int | None, taps: str = "") -> Correlation:
     """Returns one object for all mechanisms that have it: its sensitivity takes a while to compute."""
-    return Correlation(bands, rounds, separation)
+    return Correlation(bands, rounds, separation, taps)
 
 
 @dataclass(frozen=True)
@@ -195,9 +195,10 @@ class CorrelatedGaussian(RoundedGaussian):
     run_length: int
     separation: int | None = None
     untrusted_holders: int | None = None
+    taps: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        correlation = Correlation(self.bands, self.run_length, self.separation)
+        correlation = Correlation(self.bands, self.run_length, self.separation, self.taps)
         normal: dict[str, object] = {
             "bands": correlation.bands,
             "run_length": correlation.rounds,
@@ -208,11 +209,11 @@ class CorrelatedGaussian(RoundedGaussian):
         for name, value in normal.items():
             object.__setattr__(self, name, value)
         super().__post_init__()
-        if self.noise_deviation < LEAST_SIGMA:
+        if self.noise_deviation < self.least_deviation:
             raise ParameterError(
-                f"Expected noise_deviation in [{LEAST_SIGMA:g}, {MOST_SIGMA:g}] steps where noise is correlated, got "
-                f"noise_deviation={self.noise_deviation!r}; use a smaller step: own noise of {OWN_DEVIATION:g} steps "
-                "per round is not taken away again."
+                f"Expected noise_deviation in [{self.least_deviation:g}, {MOST_SIGMA:g}] steps where noise is "
+                f"correlated, got noise_deviation={self.noise_deviation!r}; use a smaller step: own noise of "
+                f"{OWN_DEVIATION:g} steps per round is not taken away again."
             )
 
     # ------------------------------------------------------------------ the run
@@ -220,12 +221,12 @@ class CorrelatedGaussian(RoundedGaussian):
     @property
     def correlation(self) -> Correlation:
         """The weights of earlier rounds' noise, the run's length, and the participation of clients."""
-        return correlation_of(self.bands, self.run_length, self.separation)
+        return correlation_of(self.bands, self.run_length, self.separation, self.taps)
 
     @cached_property
     def lineages(self) -> Lineages:
         """The noise of a client that follows from seeds."""
-        return Lineages(self.correlation, self.noise_ratio)
+        return Lineages(self.correlation, ((self.noise_ratio, 0),))
 
     @cached_property
     def memory(self) -> RunMemory:
@@ -256,9 +257,9 @@ class CorrelatedGaussian(RoundedGaussian):
 
     @property
     def grid(self) -> Grid:
-        """2^10 points per step for the vector."""
-        limit = max(1.0, math.floor(math.ldexp(self._steps, OWN_BITS)))
-        return Grid(math.ldexp(1.0, OWN_BITS) / self.step, limit, OWN_BITS)
+        """2^10 points per step for the vector, or what `fraction_bits` says."""
+        limit = max(1.0, math.floor(math.ldexp(self._steps, self.fraction_bits)))
+        return Grid(math.ldexp(1.0, self.fraction_bits) / self.step, limit, self.fraction_bits)
 
     @property
     def keystream_bytes(self) -> int:
