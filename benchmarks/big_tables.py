@@ -1,9 +1,10 @@
-"""A private mean per user of partitioned Parquet: on one machine, and on Spark beside its own exact `groupBy`.
+"""Private means of five columns of partitioned Parquet: on one machine, and on Spark beside its exact `groupBy`.
 
     python -m benchmarks.big_tables [--rows 2000000] [--spark]
 
-Prints processor seconds and the peak memory of this process; for Spark the ratio of elapsed times in one session, after
-one run of each that is not counted.
+The files are written into a temporary folder (40 bytes a row), and deleted in the end. One machine: seconds, processor
+seconds and peak memory of a process that does nothing else, where each row is a person's and where a sixth column says
+whose it is. Spark: the ratio of elapsed times in one session, after one run of each that is not counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +26,8 @@ import numpy as np
 from cpsgd.statistics import Mean, prepare
 
 COLUMNS = tuple("abcde")
-FILES = 8
+# Rows of a file.
+ROWS = 250_000
 
 
 def write(folder: Path, rows: int) -> None:
@@ -32,13 +35,13 @@ def write(folder: Path, rows: int) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    for number in range(FILES):
+    for number in range(-(-rows // ROWS)):
         generator = np.random.default_rng(number)
-        part = folder / f"day={number}"
+        part, many = folder / f"day={number}", min(ROWS, rows - number * ROWS)
         part.mkdir()
-        table: dict[str, Any] = {name: generator.normal(50.0, 20.0, rows // FILES) for name in COLUMNS}
-        table["id"] = generator.integers(0, rows // 10, rows // FILES)
-        parquet.write_table(pyarrow.table(table), part / "part-0.parquet")
+        table: dict[str, Any] = {name: generator.normal(50.0, 20.0, many).astype(np.float32) for name in COLUMNS}
+        table["id"] = generator.integers(0, max(2, rows // 10), many)
+        parquet.write_table(pyarrow.table(table), part / "part-0.parquet", use_dictionary=False)
 
 
 def elapsed(call: Callable[[], object]) -> float:
@@ -64,7 +67,7 @@ def spark_ratio(folder: Path) -> None:
         return frame.groupBy("id").agg(*means).agg(*means).collect()
 
     def private() -> Any:
-        return spark.sums(frame, job())
+        return spark.sums(frame, job("id"))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PySpark, about pandas
@@ -74,26 +77,39 @@ def spark_ratio(folder: Path) -> None:
     session.stop()
 
 
-def job() -> Any:
-    return prepare(Mean(dict.fromkeys(COLUMNS, (0.0, 100.0))), user="id", epsilon=1.0).job
+def job(user: str | None) -> Any:
+    return prepare(Mean(dict.fromkeys(COLUMNS, (0.0, 100.0))), user=user, epsilon=1.0, delta=1e-6).job
+
+
+def measure(folder: Path, user: str | None) -> None:
+    """Sums all users of a folder, and prints what it took this process."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    users = job(user).partial(folder).users
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        f"{users:,} {'rows' if user is None else 'users'}: {time.perf_counter() - start:.1f} s, "
+        f"{usage.ru_utime + usage.ru_stime:.1f} processor s, {before >> 10} to {usage.ru_maxrss >> 10} MiB",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--user", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.measure is not None:
+        measure(chosen.measure, chosen.user)
+        return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write(folder, chosen.rows)
+        write(Path(name), chosen.rows)
         if chosen.spark:
-            spark_ratio(folder)
+            spark_ratio(Path(name))
             return
-        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-        users = job().partial(folder).users
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        spent = time.process_time() - start
-        print(f"{chosen.rows:,} rows, {users:,} users: {spent:.1f} processor s, {before >> 10} to {peak >> 10} MiB")
+        for user in ([], ["--user", "id"]):
+            subprocess.run([sys.executable, "-m", "benchmarks.big_tables", "--measure", name, *user], check=True)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Measures private training of single examples beside Opacus and plain PyTorch: time and memory of a step.
 
-`python -m benchmarks.training` (on a GPU with `--device cuda`) trains two CNNs, an MLP and a transformer.
-Every contender has a process of its own, the same model, batch and optimizer, and no data loading. Time is that of the
-best of several blocks of steps. Memory is the most in use: on a GPU what PyTorch allocated, on a CPU what the process
-took since the model was made. Opacus is left out where it is not installed. `--rounds` measures rounds of clients
-instead. Part of `make bench`.
+`python -m benchmarks.training` (on a GPU with `--device cuda`) trains two CNNs, an MLP and a transformer. Every
+contender has the same model, batch and optimizer, and no data loading. Time is that of the best of several blocks of
+steps. Memory is the most in use: on a GPU what PyTorch allocated, on a CPU what the process, one for each contender,
+took since the model was made. Opacus is left out where it is not installed. `--profile` prints what a step is made of,
+and `--rounds` measures rounds of clients instead. Part of `make bench`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import resource
@@ -29,11 +30,11 @@ from torch.nn import functional
 
 from cpsgd.errors import DataError
 from cpsgd.learning import AccountOptions, CohortOptions, NoPrivacy, RunOptions, Trainer, mlp
-from cpsgd.learning.clipped_sums import ClippedSums
 from cpsgd.learning.datasets import Dataset, infinite_mnist
 from cpsgd.learning.datasets.infinite import FIELD_COUNT, InfiniteDataset, smooth_fields
 from cpsgd.learning.datasets.populations import ImageDataset
-from cpsgd.learning.sum_noise import SumNoise
+from cpsgd.learning.poisson_loader import MicroBatch
+from cpsgd.learning.private_loop import Private, make_private
 from cpsgd.planner import plan
 
 COHORTS = [1_000, 10_000, 100_000]
@@ -114,22 +115,13 @@ def step_of(contender: str, name: str, device: torch.device, batch: int) -> tupl
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
     criterion: Any = nn.CrossEntropyLoss()
     dim = sum(p.numel() for p in model.parameters())
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch)
+    private: Private | None = None
     if contender == "cpsgd":
-        sums, noise = ClippedSums(model), SumNoise(dim, device)
-        parameters = list(model.parameters())
-
-        def private(*_: object) -> None:
-            sums.fold(1.0, scale=float(batch))
-            mean = noise.added(sums.total, 1.0) / batch
-            sums.forget()
-            for p, part in zip(parameters, torch.split(mean, [p.numel() for p in parameters]), strict=True):
-                p.grad = part.view(p.shape).float()
-
-        optimizer.register_step_pre_hook(private)
+        private = make_private(model, optimizer, data, noise_multiplier=1.0, delta=1e-5, epochs=10**5)
     elif contender.startswith("opacus"):
         from opacus import PrivacyEngine
 
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch)
         options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "poisson_sampling": False}
         if contender == "opacus":
             made = PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=data, **options)
@@ -140,6 +132,8 @@ def step_of(contender: str, name: str, device: torch.device, batch: int) -> tupl
             model, optimizer, criterion, _ = made
 
     def step() -> None:
+        if private is not None:  # as its loader would say
+            private._loader.current = MicroBatch(batch, last=True)
         optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
@@ -163,7 +157,7 @@ def measured(contender: str, name: str, device: torch.device, *, blocks: int = 5
     begun = time.perf_counter()
     step()
     wait()
-    size = max(1, min(200, int((2.0 if gpu else 1.0) / max(1e-4, time.perf_counter() - begun))))
+    size = max(5, min(200, int((0.2 if gpu else 1.0) / max(1e-4, time.perf_counter() - begun))))
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     best, processor = float("inf"), float("inf")
@@ -183,8 +177,40 @@ def _resident() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def _on_gpu(contender: str, name: str, device: str) -> dict[str, float]:
+    """Measures a contender in this process, after all others have left the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return measured(contender, name, torch.device(device))
+
+
+def _alone(contender: str, name: str, device: str) -> dict[str, float]:
+    """Measures a contender in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.training", "--one", contender, name, "--device", device]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def profiled(contender: str, name: str, device: torch.device) -> None:
+    """Prints the operations of twenty steps, by their time."""
+    gpu = device.type == "cuda"
+    _, small, large = MODELS[name]
+    step, _ = step_of(contender, name, device, large if gpu else small)
+    for _ in range(5):
+        step()
+    activities = [torch.profiler.ProfilerActivity.CPU, *[torch.profiler.ProfilerActivity.CUDA] * gpu]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(20):
+            step()
+        if gpu:
+            torch.cuda.synchronize()
+    for key in ("self_cpu_time_total", *["self_cuda_time_total"] * gpu):
+        print(profile.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60))
+
+
 def examples(device: str, names: list[str]) -> None:
-    """Prints time and memory of all contenders, one process each."""
+    """Prints time and memory of all contenders."""
     gpu = torch.device(device).type == "cuda"
     key = "seconds" if gpu else "processor"
     there = [c for c in CONTENDERS if not c.startswith("opacus") or importlib.util.find_spec("opacus") is not None]
@@ -193,12 +219,10 @@ def examples(device: str, names: list[str]) -> None:
     for name in names:
         found: dict[str, dict[str, float]] = {}
         for contender in there:
-            command = [sys.executable, "-m", "benchmarks.training", "--one", contender, name, "--device", device]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-            if done.returncode == 0:
-                found[contender] = json.loads(done.stdout.splitlines()[-1])
-            else:
-                print(f"{contender}, {name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            try:
+                found[contender] = _on_gpu(contender, name, device) if gpu else _alone(contender, name, device)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                print(f"{contender}, {name}: {error}", file=sys.stderr)
         nothing = {key: float("nan"), "memory": float("nan")}
         each = {contender: found.get(contender, nothing) for contender in CONTENDERS}
         table.add_row(
@@ -282,6 +306,7 @@ def main() -> None:
     arguments.add_argument(
         "--one", nargs=2, metavar=("CONTENDER", "MODEL"), help="measure one in this process, as JSON"
     )
+    arguments.add_argument("--profile", nargs=2, metavar=("CONTENDER", "MODEL"), help="print what its steps consist of")
     arguments.add_argument(
         "--rounds", type=int, help="rounds of clients, this many of each kind, of which the best counts"
     )
@@ -289,10 +314,14 @@ def main() -> None:
     options = arguments.parse_args()
     if options.rounds is not None:
         rounds_of_clients(options.largest, options.rounds)
+        return
+    warnings.simplefilter("ignore")  # Opacus warns that its generator is not a secure one
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    if options.profile is not None:
+        contender, name = options.profile
+        profiled(contender, name, torch.device(options.device))
     elif options.one is not None:
-        warnings.simplefilter("ignore")  # Opacus warns that its generator is not a secure one
-        if options.device == "cpu":
-            torch.set_num_threads(1)
         contender, name = options.one
         print(json.dumps(measured(contender, name, torch.device(options.device))))
     else:

@@ -61,7 +61,7 @@ def test_the_fingerprint_sees_every_field() -> None:
         "modulus": 100,
         "rotation_seed": 1,
     }
-    stated = {"replace_one_distance", "distance_reason", "promise"}
+    stated = {"replace_one_distance", "replace_one_l1_distance", "distance_reason", "promise"}
     shared = {field.name for field in dataclasses.fields(Protocol)} - {"mechanism"}
     assert set(changes) | stated == shared | {field.name for field in dataclasses.fields(Binomial)}
     assert set(changes) | {"sigma"} == build(**BASE).to_dict().keys()
@@ -71,6 +71,9 @@ def test_the_fingerprint_sees_every_field() -> None:
         protocols.append(
             dataclasses.replace(build(**BASE), replace_one_distance=distance, distance_reason=reason),
         )
+    for l1 in (1.5, 2.0):
+        fields = {"rotate": False, "replace_one_l1_distance": l1, "distance_reason": "one"}
+        protocols.append(dataclasses.replace(build(**BASE), **fields))
     claims = [(Claim(epsilon, delta), Conditions.of(10)) for epsilon, delta in ((1.0, 1e-6), (2.0, 1e-6), (1.0, 1e-7))]
     others = [(9, {}), (10, {"colluding": 1}), (10, {"rounds": 2})]
     claims += [(Claim(1.0, 1e-6), Conditions.of(surviving, **change)) for surviving, change in others]

@@ -1,6 +1,6 @@
 """The same job in a federation of processes on 127.0.0.1, with mutual TLS and a roster.
 
-python deploy.py [--rounds 90] [--seed 0] [--epsilon 4.0] [--correlated 8]
+python deploy.py [--rounds 90] [--seed 0] [--epsilon 4.0] [--correlated 8 | --drawn]
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main() -> None:
         sites = [f"site-{number}" for number in range(1, SILOS + 1)]
         with Federation(Path(folder), sites, int(os.environ.get("PORT", "8002"))) as federation:
             roster = str(federation.roster)
-            recipe = private_recipe(asked.rounds, asked.seed, asked.epsilon, asked.correlated, roster=roster)
+            recipe = private_recipe(
+                asked.rounds, asked.seed, asked.epsilon, asked.correlated, asked.drawn, roster=roster
+            )
             env = ProdEnv(str(federation.admin_kit), login_timeout=30.0, username=ADMIN)
             run = recipe.run(env)
             result = run.get_result()

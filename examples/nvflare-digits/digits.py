@@ -14,6 +14,8 @@ SILOS = 10
 IMAGES = 5000
 # With correlated noise every image is in one round only: each of at most 90 rounds has a share of a silo's images.
 SHARE = IMAGES // 90
+# Where images are drawn: the probability of each, for every round.
+RATE = 0.05
 
 loss = torch.nn.functional.cross_entropy
 

@@ -13,8 +13,8 @@ class Momentum:
     It sees the private mean only, so it costs no privacy.
     """
 
-    def __init__(self, rate: float, rounds: int, images: int) -> None:
-        """Starts with velocity 0; `images` is the number of images in a silo's sum."""
+    def __init__(self, rate: float, rounds: int, images: float) -> None:
+        """Starts with velocity 0; `images` is the (expected) number of images in a silo's sum."""
         self.rate, self.rounds, self.images = rate, rounds, images
         self._velocity: float | np.ndarray = 0.0
 

@@ -194,7 +194,7 @@ class Participation:
                 "its own); use adjacency='replace-one', or Poisson sampling for zero-out."
             )
 
-    def known_to(self, colluding: int, messages: int) -> Participation:
+    def known_to(self, colluding: int, messages: int, most: int | None = None) -> Participation:
         """Returns the scheme with the largest rate that colluding clients may know, rounded up.
 
         Colluders know of themselves who was drawn and who sends noise only. Given that, another client was drawn with
@@ -203,7 +203,8 @@ class Participation:
         Args:
             colluding: k, colluding clients among the messages of a round. They may be the same share of the population:
                 k/s of all clients or, with Poisson sampling, of all but as many as a round has messages.
-            messages: s, the messages in a round's sum.
+            messages: s, the fewest messages in a round's sum.
+            most: The most messages in a round's sum; s by default.
 
         Example:
             >>> Participation.parse("fixed-size:0.01").known_to(colluding=10, messages=1000).rate <= 0.010102
@@ -212,9 +213,11 @@ class Participation:
         if not self.sampled or self.rate == 1.0 or not colluding:
             return self
         if messages <= colluding:
-            return type(self)(self.scheme)
+            return Participation(self.scheme)
         rate = self.rate * messages / (messages - colluding) * (1.0 + 1e-15)
-        return type(self)(self.scheme, min(1.0, rate))
+        if self.scheme == "poisson":
+            return Participation(self.scheme, min(1.0, rate))
+        return SeenSampling(self.scheme, min(1.0, rate), 1, rate, colluding, messages if most is None else most)
 
     def counted_rounds(self, rounds: int) -> int:
         """Returns the largest number of `rounds` rounds that one client's data can influence directly."""
@@ -236,3 +239,43 @@ class Participation:
         if self.scheme == "apart":
             return f"apart:{self.separation}"
         return f"{self.scheme}:{self.rate:g}" if self.sampled else self.scheme
+
+
+def check_cohort(participation: Participation, messages: int, colluding: int, most: int) -> None:
+    """Raises `ParameterError` where a fixed-size cohort is larger than what colluders know of it is accounted for."""
+    if participation.scheme == "fixed-size" and colluding and messages > most:
+        raise ParameterError(
+            f"A cohort of fixed size has {messages:,} messages, and its sampling is accounted for at most {most:,} "
+            "where clients collude. Draw the planned number of clients."
+        )
+
+
+@dataclass(frozen=True)
+class SeenSampling(Participation):
+    """Fixed-size cohorts as colluding clients see them. Made by `Participation.known_to`.
+
+    `rate` covers every number of colluders in a sum. The fewer of them a sum has, the more noise of others is in it;
+    the more, the less likely is it that a given client is.
+
+    Attributes:
+        largest: The rate where no colluder is in the sum; above 1, it stands for 1.
+        colluding: k, the most colluders in a sum.
+        most: The most messages in a sum.
+    """
+
+    largest: float = 1.0
+    colluding: int = 0
+    most: int = 1
+
+    def rate_beside(self, colluders: int) -> float:
+        """Returns the largest rate where this many colluders are in the sum, rounded up."""
+        return min(1.0, self.largest * ((self.most - colluders) / self.most) * (1.0 + 1e-15))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return _plain.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """Returns the sampling that `to_dict` wrote; raises `ParameterError` for anything else."""
+        return _plain.build(cls, data)

@@ -73,7 +73,8 @@ class Conditions:
         participation: The rounds that a client takes part in.
         adjacency: Which data sets are neighbours.
         colluding: Clients per round whose noise does not count, because they may tell it.
-        examples: The most examples of a client where one of them is protected; None where the whole client is.
+        examples: The most examples of a client where one of them is protected; None where the whole client is. The
+            participation is then that of an example: with "poisson:RATE" each client draws among its own, in secret.
 
     Example:
         >>> rounds = Conditions.of([900, 1000, 1000], colluding=100)
@@ -130,9 +131,10 @@ class Conditions:
         self.participation.check(self.adjacency)
         if self.examples is not None:
             object.__setattr__(self, "examples", _validate.integer("examples", self.examples, low=1, high=_MOST))
-            if self.participation.scheme not in ("once", "every"):
+            if self.participation.scheme not in ("once", "every", "poisson"):
                 raise ParameterError(
-                    f"A guarantee for single examples needs participation 'once' or 'every', got {self.participation}."
+                    "A guarantee for single examples needs participation 'once', 'every' or 'poisson:RATE', got "
+                    f"{self.participation}."
                 )
 
     @property
@@ -164,6 +166,18 @@ class Conditions:
             sizes += [(size, min(count, left))] if left else []
             left -= min(count, left)
         return replace(self, sizes=tuple(sizes), participation=_EVERY)
+
+    @property
+    def of_one_example(self) -> Conditions:
+        """The same rounds with an example in the place of a whole client.
+
+        Clients that collude know nothing of what another one draws. So they are left out together with their noise, and
+        the rate stays as it is (docs/proofs/sampled-examples.md).
+        """
+        if self.examples is None or not self.participation.sampled or self.honest < 1:
+            return replace(self, examples=None)
+        honest = tuple((size - self.colluding, count) for size, count in self.sizes)
+        return replace(self, sizes=honest, colluding=0, examples=None)
 
     @property
     def unit(self) -> Literal["client", "example"]:

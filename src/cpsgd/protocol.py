@@ -53,7 +53,7 @@ _MAX_GRID_NORM = 1e25
 # Fields of a protocol file beside those of its mechanism.
 _SHARED = ("clients", "dim", "clip_norm", "rotate", "modulus", "rotation_seed")
 # Also there, but only if it was stated: files and fingerprints of 0.1.0, which knew none of it, stay as they are.
-_STATED = ("replace_one_distance", "distance_reason")
+_STATED = ("replace_one_distance", "replace_one_l1_distance", "distance_reason")
 
 
 _LONGEST_REASON = 300
@@ -77,6 +77,8 @@ class Protocol:
         replace_one_distance: The largest Euclidean distance of any two clients' vectors once they are clipped, zero
             among them, where it is known to be less than 2D; None where nothing but D is known. Nothing enforces it:
             every guarantee for replace-one neighbours then rests on it, and says so.
+        replace_one_l1_distance: The largest sum of absolute differences of any two clients' vectors, zero among them,
+            where one is known. Discrete Laplace noise rests on it. It needs a reason, too, and no rotation.
         distance_reason: Why no two vectors are further apart, in a sentence.
         promise: The claim that was planned with these parameters, which releases are held to; None without one.
 
@@ -96,6 +98,7 @@ class Protocol:
     modulus: int | None = None
     rotation_seed: int = 0
     replace_one_distance: float | None = None
+    replace_one_l1_distance: float | None = None
     distance_reason: str | None = None
     promise: Promise | None = None
 
@@ -133,8 +136,9 @@ class Protocol:
             if not isinstance(self.promise, Promise):
                 raise ParameterError(f"Expected promise to be a Promise, got {type(self.promise).__name__}.")
             _validate.integer("promise.surviving", self.promise.conditions.surviving, low=1, high=int(self.clients))
-        distance = check_distance(self.replace_one_distance, self.distance_reason, clip_norm=self.clip_norm)
-        normal["replace_one_distance"] = distance
+        l1 = check_l1_distance(self.replace_one_l1_distance, clip_norm=self.clip_norm, rotate=self.rotate)
+        distance = check_distance(self.replace_one_distance, self.distance_reason, clip_norm=self.clip_norm, l1=l1)
+        normal |= {"replace_one_distance": distance, "replace_one_l1_distance": l1}
         for name, value in normal.items():
             object.__setattr__(self, name, value)
         if grid is not None and self.clip_norm * grid.unit > _MAX_GRID_NORM:
@@ -443,6 +447,18 @@ class Protocol:
             replace_one_distance=self.replace_one_distance,
         )
 
+    @property
+    def largest_norm(self) -> float:
+        """The largest norm of a client's vector in units of the noise's law, rounded up."""
+        return self.sensitivity(Adjacency.ZERO_OUT)
+
+    def l1_sensitivity(self, adjacency: Adjacency) -> float:
+        """Returns the largest sum of absolute differences of two neighbours in units of the noise's law, rounded up."""
+        mechanism, stated = self.mechanism, self.replace_one_l1_distance
+        if adjacency is not Adjacency.REPLACE_ONE:
+            stated = None  # the norm alone bounds a vector and zero
+        return mechanism.extent.l1_sensitivity(mechanism.grid, self.sensitivity(adjacency), self.dim, adjacency, stated)
+
     def reach(self, adjacency: Adjacency) -> float:
         """Returns the largest distance of two neighbours in one coordinate, in units of the noise's law."""
         return self.mechanism.extent.reach(adjacency)
@@ -457,9 +473,12 @@ class Protocol:
             >>> protocol.assumption(Adjacency.REPLACE_ONE)
             'replace-one distance 1.41421 because rows are one-hot'
         """
-        if self.replace_one_distance is None or adjacency is not Adjacency.REPLACE_ONE:
+        if self.distance_reason is None or adjacency is not Adjacency.REPLACE_ONE:
             return None
-        return f"replace-one distance {self.replace_one_distance:.6g} because {self.distance_reason}"
+        stated = [] if self.replace_one_distance is None else [f"replace-one distance {self.replace_one_distance:.6g}"]
+        if self.replace_one_l1_distance is not None:
+            stated.append(f"replace-one L1 distance {self.replace_one_l1_distance:.6g}")
+        return f"{' and '.join(stated)} because {self.distance_reason}"
 
     def error_bound(self) -> ErrorBound:
         """Returns the published bound on the expected squared error of the mean, with the theorem it comes from.
@@ -520,15 +539,41 @@ def _exact(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_distance(distance: float | None, reason: str | None, *, clip_norm: float) -> float | None:
+def check_l1_distance(distance: float | None, *, clip_norm: float, rotate: bool) -> float | None:
+    """Returns the L1 distance that is stated, or None.
+
+    Raises:
+        ParameterError: It is less than D, or vectors are rotated.
+    """
+    if distance is None:
+        return None
+    stated = _validate.positive("replace_one_l1_distance", distance)
+    if rotate:
+        raise ParameterError("A rotation keeps no L1 distance: leave out replace_one_l1_distance, or use rotate=False.")
+    # Sums of absolute values are no less than the norm, and zero is among the vectors.
+    if stated < clip_norm:
+        raise ParameterError(
+            f"Expected replace_one_l1_distance at least clip_norm={clip_norm:g}, got {stated!r}: a vector of that norm "
+            "is at least as far from zero, which stands for vectors that are broken or missing."
+        )
+    return stated
+
+
+def check_distance(
+    distance: float | None, reason: str | None, *, clip_norm: float, l1: float | None = None
+) -> float | None:
     """Returns the replace-one distance that is stated beyond clipping, or None.
 
     Raises:
-        ParameterError: It is not between D and 2D, or comes without a reason, or a reason without it.
+        ParameterError: It is not between D and 2D, or this or an L1 distance comes without a reason, or a reason
+            without either.
     """
-    if distance is None:
+    if distance is None and l1 is None:
         if reason is not None:
             raise ParameterError("A distance_reason needs a replace_one_distance; give both or neither.")
+        return None
+    if distance is None:
+        _check_reason(reason, f"{l1:g} in L1 distance")
         return None
     stated = _validate.positive("replace_one_distance", distance)
     # Zero is sent in place of a vector that is not finite, and to fill a cohort up.
@@ -543,9 +588,14 @@ def check_distance(distance: float | None, reason: str | None, *, clip_norm: flo
             f"Expected replace_one_distance at most 2 clip_norm = {2.0 * clip_norm:g}, which clipping already "
             f"enforces, got replace_one_distance={stated!r}; leave it out."
         )
+    _check_reason(reason, f"{stated:g}")
+    return stated
+
+
+def _check_reason(reason: object, distance: str) -> None:
     if not isinstance(reason, str) or not reason.strip():
         raise ParameterError(
-            f"Expected distance_reason to say why no two vectors are further apart than {stated:g}, got "
+            f"Expected distance_reason to say why no two vectors are further apart than {distance}, got "
             f"{reprlib.repr(reason)}: guarantees rest on it, and whoever reads one must be able to judge it."
         )
     # It is shown on terminals, and travels in files and messages.
@@ -554,4 +604,3 @@ def check_distance(distance: float | None, reason: str | None, *, clip_norm: flo
             f"Expected distance_reason to be one line of at most {_LONGEST_REASON} printable characters, got "
             f"{len(reason)} characters."
         )
-    return stated

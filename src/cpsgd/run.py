@@ -104,7 +104,8 @@ class Run:
     @property
     def sampling(self) -> Participation:
         """The participation that proofs account for: `participation` as colluding clients know it."""
-        return self.participation.known_to(self.colluding, self.surviving)
+        most = max(self.protocol.clients, self.sizes[-1][0])
+        return self.participation.known_to(self.colluding, self.surviving, most)
 
     @property
     def of_one_client(self) -> Self:

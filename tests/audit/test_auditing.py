@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from cpsgd import Guarantee, Protocol, guarantee, plan
 from cpsgd.audit import AuditReport, audit
+from cpsgd.audit.auditing import FALSE_ALARM, check_size
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Coins, LazyCoins, RoundedGaussian
 from cpsgd.promise import Claim, Conditions, Promise
@@ -281,3 +282,14 @@ def test_code_that_would_keep_a_promise_is_not_played() -> None:
     promised = dataclasses.replace(protocol, promise=Promise(Claim(1.0, 1e-3), Conditions.of(2)))
     with pytest.raises(ParameterError, match="keeps the protocol's promise"):
         audit(promised, delta=1e-3, rounds=1_000, seed=1, encode=protocol.encode)
+
+
+def test_false_alarms_are_rare_and_sizes_are_limited() -> None:
+    assert FALSE_ALARM <= 1e-6
+    protocol = Protocol.binomial(clients=2, dim=1024, clip_norm=1.0, levels=4, trials=4)
+    check_size(protocol, 2, 2**17)
+    with pytest.raises(ParameterError, match="rounds times dim <= 134217728"):
+        check_size(protocol, 2, 2**17 + 1)
+    check_size(dataclasses.replace(protocol, dim=2048), 2, 1)
+    with pytest.raises(ParameterError, match="at most 2048 coordinates"):
+        check_size(dataclasses.replace(protocol, dim=2049), 2, 1)

@@ -105,3 +105,14 @@ def test_too_large() -> None:
     protocol = Protocol.binomial(clients=1, dim=2048, clip_norm=1.0, levels=2, trials=10**6)
     with pytest.raises(ParameterError, match="fewer coordinates"):
         SumLaw(protocol, [(np.zeros(2048), 1)])
+
+
+def test_sums_at_the_ends_of_the_law_are_spread_and_those_beyond_are_not() -> None:
+    law, generator = SumLaw(PROTOCOL, GROUPS), np.random.default_rng(1)
+    size = law.mass.shape[1]
+    first = np.tile(law.first, (50, 1))
+    low, high = law.uniform(first, generator), law.uniform(first + size - 1, generator)
+    assert np.all((low > 0.0) & (low <= law.mass[:, 0]))
+    assert np.all(high < 1.0 + 1e-15)
+    assert np.all(law.uniform(first - 1, generator) == 0.0)
+    assert np.all(law.uniform(first + size, generator) == 1.0)

@@ -53,16 +53,17 @@ def test_the_overview_has_ten_commands(cpsgd: Any) -> None:
     assert len(COMMANDS) == 10
 
 
-@pytest.mark.parametrize("path", [("table",), ("round",), *PATHS], ids=" ".join)
+@pytest.mark.parametrize("path", [(), ("table",), ("round",), *PATHS], ids=" ".join)
 def test_a_help_begins_with_an_example_and_fits_a_screen(
     cpsgd: Any, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    for each in subcommands(path):
+    for each in subcommands(path) if path else [()]:
         text = cpsgd.succeeds(*each, "--help").stdout
         # The example is a command that the parser understands.
         words = shlex.split(re.sub(r"\s+", " ", text.partition("\n\n")[0].removeprefix("Example: ")))
-        assert words[0] == "cpsgd", text
+        leaf = len(subcommands(each)) == 1
+        assert words[: 1 + len(each)] == ["cpsgd", *each] if leaf else words[0] == "cpsgd", text
         app.parse_args(words[1:], exit_on_error=False, print_error=False)
         assert "Usage: cpsgd" in text
         assert text.count("\n") <= 40, text

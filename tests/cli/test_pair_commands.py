@@ -17,8 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cpsgd.engines.pair.helper import Helper
+from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.running import PairServerOptions, open_books, read_tokens
-from cpsgd.engines.pair.servers import Helper, Leader, Prepared
 from cpsgd.engines.pair.store import Verdict
 from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import ParameterError

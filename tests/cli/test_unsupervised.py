@@ -40,7 +40,7 @@ def test_centres_of_a_table(cpsgd: Any, suffix: str) -> None:
     text = cpsgd("table kmeans", f"points.{suffix}", *KMEANS[2:], *bits, "--out", "c.csv").stdout
     centres = np.loadtxt("c.csv", delimiter=",")
     assert np.linalg.norm(centres[:, None] - PLACES, axis=2).min(axis=0).max() < 0.1
-    for words in ("1,500 with a point of 2 coordinates", "at δ = 1e-06, replace-one", "proved by", "inertia", "c.csv"):
+    for words in ("of 1,500 rows", "cluster 1 · 0", "at δ = 1e-06 per row, replace-one", "proved by", "c.csv"):
         assert words in text
 
 
@@ -49,20 +49,21 @@ def test_components_of_a_table(cpsgd: Any) -> None:
     text = cpsgd(*PCA, "--out", "c.csv").stdout
     components = np.loadtxt("c.csv", delimiter=",")
     np.testing.assert_allclose(components, [[0, 1, 0, 0], [0, 0, 0, 1]], atol=0.25)
-    for words in ("2,000 with a point of 4 coordinates", "replace-one", "proved by", "° measured", "c.csv"):
+    for words in ("of 2,000 rows", "component 2 · 3", "replace-one", "proved by", "° expected", "c.csv"):
         assert words in text
 
 
 def test_centres_as_json_with_progress_on_a_terminal(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = save("table kmeans")
+    save("table kmeans")
     result = cpsgd(*KMEANS, "--bits", 8, "--json")
     assert result.stderr == ""
     facts = json.loads(result.stdout)
     centres = np.load("centres.npy")
-    nearest = np.linalg.norm(points[:, None] - centres, axis=2).min(axis=1)
-    assert facts["inertia"] == pytest.approx(np.sum(nearest**2), rel=1e-5)
+    np.testing.assert_allclose([each["value"] for each in facts["values"]], centres.reshape(-1), rtol=1e-6)
+    # Nothing is shown that the guarantee does not cover.
+    assert "inertia" not in facts
     assert 7.5 < facts["epsilon"] <= 8
-    assert facts["guarantee"]["rounds"] == 4
+    assert facts["rounds"] == 4
     assert facts["total_bits_per_client"] == 4 * facts["bits_per_client"]
     assert facts["bits_per_coordinate"] <= 8
     assert len(facts["sizes"]) == len(facts["deviations"]) == 3
@@ -77,8 +78,8 @@ def test_components_as_json(cpsgd: Any, options: tuple[str, ...]) -> None:
     assert np.load("components.npy").shape == (2, 4)
     assert 7.5 < facts["epsilon"] <= 8
     assert facts["protocol"]["dim"] == (10 if options else 14)
-    assert facts["angle_degrees"]["measured"] < 15
-    np.testing.assert_allclose(facts["mean"], 0.0 if options else 0.1, atol=0.05)
+    assert facts["expected_angle"] < 0.3
+    np.testing.assert_allclose(list(facts["mean"].values()), 0.0 if options else 0.1, atol=0.05)
     np.testing.assert_allclose(facts["variances"], [0.09, 0.04], rtol=0.25)
 
 
@@ -86,6 +87,10 @@ def test_components_as_json(cpsgd: Any, options: tuple[str, ...]) -> None:
     ("command", "options", "words"),
     [
         (KMEANS, ("--clusters", 1501), "1501 for 1500 clients"),
+        (KMEANS, ("--clusters", 0), "clusters"),
+        (KMEANS, ("--bounds", "0=1:1"), "low < high"),
+        (KMEANS, ("--bounds", "0=0:1", "--radius", 2), "leave out radius"),
+        (KMEANS, ("--bounds", "0=0:1", "--missing", "drop"), "all its coordinates"),
         (KMEANS, ("--radius", 0), "radius"),
         (KMEANS, ("--rounds", 0), "rounds"),
         (KMEANS, ("--epsilon", 0.01, "--bits", 8), "too little"),
@@ -120,10 +125,12 @@ def test_clusters_of_named_columns(cpsgd: Any) -> None:
         cpsgd.refuses("--columns", *command, *wrong)
         assert not Path("centres.npy").exists()
     facts = cpsgd.json(*command, "--columns", "x,y", "--user", "id")
-    assert (facts["clients"], facts["dim"]) == (500, 2)
-    assert facts["inertia"] > 0
+    assert (facts["users"], facts["coordinates"], facts["unit"]) == (500, 2, "user")
+    bounded = cpsgd.json(*command, "--bounds", "x=-1:1,y=-2:2", "--user", "id", "--out", "bounded.npy")
+    assert [each["name"] for each in bounded["values"][:2]] == ["x", "y"]
+    assert bounded["bounds"] == {"x": [-1.0, 1.0], "y": [-2.0, 2.0]}
     cpsgd.succeeds("budget", "create", "b.ledger", "--population", "p", "--epsilon", 9, "--delta", 1e-6)
     paid = (*command, "--columns", "x,y", "--ledger", "b.ledger", "--population", "p")
-    assert cpsgd.json(*paid)["inertia"] is None
+    assert cpsgd.json(*paid)["epsilon"] <= 8
     cpsgd.refuses("is left", *paid, "--out", "second.npy")
     assert not Path("second.npy").exists()

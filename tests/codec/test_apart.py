@@ -236,3 +236,21 @@ def test_a_distance_below_the_norm_counts_as_the_norm() -> None:
     """A vector that is shrunk alone comes nearer to zero, and no further than D from any other."""
     size = {"dim": 50, "clip_norm": 3.0, "unit": 1e4}
     assert clip.apart(0.1, **size) == clip.apart(3.0, **size) < clip.apart(3.1, **size)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_pair_is_further_apart_on_the_grid_in_sums_of_absolute_differences(shape: tuple[int, int, float]) -> None:
+    """Zero is among the vectors: clipping and shrinking bring vectors towards it."""
+    protocol = protocol_of(*shape, 1.9, rotated=False)
+    generator, dim, unit = np.random.default_rng(shape[0]), protocol.dim, grid_of(protocol).unit
+    most = 0.0
+    for _ in range(8):
+        for pairs in (random_pairs, halfway_pairs, long_pairs):
+            for first, second in pairs(protocol, 1.9, generator):
+                for one, other in ((first, second), (first, np.zeros(dim)), (3.0 * first, second)):
+                    real = max(float(np.abs(each).sum()) for each in (one - other, one, other))
+                    found = float(np.abs(grid_point(protocol, one) - grid_point(protocol, other)).sum())
+                    assert found <= clip.l1_apart(real, dim=dim, unit=unit)
+                    most = max(most, (found - real * unit) / dim)
+    # The grid's part of the bound, 1 per coordinate, is needed where coordinates are few grid points.
+    assert most > 0.9 or shape not in {(64, 3, 900.0), (1000, 3, 60.0)}

@@ -20,7 +20,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import RoundedGaussian, fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
 from cpsgd.mechanisms.rounded_gaussian import uniformity
-from cpsgd.neighbours import Adjacency
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.privacy.gaussian import gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.randomness import Keystream
@@ -317,3 +317,12 @@ def test_samplers_count_for_draws_whose_own_messages_never_arrived() -> None:
     wide = mechanism(bands=8, window=1 << 15)
     assert wide.noise.cut < 1e-3 * fine_gaussian.SMOOTHING
     assert wide.noise.variation >= 2 * wide.run_length * 8 * fine_gaussian.SMOOTHING
+
+
+def test_trainings_with_dropouts_or_more_rounds_than_the_run_has_are_refused() -> None:
+    memory, every = mechanism().memory, Participation.every()
+    memory.check_steady(20, 0.0, every)
+    with pytest.raises(ParameterError, match="run of 20 rounds"):
+        memory.check_steady(21, 0.0, every)
+    with pytest.raises(ParameterError, match=r"dropout=0\.01"):
+        memory.check_steady(20, 0.01, every)

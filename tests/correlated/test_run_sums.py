@@ -193,3 +193,9 @@ def test_wide_draws_have_their_variance_and_fill_their_grid(deviation: float) ->
     assert abs(drawn.mean()) < 6.0 * deviation / math.sqrt(50_000)
     assert abs(np.mean((drawn / deviation) ** 4) - 3.0) < 6.0 * math.sqrt(96.0 / 50_000)
     assert abs(np.mean(drawn & 1) - 0.5) < 3.0 / math.sqrt(50_000)
+
+
+def test_a_client_has_as_many_values_as_there_are_points() -> None:
+    mechanism: Any = protocol_for(4).mechanism
+    client = SummedLineages(mechanism, Slots(mechanism, 5), CLIENTS, 4).client
+    assert client.values == 2 * int(mechanism.grid.limit) + 1

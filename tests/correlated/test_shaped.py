@@ -69,7 +69,7 @@ def test_nothing_overflows_and_noise_fills_the_finest_grid() -> None:
         largest = of.farthest_draw + (1 << of.finest_bits)
         inherited = math.ceil(of.correlation.inherited * largest)
         limit = int(of.grid.limit) << (of.finest_bits - of.fraction_bits)
-        assert largest + inherited + limit + (window << (of.finest_bits - 1)) < 2**63
+        assert largest + inherited + limit + (window << (of.finest_bits - 1)) < 2**62
         assert of.finest_bits >= 40
         variance = sum((256.0 * ratio * 2.0**shift) ** 2 for ratio, shift in of.draws)
         assert math.sqrt(variance) == pytest.approx(math.ldexp(sigma, of.finest_bits), rel=1e-12)

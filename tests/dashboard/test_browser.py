@@ -21,8 +21,12 @@ from selenium.webdriver.common.keys import Keys
 
 from cpsgd.dashboard import run_view
 from cpsgd.dashboard.folder import Folder
+from cpsgd.dashboard.pair_page import PairWatch
 from cpsgd.dashboard.serving import HOST, prepare
+from cpsgd.engines.pair.parties import Collector, Sender
 from tests.dashboard.samples import metrics, write_all, write_hostile
+from tests.engines.pair.local import DIM
+from tests.engines.pair.processes import Servers, servers
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
 pytestmark = [
@@ -32,7 +36,7 @@ pytestmark = [
         reason="no Chromium with its driver (on Debian: apt-get install chromium chromium-driver)",
     ),
 ]
-TABS = ("/", "/runs", "/run?name=runs/done", "/budget", "/audit")
+TABS = ("/", "/runs", "/run?name=runs/done", "/budget", "/audit", "/pair")
 SWITCHES = (
     *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
     *("disable-component-update", "disable-sync", "disable-dev-shm-usage", "hide-scrollbars"),
@@ -48,11 +52,17 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(shown: Path) -> Iterator[str]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with servers(tmp_path_factory.mktemp("pair")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(shown: Path, pair: Servers) -> Iterator[str]:
     with socket.socket() as listening:
         listening.bind((HOST, 0))
         listening.listen()
-        server, address = prepare(Folder.at(shown), listening)
+        server, address = prepare(Folder.at(shown), listening, PairWatch(pair.task))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield address
@@ -171,6 +181,27 @@ def test_a_run_changes_while_it_is_looked_at(visit: Any, shown: Path) -> None:
     assert "round 5" in details.text
 
 
+def test_two_servers_are_watched_as_reports_come_and_when_one_is_gone(visit: Any, pair: Servers) -> None:
+    page = visit("/pair")
+    assert "0 reports of at least 8" in text_of(page, "#leader")
+    for index in range(9):
+        with Sender(pair.task) as sender:
+            sender.send([0.1] * DIM, 0)
+        if index == 6:
+            for role in ("leader", "helper"):
+                until(lambda role=role: "7 reports of at least 8" in text_of(page, f"#{role}"))  # type: ignore[misc]
+    with Collector(pair.task, pair.secrets["collector"]) as collector:
+        collector.collect(0)
+    until(lambda: "round 2 of 2" in text_of(page, "#helper"))
+    cells = [each.text for each in page.find_elements(By.CSS_SELECTOR, "#live tbody tr:last-child > *")]
+    assert cells == ["1", "revealed", "9", "0", "revealed", "9", "0"]
+    pair.stop("helper")
+    until(lambda: "does not answer" in text_of(page, "#helper"))
+    assert "round 2 of 2" in text_of(page, "#leader")
+    pair.start("helper")
+    until(lambda: "round 2 of 2" in text_of(page, "#helper"))
+
+
 def test_numbers_appear_where_one_points(visit: Any) -> None:
     page = visit("/run?name=runs/done")
     column = page.find_elements(By.CSS_SELECTOR, "#live-charts svg.only .column")[1]
@@ -228,7 +259,7 @@ def test_the_keyboard_gets_everywhere(visit: Any) -> None:
     for _ in range(12):
         page.switch_to.active_element.send_keys(Keys.TAB)
         seen.append(page.switch_to.active_element)
-    assert [each.text for each in seen[:4]] == ["Planner", "Runs", "Budget", "Audit"]
+    assert [each.text for each in seen[:5]] == ["Planner", "Runs", "Budget", "Audit", "Pair"]
     assert {"checkbox", "radio"} <= {each.get_attribute("type") for each in seen}
 
 

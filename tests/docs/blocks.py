@@ -120,7 +120,7 @@ class Runner:
         if block.language == "console":
             for command, _ in commands(block.text):
                 for part in command.split(" && "):
-                    program, *arguments = shlex.split(part, comments=True)
+                    program, *arguments = shlex.split(part.removesuffix("&"), comments=True)
                     if program == "cpsgd":
                         self.parse(arguments)
 

@@ -54,6 +54,13 @@ def test_absence_is_no_fault_and_costs_a_few_rounds() -> None:
     assert chosen(conduct, ABSENCES + REST + 1) == set(NODES)
 
 
+def test_no_more_resting_nodes_are_called_than_are_missing() -> None:
+    absent = [RoundReport(i, dropped=dict.fromkeys(NODES[:2], "no answer in time")) for i in range(1, ABSENCES + 1)]
+    found = chosen(conduct_after(*absent), ABSENCES + 1)
+    assert len(found) == 3
+    assert found > {"west", "east"}
+
+
 def test_who_spoils_one_other_node_per_round_is_found_out_as_well() -> None:
     """One accuser per round proves nothing about it. But not all of them lie."""
     victims = ["north", "south", "north", "east"]

@@ -91,7 +91,7 @@ def test_bad_settings() -> None:
 def test_the_norm_moves_towards_the_quantile() -> None:
     """Without noise, it comes to where half of the norms are below."""
     norms = np.exp(RNG.normal(size=1000))
-    adaptive = AdaptiveClip(initial=50.0)
+    adaptive = AdaptiveClip(initial=50.0, lowest=0.0)
     clip = adaptive.initial
     for _ in range(100):
         clip = adaptive.following(clip, float(np.mean(norms <= clip)))
@@ -169,14 +169,26 @@ def test_the_plan_must_have_room_for_them(small_plan: Plan) -> None:
         Course(Terms(plan=small_plan, examples=5), np.zeros(DIM - 1, np.float32), run="1", measures={"l": (0.0, 1.0)})
 
 
-@pytest.mark.parametrize(("said", "found"), [(1e9, 0.5), (-1e9, 4.0)])
-def test_a_liar_moves_the_norm_no_further_than_its_limits(said: float, found: float) -> None:
+@pytest.mark.parametrize(("said", "limits"), [(1e9, (0.5, 0.1, math.exp(-3.0))), (-1e9, (4.0, 10.0, math.exp(3.0)))])
+def test_a_liar_moves_the_norm_no_further_than_its_limits(said: float, limits: tuple[float, ...]) -> None:
     """Without them thirty rounds took it from 1 to 0.05 or 20."""
-    limited, free = AdaptiveClip(initial=1.0, lowest=0.5, highest=4.0), AdaptiveClip(initial=1.0)
-    clip = other = 1.0
-    for _ in range(30):
-        clip, other = limited.following(clip, said), free.following(other, said)
-    assert clip == found
-    assert abs(math.log(other)) == pytest.approx(3.0)
+    rules = [
+        AdaptiveClip(initial=1.0, lowest=0.5, highest=4.0),
+        AdaptiveClip(initial=1.0),
+        AdaptiveClip(initial=1.0, lowest=0.0, highest=math.inf),
+    ]
+    for rule, limit in zip(rules, limits, strict=True):
+        clip = 1.0
+        for _ in range(30):
+            clip = rule.following(clip, said)
+        assert clip == pytest.approx(limit)
     with pytest.raises(ParameterError, match="lowest <= initial <= highest"):
         AdaptiveClip(initial=1.0, lowest=2.0)
+
+
+@pytest.mark.parametrize(("pulled", "found"), [(8.0, 3.0), (-8.0, -1.0), (0.0, 1.0)])
+def test_a_liar_moves_a_metric_no_further_than_its_range(pulled: float, found: float) -> None:
+    """By the table of the threat model it adds up to eight times an honest client's largest value to the mean."""
+    extras = Extras(measures={"loss": (-1.0, 3.0)})
+    mean = np.append(np.zeros(DIM), pulled * extras.weight * 2.0).astype(np.float32)
+    assert extras.decode(mean, 2.0)[2] == {"loss": pytest.approx(found, abs=1e-6)}

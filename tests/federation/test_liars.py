@@ -18,6 +18,7 @@ from cpsgd.errors import ShareError, SignatureError
 from cpsgd.federation.course import Course
 from cpsgd.federation.messages import Request
 from cpsgd.federation.terms import Terms
+from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import keys, shamir
 from cpsgd.secagg.boxes import BOX_BYTES, PROOF_BYTES, SHARES_BYTES, ChannelKey, Route
 
@@ -177,8 +178,8 @@ def test_a_complaint_is_short_enough_for_an_engines_error_text() -> None:
 # ---------------------------------------------------------------------- memories from a backup
 
 
-def signed_round(silos: Silos, agreed: Plan, run: str) -> Course[str]:
-    course: Course[str] = Course(Terms(plan=agreed, roster=silos.roster), np.zeros(DIM, np.float32), run=run)
+def signed_round(silos: Silos, agreed: Plan, run: str, **more: Any) -> Course[str]:
+    course: Course[str] = Course(Terms(plan=agreed, roster=silos.roster, **more), np.zeros(DIM, np.float32), run=run)
     clients = {f"silo {i}": silos.client(i, run=run) for i in range(4)}
     session = course.begin(list(clients))
     exchange(session, clients, honest)
@@ -212,3 +213,47 @@ def test_a_server_notices_within_a_run(small_plan: Plan, tmp_path: Path) -> None
     assert report.released
     assert report.survivors == 3
     assert SignatureError.__name__ in report.faults["silo 3"]
+
+
+def all_memories(folder: Path) -> dict[Path, bytes]:
+    """Every silo's memory as a backup has it."""
+    return {folder / f"memory-{i}": (folder / f"memory-{i}").read_bytes() for i in range(4)}
+
+
+def restore(backup: dict[Path, bytes]) -> None:
+    for path, content in backup.items():
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("ledger", [False, True], ids=["silos alone", "a server with a ledger"])
+def test_memories_restored_together_are_as_good_as_the_servers_own_record(
+    small_plan: Plan, tmp_path: Path, ledger: bool
+) -> None:
+    """Nobody among the silos is left who remembers. A ledger that was not set back refuses what is spent."""
+    silos = Silos(tmp_path)
+    with Ledger(tmp_path / "ledger") as book:
+        # Two rounds cost less, and three cost more.
+        book.create(Budget(population="people", epsilon=6.0, delta=1e-5))
+        charged = {"ledger": book, "population": "people"} if ledger else {}
+        assert signed_round(silos, small_plan, "1", **charged).reports[0].released
+        backup = all_memories(tmp_path)
+        assert signed_round(silos, small_plan, "2", **charged).reports[0].released
+        restore(backup)
+        assert signed_round(silos, small_plan, "3", **charged).reports[0].released is not ledger
+
+
+def test_a_server_notices_within_a_run_that_all_memories_were_restored(small_plan: Plan, tmp_path: Path) -> None:
+    silos = Silos(tmp_path)
+    course: Course[str] = Course(Terms(plan=small_plan, roster=silos.roster), np.zeros(DIM, np.float32), run=RUN)
+    backup: dict[Path, bytes] = {}
+    clients = {f"silo {i}": silos.client(i) for i in range(4)}
+    for number in range(1, 5):
+        session = course.begin(list(clients))
+        exchange(session, clients, honest)
+        course.finish(session)
+        if number == 1:
+            backup = all_memories(tmp_path)
+        if number == 2:
+            restore(backup)  # round 3 was prepared before
+    assert [report.released for report in course.reports] == [True, True, True, False]
+    assert all("set back" in course.reports[3].faults[f"silo {i}"] for i in range(4))

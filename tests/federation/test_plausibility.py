@@ -100,3 +100,15 @@ def test_what_is_added_to_few_coordinates_is_noticed_before_the_norm_is_too_larg
         assert f"{FALSE_ALARM:g}" in reason
         assert "oordinate" in reason
     assert found.violation(np.full(1000, np.nan, np.float32)) is not None
+
+
+def test_a_coordinate_at_the_clip_norm_with_noise_is_plausible() -> None:
+    """Noise adds to the vector itself where a coordinate holds all of it: six deviations more are honest."""
+    protocol = Protocol.binomial(clients=10, dim=64, clip_norm=1.0, levels=1024, trials=400)
+    deviation = protocol.scale * (protocol.mechanism.noise.variance / 10) ** 0.5
+    assert deviation < 0.05
+    mean = np.zeros(64, np.float32)
+    mean[3] = 1.0 + 6.0 * deviation
+    assert implausible(protocol, 10, mean) is None
+    mean[3] = 1.0 + 12.0 * deviation
+    assert implausible(protocol, 10, mean) is not None

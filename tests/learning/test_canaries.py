@@ -39,7 +39,7 @@ def trained(canaries: int, *, epsilon: float = 1.0, batch: int = 50, width: int 
 
 def quieter(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     honest = SumNoise.added
-    monkeypatch.setattr(SumNoise, "added", lambda self, sums, deviation: honest(self, sums, factor * deviation))
+    monkeypatch.setattr(SumNoise, "added", lambda self, sums, *given: honest(self, sums, factor * given[0], given[1]))
 
 
 @pytest.mark.slow
@@ -65,9 +65,9 @@ def test_noise_too_small_by_half_is_caught_in_a_trained_model(monkeypatch: pytes
         steps = iter(noise)
 
         def seeded(
-            self: SumNoise, sums: torch.Tensor, deviation: float, steps: Any = steps, factor: Any = factor
+            self: SumNoise, sums: Any, deviation: float, divisor: float, steps: Any = steps, factor: Any = factor
         ) -> Any:
-            return sums + factor * deviation * torch.from_numpy(next(steps))
+            return ((sums + factor * deviation * torch.from_numpy(next(steps))) / divisor).float()
 
         monkeypatch.setattr(SumNoise, "added", seeded)
         monkeypatch.setattr(

@@ -154,7 +154,7 @@ def test_bad_input(families: ArrayDataset) -> None:
         run(families, NoPrivacy(1.0), participation="fixed-size")
     with pytest.raises(ParameterError, match="examples or local_steps"):
         run(families, NoPrivacy(1.0), local_steps=2, local_lr=0.1)
-    with pytest.raises(ParameterError, match="whole clients"):
+    with pytest.raises(ParameterError, match="zero-out"):
         plan_examples(200, 15, 3.0, 1e-5, examples=5, participation="poisson:0.1")
     with pytest.raises(InfeasibleError, match="example among 5"):
         plan_examples(2, 15, 0.5, 1e-5, examples=5, bits=1.6, mechanism="binomial")

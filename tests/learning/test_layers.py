@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional
 
 from cpsgd.errors import ParameterError
 from cpsgd.learning.clipped_sums import ClippedSums
-from cpsgd.learning.layers import MARGIN, rounding_share, units_of
+from cpsgd.learning.layers import units_of
+from cpsgd.learning.units import MARGIN, rounding_share
 
 CLIP, COUNT = 0.7, 7
 
@@ -247,3 +249,31 @@ def test_products_too_small_for_float32_do_not_hide_an_example(tiny: str) -> Non
     assert exact > 10.0
     assert exact <= float(norm) <= exact * 1.001
     assert float(sums.total.norm()) <= 1.0
+
+
+@pytest.mark.parametrize("precision", ["medium", "high"])
+def test_norms_are_in_full_precision_whatever_the_program_has_set(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Products of bfloat16 numbers would be off by far more than what is added for rounding.
+    backends: Any = torch.backends
+    seen = []
+    honest = torch.bmm
+
+    def watched(*matrices: torch.Tensor) -> torch.Tensor:
+        if matrices[0].dtype == torch.float32:
+            seen.append((backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision))
+        return honest(*matrices)
+
+    torch.set_float32_matmul_precision(precision)
+    try:
+        model, (x, y) = MODELS["ghost linear"][0](), examples("numbers")
+        sums = ClippedSums(model)
+        functional.cross_entropy(model(x), y).backward()
+        monkeypatch.setattr(torch, "bmm", watched)
+        sums.fold(1.0, scale=COUNT)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen
+    assert set(seen) == {("ieee", "ieee")}

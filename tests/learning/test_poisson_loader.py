@@ -33,6 +33,20 @@ def test_every_example_is_drawn_at_its_rate_and_independently() -> None:
     assert abs(float(torch.tensor(sizes, dtype=torch.float64).var()) / 90.0 - 1.0) < 8.0 * (2.0 / 400) ** 0.5
 
 
+def test_a_collation_and_a_data_set_of_ones_own_are_used() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            return (2 * self.tensors[0][index],)
+
+    own = DataLoader(Doubled(torch.arange(50)), batch_size=50)
+    assert next(iter(PoissonLoader(own)))[0].tolist() == list(range(0, 100, 2))
+    assert next(iter(PoissonLoader(loader(50, 50, collate_fn=len)))) == 50
+    features, labels = torch.randn(50, 3, 2), torch.arange(50)
+    pairs = DataLoader(TensorDataset(features, labels), batch_size=20)
+    chosen, numbers = next(iter(PoissonLoader(pairs)))
+    assert torch.equal(chosen, features[numbers])
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_micro_batches_end_where_their_batch_ends(workers: int) -> None:
     drawn = PoissonLoader(loader(num_workers=workers), micro_batch=30)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -15,24 +17,46 @@ from cpsgd.learning.sum_noise import POINTS, VARIATION, SumNoise, gaussian_mu
 
 def test_noise_has_the_deviation_and_the_shape_of_a_gaussian() -> None:
     # The noise is secret: the test's own seed cannot fix it. Its false alarm rate is 1e-9 per check.
-    noise = SumNoise(200_000).added(torch.zeros(200_000, dtype=torch.float64), 3.0).numpy()
+    noise = SumNoise(200_000).added(torch.zeros(200_000, dtype=torch.float64), 3.0).double().numpy()
     assert abs(noise.mean()) < 6.2 * 3.0 / math.sqrt(noise.size)
     assert abs(noise.var() / 9.0 - 1.0) < 6.2 * math.sqrt(2.0 / noise.size)
     assert kstest(noise / 3.0, "norm").pvalue > 1e-9
 
 
 def test_sums_and_noise_are_integers_of_one_grid() -> None:
-    step = 2.0 / POINTS
-    found = SumNoise(1000).added(torch.linspace(-5.0, 5.0, 1000, dtype=torch.float64), 2.0).numpy() / step
-    assert np.abs(found - np.rint(found)).max() < 1e-6
+    sums = torch.linspace(-3e6, 3e6, 1000, dtype=torch.float64)
+    found = SumNoise(1000).added(sums, POINTS).double().numpy()  # the grid's distance is 1
+    assert np.array_equal(found, np.rint(found))
     # Low bits are filled: the noise is not on the coarser grid of its first part.
-    assert len(np.unique(np.rint(found) % 512)) > 300
+    assert len(np.unique(found % 512)) > 300
 
 
 def test_no_draw_is_used_twice() -> None:
     noise, zero = SumNoise(50), torch.zeros(50, dtype=torch.float64)
     first, second = noise.added(zero, 1.0), noise.added(zero, 1.0)
     assert not torch.equal(first, second)
+
+
+def test_a_forked_child_does_not_use_the_noise_that_its_parent_has_drawn() -> None:
+    # The same noise on two sums would tell their difference.
+    noise, zero = SumNoise(50), torch.zeros(50, dtype=torch.float64)
+    for part in noise._next[1]:
+        part.result()  # no thread works while the process is forked
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            os.write(writer, noise.added(zero, 1.0).numpy().tobytes())
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    theirs = np.frombuffer(os.read(reader, 10_000), np.float32)
+    os.close(reader)
+    os.close(writer)
+    ours = noise.added(zero, 1.0).numpy()
+    assert theirs.shape == ours.shape
+    assert not np.intersect1d(theirs, ours).size
 
 
 def test_sums_that_are_far_too_large_are_cut_off() -> None:

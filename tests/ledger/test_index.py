@@ -354,8 +354,8 @@ def test_snapshots_of_another_release_are_not_used(
     long: Ledger, reads: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = everything(long)
-    monkeypatch.setattr("cpsgd.ledger.state.STATE_VERSION", 3)
-    monkeypatch.setattr(replicas, "STATE_VERSION", 3)
+    monkeypatch.setattr("cpsgd.ledger.state.STATE_VERSION", 99)
+    monkeypatch.setattr(replicas, "STATE_VERSION", 99)
     reads.clear()
     fresh = Ledger(long.path)
     assert len(reads) > 50

@@ -143,6 +143,43 @@ def test_coordinates_cost_by_the_sum_of_their_distances() -> None:
     assert 2.0 * one <= four * (1.0 + 1e-9) <= 2.3 * one
 
 
+@pytest.mark.parametrize("parts", [4, 6, 8])
+def test_an_l1_distance_that_is_stated_covers_one_hot_vectors(parts: int) -> None:
+    """Every output of two coordinates, for all pairs of one-hot vectors and zero, by brute force."""
+    stated = {"replace_one_l1_distance": 2.0, "distance_reason": "rows are one-hot"}
+    given = replace(protocol(dim=2, levels=9), **stated)
+    found = guarantee(given, 0.0, surviving=parts)
+    noise = masses(3, parts / 6, 60)
+    steps = np.log(noise)
+
+    def loss(apart: int) -> float:
+        return float(np.max(np.abs(steps[20:-20] - steps[20 + apart : len(steps) - 20 + apart])))
+
+    # Levels are a quarter apart: a one-hot vector is four levels from zero, in each of two coordinates.
+    assert 2.0 * loss(4) <= found.epsilon * (1.0 + 1e-9) <= 2.0 * loss(4) * 1.4
+    assert found.epsilon < guarantee(protocol(dim=2, levels=9), 0.0, surviving=parts).epsilon
+    assert "L1 distance 2 because rows are one-hot" in str(found.assumption)
+    # A vector and zero: nothing is stated about them.
+    zero_out = {"adjacency": "zero-out", "surviving": parts}
+    without = guarantee(protocol(dim=2, levels=9), 0.0, **zero_out)
+    assert guarantee(given, 0.0, **zero_out).epsilon == without.epsilon
+    assert Protocol.from_json(given.to_json()) == given
+
+
+def test_a_stated_l1_distance_is_checked() -> None:
+    reason = {"distance_reason": "one-hot"}
+    for change, said in (
+        ({"replace_one_l1_distance": 0.5, **reason}, "at least clip_norm"),
+        ({"replace_one_l1_distance": 2.0}, "why no two vectors"),
+        ({"replace_one_l1_distance": 2.0, "rotate": True, **reason}, "rotation keeps no L1"),
+        ({"replace_one_l1_distance": math.inf, **reason}, "replace_one_l1_distance"),
+    ):
+        with pytest.raises(ParameterError, match=said):
+            replace(protocol(dim=2), **change)
+    with pytest.raises(ParameterError, match="says nothing of zero-out"):
+        plan(100, 2, 1.0, 0.0, adjacency="zero-out", rotate=False, replace_one_l1_distance=2.0, **reason)
+
+
 # ------------------------------------------------------------------ rounds
 
 
@@ -335,8 +372,10 @@ def test_a_column_of_a_table_has_a_mean_with_pure_privacy() -> None:
 
 
 def test_an_audit_finds_nothing_wrong() -> None:
-    found = audit(protocol(window=1 << 16), rounds=4000, seed=1, delta=1e-3)
-    assert found.passed, str(found)
+    near = {"replace_one_l1_distance": 1.2, "distance_reason": "the audit's pairs are made so"}
+    for given in (protocol(window=1 << 16), replace(protocol(dim=2, window=1 << 16), **near)):
+        found = audit(given, rounds=4000, seed=1, delta=1e-3)
+        assert found.passed, str(found)
 
 
 def test_bad_parameters_are_refused() -> None:

@@ -402,3 +402,12 @@ def test_a_smaller_step_takes_of_the_range_what_window_and_grid_hold() -> None:
     wide = mechanism(window=2**17).with_scale(1e-5)
     assert wide.grid.limit <= 2**24
     assert mechanism().with_scale(7.0).coordinate_range == 1.0
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.9, 0.8])
+def test_the_ripple_is_what_rounding_adds_and_little_more(sigma: float) -> None:
+    """Masses of N(x, σ²) rounded, which is smeared out by a uniform number, weigh all integers alike but for it."""
+    noise = RoundedGaussian(noise_deviation=sigma, step=0.1, window=64, coordinate_range=0.1).noise
+    integers = np.arange(-40, 41)
+    density = max(abs(float(stats.norm.pdf(integers, x, sigma).sum()) - 1.0) for x in np.linspace(0.0, 1.0, 65))
+    assert density <= noise.ripple <= 1.06 * density

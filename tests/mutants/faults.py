@@ -376,4 +376,12 @@ FAULTS = (
             "tests/federation/test_conduct.py::test_few_accusers_prove_nothing",
         ),
     ),
+    Fault(
+        "accounting",
+        "a client answers one round too many",
+        "federation/limits.py",
+        "before.get(kind, 0) < rounds:",
+        "before.get(kind, 0) <= rounds:",
+        ("tests/federation/test_client.py::test_a_client_answers_as_many_rounds_as_it_may_and_no_more",),
+    ),
 )

@@ -1,11 +1,10 @@
 """Generated mutants: draws some, runs the tests that reach each, and lists those that no test notices.
 
-    PYTHONPATH=tests python -m mutants.generated --share 0.01 --seed 1 [--rooms privacy ledger] [--slow]
+    PYTHONPATH=tests python -m mutants.generated --share 0.01 --seed 1 [--rooms privacy ledger] [--marks 'not thorough']
 
-The tests are collected once. A first child process runs them all and notes which functions each one calls. Then every
-mutant gets a child of its own: the function's code is exchanged there, and the tests that call it are run, quick ones
-first, until one fails. Processes that tests start do not see such a mutant. With `--slow`, one that survives is tried
-again by all tests of its room, on a copy of the source (`runner.tested`).
+The tests are collected once. Child processes run them all and note which mutants' lines each one runs. Then every
+mutant gets a child of its own: the function's code is exchanged there, and the tests that run its line are run, those
+of the module's own test file and quick ones first, until one fails. Processes that tests start do not see a mutant.
 
 `equivalent.txt` lists mutants that change nothing a test could notice, each with its reason.
 """
@@ -15,28 +14,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import os
 import pickle
 import resource
 import sys
 import tempfile
+import threading
 import time
 import types
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import _lru_cache_wrapper
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 
 from .operators import Mutant, mutants
-from .runner import ROOT, SOURCE, copied, tested
+from .runner import ROOT, SOURCE
 
 ROOMS = ("privacy", "mechanisms", "correlated", "ledger", "audit", "federation", "secagg")
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 _PACKAGE = str(SOURCE / "cpsgd") + os.sep
-_MOST_SECONDS = 15.0
-"""Processor time of the tests that a mutant is tried with, as measured without it."""
 _FOUND, _SURVIVED, _BROKEN = 1, 0, 3
 _CONTROLS, _UNCHANGED = 5, "nothing is changed"
 
@@ -52,12 +54,16 @@ def equivalent() -> dict[str, str]:
     return reasons
 
 
-def drawn(rooms: tuple[str, ...], share: float, seed: int) -> list[Mutant]:
-    """Returns the sample, without the listed equivalents."""
-    listed = equivalent()
+def drawn(rooms: tuple[str, ...], wanted: Callable[[Mutant], bool]) -> list[Mutant]:
+    """Returns the wanted mutants of these rooms."""
     paths = [path for room in rooms for path in sorted((SOURCE / "cpsgd" / room).rglob("*.py"))]
-    made = [m for path in paths for m in mutants(path, str(path.relative_to(SOURCE / "cpsgd")), share, seed)]
-    return [mutant for mutant in made if mutant.name not in listed]
+    return [m for path in paths for m in mutants(path, str(path.relative_to(SOURCE / "cpsgd")), wanted)]
+
+
+def sample(rooms: tuple[str, ...], share: float, seed: int) -> list[Mutant]:
+    """Returns a share of the mutants, without the listed equivalents."""
+    listed = equivalent()
+    return drawn(rooms, lambda mutant: mutant.drawn(share, seed) and mutant.name not in listed)
 
 
 def controls(chosen: list[Mutant]) -> list[Mutant]:
@@ -79,23 +85,32 @@ def _codes(code: types.CodeType) -> dict[str, types.CodeType]:
     return found
 
 
-def _apply(mutant: Mutant) -> bool:
+def _functions(files: Iterable[str]) -> dict[tuple[str, str], list[types.FunctionType]]:
+    """Imports the files below src/cpsgd and returns their functions by file and qualified name."""
+    for file in files:
+        importlib.import_module("cpsgd." + file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    found = defaultdict(list)
+    for thing in gc.get_objects():
+        if type(thing) is types.FunctionType:  # `isinstance` wakes other packages' proxies
+            code = thing.__code__
+            if code.co_filename.startswith(_PACKAGE):
+                found[code.co_filename.removeprefix(_PACKAGE), code.co_qualname].append(thing)
+    return found
+
+
+def _apply(mutant: Mutant, functions: dict[tuple[str, str], list[types.FunctionType]]) -> bool:
     """Puts the mutant into this process; False if it cannot be put there."""
     path = _PACKAGE + mutant.file
     compiled = compile(mutant.source, path, "exec")
     wrong = _codes(compiled).get(mutant.function)
     if wrong is None:
         return _apply_constant(mutant, compiled, path)
-    hits = 0
-    for thing in gc.get_objects():
-        if type(thing) is types.FunctionType:  # `isinstance` wakes other packages' proxies
-            code = thing.__code__
-            if code.co_filename == path and code.co_qualname == mutant.function:
-                if len(code.co_freevars) != len(wrong.co_freevars):
-                    return False
-                thing.__code__ = wrong
-                hits += 1
-    return hits > 0
+    found = functions.get((mutant.file, mutant.function), [])
+    for function in found:
+        if len(function.__code__.co_freevars) != len(wrong.co_freevars):
+            return False
+        function.__code__ = wrong
+    return bool(found)
 
 
 def _apply_constant(mutant: Mutant, compiled: types.CodeType, path: str) -> bool:
@@ -115,34 +130,42 @@ def _apply_constant(mutant: Mutant, compiled: types.CodeType, path: str) -> bool
 class Session:
     """A pytest plugin that runs tests on mutants in place of its own loop."""
 
-    def __init__(self, chosen: list[Mutant], workers: int, seconds: float) -> None:
-        self.chosen, self.workers, self.deadline = chosen, workers, time.monotonic() + seconds
+    def __init__(self, chosen: list[Mutant], workers: int, minutes: float, seconds: float) -> None:
+        self.chosen, self.workers, self.seconds = chosen, workers, seconds
+        self.deadline = time.monotonic() + 60 * minutes
         self.survivors: list[Mutant] = []
         self.untested: list[Mutant] = []
         self.ended: list[Mutant] = []
-        self.left_out = 0
+        self.left_out: list[Mutant] = []
         self.failed = False
+        self._functions: dict[tuple[str, str], list[types.FunctionType]] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Maps tests to functions, then tries each mutant in a child."""
+        """Maps tests to mutants, then tries each mutant in a child."""
         if session.testsfailed:
             raise session.Interrupted(f"{session.testsfailed} errors while collecting")
+        self._functions = _functions({mutant.file for mutant in self.chosen})
+        for thing in gc.get_objects():  # what collecting the tests has left in them was found without a fault
+            if type(thing) is _lru_cache_wrapper:
+                thing.cache_clear()
+        gc.collect()
+        gc.freeze()  # so that children do not copy what they only look at
         reached = self._map(session)
         items = {item.nodeid: item for item in session.items}
         running: dict[int, Mutant] = {}
         waiting = list(self.chosen)
         while waiting or running:
             if waiting and time.monotonic() > self.deadline:
-                self.left_out, waiting = len(waiting), []
+                self.left_out, waiting = waiting, []
             if waiting and len(running) < self.workers:
                 mutant = waiting.pop(0)
-                tests = reached.get((mutant.file, mutant.function)) or reached.get((mutant.file, "<module>"), [])
+                tests = reached[_place(mutant)]
                 if not tests:
                     if mutant.change != _UNCHANGED:
                         self.untested.append(mutant)
                     continue
-                chosen, seconds = _affordable(mutant, tests)
+                chosen, seconds = _affordable(mutant, tests, self.seconds)
                 running[self._start([items[name] for name in chosen], mutant, seconds)] = mutant
                 continue
             if running:
@@ -169,51 +192,119 @@ class Session:
         _silence()
         code = _BROKEN
         try:
-            if _apply(mutant):
-                for thing in gc.get_objects():
-                    if type(thing) is _lru_cache_wrapper:
-                        thing.cache_clear()
+            if _apply(mutant, self._functions):
                 code = _FOUND if any(not _passes(item) for item in items) else _SURVIVED
-            else:
-                code = _SURVIVED
         finally:
             os._exit(code)
 
-    def _map(self, session: pytest.Session) -> dict[tuple[str, str], list[tuple[float, str]]]:
-        """Returns, for each function, the tests that call it, with their seconds."""
-        with tempfile.NamedTemporaryFile() as file:
-            child = os.fork()
-            if not child:
-                try:
-                    _silence()
-                    Path(file.name).write_bytes(pickle.dumps([_traced(item) for item in session.items]))
-                finally:
-                    os._exit(0)
-            os.waitpid(child, 0)
-            traced = pickle.loads(Path(file.name).read_bytes())
-        reached: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    def _map(self, session: pytest.Session) -> dict[tuple[str, object], list[tuple[float, str]]]:
+        """Returns, for each place of a mutant, the tests that come there, with their seconds."""
+        started = time.monotonic()
+        files = sorted({item.path for item in session.items})
+        children = []
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(self.workers):
+                own = dict.fromkeys(files[number :: self.workers])
+                child = os.fork()
+                if not child:
+                    try:
+                        _silence()
+                        tracer = Tracer(self.chosen)
+                        traced = [tracer.run(item) for item in session.items if item.path in own]
+                        Path(folder, str(number)).write_bytes(pickle.dumps(traced))
+                    finally:
+                        os._exit(0)
+                children.append(child)
+            for child in children:
+                os.waitpid(child, 0)
+            traced = [
+                test for number in range(self.workers) for test in pickle.loads(Path(folder, str(number)).read_bytes())
+            ]
+        reached: dict[tuple[str, object], list[tuple[float, str]]] = defaultdict(list)
         failed = []
-        for name, seconds, passed, functions in traced:
+        for name, seconds, passed, places in traced:
             if not passed:
                 failed.append(name)
                 continue
-            for function in functions:
-                reached.setdefault(function, []).append((seconds, name))
+            for place in places:
+                reached[place].append((seconds, name))
         if failed:
             print("These tests fail without any fault, and are left out:", *failed, sep="\n  ")
             self.failed = True
-        print(f"{len(traced)} tests reach {len(reached)} functions.", flush=True)
+        print(
+            f"{len(traced)} tests come to {len(reached)} of {len({_place(m) for m in self.chosen})} places "
+            f"({time.monotonic() - started:.0f} s).",
+            flush=True,
+        )
         return reached
 
 
-def _affordable(mutant: Mutant, tests: list[tuple[float, str]]) -> tuple[list[str], float]:
-    """Returns the tests to try, those of the mutant's own room and then quick ones first, and their seconds."""
+def _place(mutant: Mutant) -> tuple[str, object]:
+    """Returns a mutant's file and lines, or the constant's name where it is one of a module."""
+    return mutant.file, mutant.function if mutant.constant else mutant.lines
+
+
+class Tracer:
+    """Runs tests and notes which of the mutants' places they come to."""
+
+    def __init__(self, chosen: list[Mutant]) -> None:
+        self._places: defaultdict[str, dict[int, set[tuple[str, object]]]] = defaultdict(lambda: defaultdict(set))
+        self._constants: defaultdict[str, set[tuple[str, object]]] = defaultdict(set)
+        for mutant in chosen:
+            if mutant.constant:
+                self._constants[mutant.function].add(_place(mutant))
+            else:
+                for line in range(mutant.lines[0], mutant.lines[1] + 1):
+                    self._places[_PACKAGE + mutant.file][line].add(_place(mutant))
+        self._found: set[tuple[str, object]] = set()
+        self._of: dict[types.CodeType, dict[int, set[tuple[str, object]]]] = {}
+
+    def run(self, item: pytest.Item) -> tuple[str, float, bool, set[tuple[str, object]]]:
+        """Runs a test and returns its name, seconds, whether it passed, and the places it came to."""
+        self._found = set()
+        self._of.clear()
+        started = time.process_time()
+        threading.settrace(self._called)
+        sys.settrace(self._called)
+        try:
+            passed = _passes(item)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]  # as the documentation has it
+        return item.nodeid, time.process_time() - started, passed, self._found
+
+    def _called(self, frame: types.FrameType, event: str, _: object) -> Any:
+        code = frame.f_code
+        places = self._of.get(code)
+        if places is None:
+            places = self._of[code] = {}
+            if code.co_filename.startswith(_PACKAGE):
+                for name in code.co_names:
+                    self._found |= self._constants.get(name, set())
+                wanted = self._places.get(code.co_filename, {})
+                places |= {line: wanted[line] for _, _, line in code.co_lines() if line in wanted}
+        if not places:
+            return None
+
+        def passed(frame: types.FrameType, event: str, _: object) -> Any:
+            self._found |= places.pop(frame.f_lineno, set())
+            if places:
+                return passed
+            frame.f_trace = None
+            return None
+
+        return passed
+
+
+def _affordable(mutant: Mutant, tests: list[tuple[float, str]], most: float) -> tuple[list[str], float]:
+    """Returns the tests to try, with their seconds: first those of the module's file of tests, then of its room."""
     own = f"tests/{mutant.file.partition('/')[0]}/"
+    module = f"/test_{Path(mutant.file).stem}.py"
     chosen, spent = [], 0.0
-    for seconds, name in sorted(tests, key=lambda test: (not test[1].startswith(own), test)):
+    for seconds, name in sorted(tests, key=lambda test: (module not in test[1], not test[1].startswith(own), test)):
         chosen.append(name)
         spent += seconds
-        if spent > _MOST_SECONDS:
+        if spent > most:
             break
     return chosen, spent
 
@@ -230,80 +321,68 @@ def _passes(item: pytest.Item) -> bool:
     return all(not report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
-def _traced(item: pytest.Item) -> tuple[str, float, bool, set[tuple[str, str]]]:
-    """Runs a test and returns its name, seconds, whether it passed, and the functions of the package it called."""
-    functions: set[tuple[str, str]] = set()
-    known: set[types.CodeType] = set()
-
-    def note(frame: types.FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code not in known:
-            known.add(code)
-            if code.co_filename.startswith(_PACKAGE):
-                name = code.co_qualname.partition(".<locals>")[0]
-                functions.add((code.co_filename.removeprefix(_PACKAGE), name))
-                functions.add((code.co_filename.removeprefix(_PACKAGE), "<module>"))
-
-    started = time.process_time()
-    sys.setprofile(note)
-    try:
-        passed = _passes(item)
-    finally:
-        sys.setprofile(None)
-    return item.nodeid, time.process_time() - started, passed, functions
-
-
-def survives_slow_tests(mutant: Mutant, copy: Path) -> bool:
-    """Tries a mutant on a copy of the source with all tests of its room, the slow ones among them."""
-    path = copy / "cpsgd" / mutant.file
-    right = path.read_text()
-    path.write_text(mutant.source)
-    code, _ = tested(copy, (f"tests/{mutant.file.partition('/')[0]}",))
-    path.write_text(right)
-    return code == 0
-
-
 def main() -> int:
-    """Prints survivors by module; 0 if there are none."""
+    """Prints survivors; 0 if their share is no higher than `--most`, and at least half of the mutants were tried."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rooms", nargs="+", default=ROOMS, choices=ROOMS)
     options.add_argument("--share", type=float, default=1.0, help="of all mutants")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--only", type=Path, help="a file with names of mutants: try these, with listed ones")
+    options.add_argument("--tests", nargs="+", help="files of tests in place of all")
     options.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so long")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    options.add_argument("--slow", action="store_true", help="try survivors with slow tests, on a copy")
+    options.add_argument("--seconds", type=float, default=15.0, help="processor time of tests per mutant")
+    options.add_argument("--marks", default="not slow and not thorough", help="tests to try, as pytest -m has it")
+    options.add_argument("--most", type=float, default=0.0, help="share of survivors that is no failure")
+    options.add_argument("--table", type=Path, help="write survivors by module to this page")
     given = options.parse_args()
-    chosen = drawn(tuple(given.rooms), given.share, given.seed)
+    if given.only:
+        names = {line.removeprefix("SURVIVED ").partition(" (line")[0] for line in given.only.read_text().splitlines()}
+        chosen = drawn(tuple(given.rooms), lambda mutant: mutant.name in names)
+    else:
+        chosen = sample(tuple(given.rooms), given.share, given.seed)
     print(f"{len(chosen)} mutants", flush=True)
-    session = Session([*controls(chosen), *chosen], given.workers, 60 * given.minutes)
-    tests = [str(ROOT / "tests" / room) for room in (*ROOMS, "planner")]
-    tests += [str(path) for path in (ROOT / "tests").glob("test_*.py")]
+    session = Session([*controls(chosen), *chosen], given.workers, given.minutes, given.seconds)
+    tests = given.tests or [
+        *(str(ROOT / "tests" / room) for room in (*ROOMS, "planner", "compatibility")),
+        *(str(SOURCE / "cpsgd" / room) for room in ROOMS),
+        *(str(path) for path in (ROOT / "tests").glob("test_*.py")),
+    ]
     os.environ["PYTHONHASHSEED"] = "0"
+    # Whoever finds a fault need not say how small it can be.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", phases=phases, database=None, derandomize=True)
+    hypothesis.settings.load_profile("mutants")
     with contextlib.chdir(ROOT):
         code = pytest.main(
-            ["-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not thorough", *tests],
+            ["-q", "-s", "-n", "0", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "-m", given.marks, *tests],
             plugins=[session],
         )
     if code not in (0, 5):
         return int(code)
     survivors = session.untested + session.survivors
-    if given.slow and survivors:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = copied(Path(folder))
-            survivors = [mutant for mutant in survivors if survives_slow_tests(mutant, copy)]
-    tried = len(chosen) - session.left_out
-    by_file = Counter(mutant.file for mutant in chosen)
-    for mutant in sorted(survivors, key=lambda m: (m.file, m.line)):
-        print(
-            f"SURVIVED {mutant.name} (line {mutant.line})" + (" [no quick test]" if mutant in session.untested else "")
-        )
-    for file, count in Counter(mutant.file for mutant in survivors).most_common():
-        print(f"{file:<45} {count:>4} of {by_file[file]:>4} survive")
-    print(
-        f"{len(survivors)} of {tried} mutants survive ({100 * len(survivors) / max(tried, 1):.1f} %); "
-        f"{len(session.ended)} ran for too long or crashed; {session.left_out} not tried for want of time."
+    tried = [mutant for mutant in chosen if mutant not in session.left_out]
+    for mutant in sorted(survivors, key=lambda m: (m.file, m.lines)):
+        unreached = " [no test comes there]" if mutant in session.untested else ""
+        print(f"SURVIVED {mutant.name} (line {mutant.lines[0]}){unreached}")
+    share = len(survivors) / max(len(tried), 1)
+    said = (
+        f"{len(survivors)} of {len(tried)} mutants survive ({100 * share:.1f} %); {len(session.ended)} ran for too "
+        f"long or crashed, which is noticed; {len(session.left_out)} were not tried for want of time."
     )
-    return int(bool(survivors) or session.failed)
+    print(said)
+    if given.table:
+        given.table.write_text(page(" ".join(sys.argv[1:]), said, tried, survivors), encoding="utf-8")
+    return int(share > given.most or session.failed or 2 * len(tried) < len(chosen))
+
+
+def page(options: str, said: str, tried: list[Mutant], survivors: list[Mutant]) -> str:
+    """Returns the page that publishes survivors by module."""
+    lines = ["# Mutants that no test notices", "", f"Made by `python -m mutants.generated {options}`.", "", said, ""]
+    lines += ["| module | mutants | survivors |", "|---|---|---|"]
+    left = Counter(mutant.file for mutant in survivors)
+    lines += [f"| {file} | {count} | {left[file]} |" for file, count in sorted(Counter(m.file for m in tried).items())]
+    return "\n".join([*lines, "", *(f"* `{m.name}`" for m in sorted(survivors, key=lambda m: m.name)), ""])
 
 
 if __name__ == "__main__":

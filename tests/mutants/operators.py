@@ -43,6 +43,12 @@ _CALLED = {
 }
 _TEXT = {"__repr__", "__str__", "_repr_html_", "describe", "__format__"}
 """Functions that only make text: no mutants there."""
+_EFFORT = {"maxiter", "rtol", "xtol", "tol", "stacklevel", "maxsize", "indent", "timeout", "isolation_level"}
+"""Arguments that say how long or how finely something is done: no mutants in their constants."""
+_TINY = 1e-6
+"""Positive constants below are slack of floating point: twice as much is as right."""
+_REPEATS = 20
+"""A loop that repeats so often without counting is a search: once more finds the same."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ class Mutant:
         function: Qualified name of the outermost function that holds the place, or of the module's constant.
         change: The operator, the right text and the wrong one.
         number: Counts equal changes in one function, from 0.
-        line: Where it stands now. It is not part of the name.
+        lines: First and last line of its statement, or of the head of a compound one, now. They are not in the name.
+        constant: Whether it is in a module's constant, not in a function.
         source: The whole module with the fault in it.
     """
 
@@ -62,7 +69,8 @@ class Mutant:
     function: str
     change: str
     number: int
-    line: int
+    lines: tuple[int, int]
+    constant: bool
     source: str
 
     @property
@@ -83,12 +91,28 @@ def _replaced(node: ast.AST, **fields: object) -> ast.AST:
     return changed
 
 
+def _is_slack(node: ast.AST) -> bool:
+    """Whether a number is what floating point rounds away, or 1 and so little: its sign and place change no digit."""
+    match node:
+        case ast.Constant(value=float(value)):
+            return 0 < value < _TINY
+        case ast.BinOp(left=ast.Constant(value=1.0), op=ast.Add() | ast.Sub(), right=right):
+            return _is_slack(right)
+    return False
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
 def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Yields what may stand in the place of a node, with the operator's name."""
     match node:
         case ast.Compare(ops=[first, *rest]) if type(first) in _COMPARED:
             yield "compare", _replaced(node, ops=[_COMPARED[type(first)](), *rest])
-        case ast.BinOp(op=op) if type(op) in _COMPUTED and not isinstance(node.left, ast.JoinedStr):
+        case ast.BinOp(left=left, right=right) if _is_slack(left) or _is_slack(right) or _is_text(left):
+            return
+        case ast.BinOp(op=op) if type(op) in _COMPUTED:
             yield "compute", _replaced(node, op=_COMPUTED[type(op)]())
         case ast.AugAssign(op=op) if type(op) in _COMPUTED:
             yield "compute", _replaced(node, op=_COMPUTED[type(op)]())
@@ -101,7 +125,8 @@ def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.Constant(value=int(value)):
             yield "constant", _replaced(node, value=value + 1)
         case ast.Constant(value=float(value)):
-            yield "constant", _replaced(node, value=value * 2 if value else 1.0)
+            if not 0 < value < _TINY:
+                yield "constant", _replaced(node, value=value * 2 if value else 1.0)
         case ast.Call(func=ast.Name(id=name)) if name in _CALLED:
             yield "call", _replaced(node, func=_replaced(node.func, id=_CALLED[name]))
         case ast.Call(func=ast.Attribute(attr=name)) if name in _CALLED:
@@ -112,17 +137,36 @@ def _variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "guard", _replaced(node, test=ast.Constant(False))
         case ast.Expr(value=ast.Call()):
             yield "statement", ast.Pass()
+        case ast.IfExp(body=body, orelse=other) if _is_text(body) or _is_text(other):
+            return
         case ast.IfExp(test=test):
             yield "choice", _replaced(node, test=ast.UnaryOp(ast.Not(), test))
 
 
+def _is_search(node: ast.AST) -> bool:
+    match node:
+        case ast.For(
+            target=ast.Name(id="_"), iter=ast.Call(func=ast.Name(id="range"), args=[ast.Constant(value=int(n))])
+        ):
+            return n >= _REPEATS
+    return False
+
+
+def _head(statement: ast.stmt) -> tuple[int, int]:
+    """Returns the first and last line of a simple statement, or of what a compound one begins with."""
+    body = getattr(statement, "body", None)
+    last = statement.end_lineno if body is None else max(statement.lineno, body[0].lineno - 1)
+    return statement.lineno, last or statement.lineno
+
+
 class _Places(ast.NodeVisitor):
-    """Finds every place where a mutant can be made: (outermost function, node, its parent's field and index)."""
+    """Finds every place where a mutant can be made: function, node, lines, whether in a constant, how to put it."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, ast.AST, Callable[[ast.AST], None]]] = []
+        self.found: list[tuple[str, ast.AST, tuple[int, int], bool, Callable[[ast.AST], None]]] = []
         self._scope: list[str] = []
         self._function: str | None = None
+        self._lines = (0, 0)
 
     def generic_visit(self, node: ast.AST) -> None:
         for field, value in ast.iter_fields(node):
@@ -130,6 +174,8 @@ class _Places(ast.NodeVisitor):
                 continue
             if isinstance(node, ast.Raise | ast.arguments):
                 continue  # texts of errors; defaults of parameters, which are bound when a function is made
+            if field == "iter" and _is_search(node):
+                continue
             if isinstance(value, list):
                 for index, child in enumerate(value):
                     if isinstance(child, ast.AST):
@@ -138,8 +184,15 @@ class _Places(ast.NodeVisitor):
                 self._place(value, partial(setattr, node, field))
 
     def _place(self, child: ast.AST, put: Callable[[ast.AST], None]) -> None:
-        if isinstance(child, ast.JoinedStr | ast.Assert):
+        if isinstance(child, ast.JoinedStr | ast.Assert) or (isinstance(child, ast.keyword) and child.arg in _EFFORT):
             return
+        outer = self._lines
+        if isinstance(child, ast.stmt):
+            self._lines = _head(child)
+        self._enter(child, put)
+        self._lines = outer
+
+    def _enter(self, child: ast.AST, put: Callable[[ast.AST], None]) -> None:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             outermost = self._function is None and not isinstance(child, ast.ClassDef)
             if outermost and child.name in _TEXT:
@@ -153,7 +206,7 @@ class _Places(ast.NodeVisitor):
             self._scope.pop()
             return
         if self._function is not None:
-            self.found.append((self._function, child, put))
+            self.found.append((self._function, child, self._lines, not self._scope, put))
         elif (
             not self._scope
             and isinstance(child, ast.Assign)
@@ -167,21 +220,21 @@ class _Places(ast.NodeVisitor):
         self.visit(child)
 
 
-def mutants(path: Path, file: str, share: float = 1.0, seed: int = 0) -> list[Mutant]:
-    """Returns the mutants of a module, or a share of them; `file` is its name below src/cpsgd."""
+def mutants(path: Path, file: str, wanted: Callable[[Mutant], bool] = lambda _: True) -> list[Mutant]:
+    """Returns the wanted mutants of a module. `file` is its name below src/cpsgd; `wanted` sees no source yet."""
     tree = ast.parse(path.read_text())
     places = _Places()
     places.visit(tree)
     made, counted = [], Counter[tuple[str, str]]()
-    for function, node, put in places.found:
+    for function, node, lines, constant, put in places.found:
         for operator, variant in _variants(node):
             old = ast.unparse(node).splitlines()[0]
             ast.copy_location(variant, node)
             ast.fix_missing_locations(variant)
             change = f"{operator}: {old} -> {ast.unparse(variant).splitlines()[0]}"
-            mutant = Mutant(file, function, change, counted[function, change], getattr(node, "lineno", 0), "")
+            mutant = Mutant(file, function, change, counted[function, change], lines, constant, "")
             counted[function, change] += 1
-            if mutant.drawn(share, seed):
+            if wanted(mutant):
                 put(variant)
                 made.append(replace(mutant, source=ast.unparse(tree)))
                 put(node)

@@ -18,10 +18,14 @@ from scipy.stats import norm
 
 import cpsgd.privacy.proofs
 from cpsgd import Protocol, Run, guarantee
+from cpsgd.errors import ParameterError
 from cpsgd.ledger import Budget, RoundEvent
 from cpsgd.ledger.charging import total
 from cpsgd.neighbours import Participation
 from cpsgd.planner.planning import plan
+from cpsgd.privacy.fixed_size import COARSE_POINTS, SampledRounds, sampled_profile
+from cpsgd.privacy.gaussian import gdp_delta
+from cpsgd.privacy.release import check_release
 
 Seen = tuple[frozenset[int], frozenset[int]]
 """Colluders who were drawn, and colluders who send noise only."""
@@ -94,7 +98,54 @@ def test_three_of_four_clients_one_of_whom_colludes() -> None:
     found = claimed(3, Participation.parse("fixed-size:0.75"), 1, 1e-12, "replace-one")
     first, second = (fixed_size(4, 3, 1, vectors) for vectors in ([1, -1, -1, -1], [-1, -1, -1, -1]))
     assert delta_at(0.0332, first, second) > 1e-12 > delta_at(0.0334, first, second)
-    assert 0.0333 < found < 0.0426
+    assert 0.0333 < found < 0.0346
+
+
+@pytest.mark.parametrize(
+    ("population", "cohort", "colluding", "loose"),
+    [(4, 3, 1, 1.12), (6, 4, 2, 1.12), (8, 4, 1, 1.1), (10, 5, 1, 1.08), (5, 3, 1, 1.32), (8, 5, 2, 1.21)],
+)
+def test_the_claim_is_near_the_worst_population(population: int, cohort: int, colluding: int, loose: float) -> None:
+    # At most k of the cohort collude, and at most the same share of the population (1.67 and 3.2 in the last two).
+    claim = claimed(
+        cohort, Participation.fixed_size(cohort=cohort, population=population), colluding, 1e-6, "replace-one"
+    )
+    worst = 0.0
+    for colluders in range(colluding * population // cohort + 1):
+        laws = []
+        for own in (1, -1):
+            drawn = fixed_size(population, cohort, colluders, [own, *[-1] * (population - 1)])
+            allowed = {seen: law for seen, law in drawn.items() if len(seen[0]) <= colluding}
+            total = sum(sum(law.values()) for law, _ in allowed.values())
+            laws.append({s: ({x: p / total for x, p in law.items()}, n) for s, (law, n) in allowed.items()})
+        assert delta_at(claim, *laws) <= 1e-6
+        worst = max(worst, delta_at(claim / loose, *laws))
+    assert worst > 1e-6
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_rounds_of_unknown_kinds_are_covered(rounds: int) -> None:
+    kinds = ((1.0, 0.02), (0.7, 0.04), (0.5, 0.05))
+    (mu, rate), *others = kinds
+    found = sampled_profile([SampledRounds(mu, rate, rounds, tuple(others))], COARSE_POINTS)
+    for epsilon in (0.01, 0.1, 0.5, 2.0):
+        largest = 0.0
+        for chosen in itertools.combinations_with_replacement(kinds, rounds):
+            if len(set(chosen)) in (1, 3):
+                parts = [SampledRounds(*kind, chosen.count(kind)) for kind in set(chosen)]
+                # Bounds on both sides are within 3 %.
+                largest = max(largest, sampled_profile(parts, COARSE_POINTS)(epsilon) * 0.97)
+        assert largest <= found(epsilon)
+        if rounds == 1:
+            exact = max(q * gdp_delta(m, math.log1p(math.expm1(epsilon) / q)) for m, q in kinds)
+            assert exact <= found(epsilon) <= 1.03 * exact
+
+
+def test_a_cohort_that_is_too_large_is_refused() -> None:
+    protocol = plan(clients=100, dim=10, epsilon=1.0, delta=1e-6, bits=16, participation="fixed-size:0.1", colluding=20)
+    check_release(protocol.protocol, 100)
+    with pytest.raises(ParameterError, match="Draw the planned number"):
+        check_release(protocol.protocol, 101)
 
 
 @pytest.mark.parametrize("population", [3, 4, 5])

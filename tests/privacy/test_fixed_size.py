@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from dataclasses import replace
+from fractions import Fraction
 
 import dp_accounting as dp
 import mpmath
@@ -23,6 +25,7 @@ from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, 
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.privacy.proofs import round_cost
+from cpsgd.privacy.proofs.argument import counted_tail
 from cpsgd.run import Run
 
 from . import checks
@@ -260,3 +263,15 @@ def test_ffts_are_as_accurate_as_assumed(points: int) -> None:
         assert np.linalg.norm(found - exact) <= 0.2 * allowed * np.linalg.norm(exact)
         back = fft.irfft(found.astype(np.clongdouble), points)
         assert np.linalg.norm(np.fft.irfft(found, points) - back) <= 0.2 * allowed * np.linalg.norm(back)
+
+
+@pytest.mark.parametrize("population", [3, 7, 49, 103])
+def test_the_share_of_rounds_a_client_is_in_is_rounded_up(population: int) -> None:
+    assert counted_tail(Participation.fixed_size(cohort=1, population=population)) > Fraction(1, population)
+    assert counted_tail(Participation.every()) == 1.0
+
+
+def test_what_rounding_took_from_losses_is_added_to_their_moments() -> None:
+    losses = fixed_size._rough(SampledRounds(1.0, 0.01, 1), 1e-9)
+    shorter = replace(losses, short=losses.short + 0.01)
+    assert shorter.log_moment(7.0) == pytest.approx(losses.log_moment(7.0) + 0.07, rel=1e-9)

@@ -181,9 +181,8 @@ def kinds(**factors: float) -> Callable[[pytest.MonkeyPatch], None]:
         patch.setattr(
             fixed_size,
             "_pair",
-            lambda kind, x, loss: real(
+            lambda kind, loss: real(
                 dataclasses.replace(kind, **{name: factor * getattr(kind, name) for name, factor in factors.items()}),
-                x,
                 loss,
             ),
         )
@@ -205,8 +204,8 @@ def negative_losses_left_out(patch: pytest.MonkeyPatch) -> None:
     """The pair of fixed-size rounds has no losses below zero."""
     real = fixed_size._pair
 
-    def spoiled(kind: fixed_size.SampledRounds, x: Array, loss: Array) -> fixed_size._Losses:
-        found = real(kind, x, loss)
+    def spoiled(kind: fixed_size.SampledRounds, loss: Array) -> fixed_size._Losses:
+        found = real(kind, loss)
         return dataclasses.replace(found, mass=np.where(np.signbit(found.loss), 0.0, found.mass))
 
     patch.setattr(fixed_size, "_pair", spoiled)

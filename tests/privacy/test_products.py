@@ -52,6 +52,7 @@ def test_a_second_round_that_looks_at_the_first() -> None:
     rest = oracle.step_pair(law.low, law.high, checks.sides(5, 11), -1.0, 0.2)
     none = oracle.step_pair(law.low, law.high, checks.sides(5, 11), 0.0, 0.0)
     found = smoothed_certificate(law, dim=2, sensitivity=reach, reach=reach, tail=1e-9, rounds=2)
+    assert found.mu <= found.unit_mu * reach <= found.mu * (1.0 + 1e-14)
     for gamma in np.exp(np.linspace(-5.0, 5.0, 21)):
         for swap in (False, True):
             exact = 0.0

@@ -13,7 +13,7 @@ from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import SlotsAndCoins
 from cpsgd.privacy import rounded_runs
-from cpsgd.privacy.rounded_runs import Coins, Moves, differences, run_cost
+from cpsgd.privacy.rounded_runs import Moves, RoundingCoins, differences, run_cost
 
 LOG = 30.0
 
@@ -67,7 +67,7 @@ def test_score_is_linear_but_for_second_differences(fractions: np.ndarray) -> No
 
 @pytest.mark.parametrize("order", [2, 3])
 def test_bounds_on_differences_hold_for_exact_laws(fractions: np.ndarray, order: int) -> None:
-    coins = Coins.of(law(), 1.0, LOG)
+    coins = RoundingCoins.of(law(), 1.0, LOG)
     # Any coins may be taken out, also certain ones.
     for extra in ([0.0, 1.0, 0.5][:order], [0.0] * order, [0.01, 0.5, 0.99][:order]):
         rest = sum_law(fractions)
@@ -83,7 +83,7 @@ def test_bounds_on_differences_hold_for_exact_laws(fractions: np.ndarray, order:
 
 
 def test_coins_are_as_many_as_counted(fractions: np.ndarray) -> None:
-    coins = Coins.of(law(), 1.0, LOG)
+    coins = RoundingCoins.of(law(), 1.0, LOG)
     assert coins.variance < float(np.sum(fractions * (1.0 - fractions)))
     assert coins.fair < float(np.sum(2.0 * np.minimum(fractions, 1.0 - fractions)))
 
@@ -119,7 +119,7 @@ def test_own_round_beside_a_gaussian_is_within_its_rate(
     fractions: np.ndarray, own: float, distance: float, share: float
 ) -> None:
     # The client's number goes from `own` to `own` + distance, the others back by (1 - share) of that together.
-    coins, w = Coins.of(law(), distance, LOG), 0.1
+    coins, w = RoundingCoins.of(law(), distance, LOG), 0.1
     kappa = coins.rate(rounded_runs._own_moves(coins, share, 0.0), w, distance)
     after = fractions - (1.0 - share) * distance / len(fractions)
     low = -int(np.floor(after).sum()) + 1
@@ -139,7 +139,7 @@ def test_own_round_beside_a_gaussian_is_within_its_rate(
 
 def test_later_round_with_broken_lineages_is_within_its_rate(fractions: np.ndarray) -> None:
     count, q, share, w = len(fractions), 0.8, 0.1, 0.1
-    coins = Coins.of(law(), 1.0, LOG)
+    coins = RoundingCoins.of(law(), 1.0, LOG)
     kappa = coins.rate(rounded_runs._later_moves(coins, share, q, 1.0), w, 1.0)
     inherited = np.where(np.arange(count) < count // 2, 2.0 * q / count, 0.0)
     inherited = np.minimum(inherited, 1.0 / count)
@@ -175,11 +175,11 @@ def test_what_is_not_proved_is_refused() -> None:
         with pytest.raises(ConditionError):
             run_cost(law(**changes), distance=12.0, reach=0.5, dim=1000, tail=1e-9)  # type: ignore[arg-type]
     with pytest.raises(ConditionError, match="too large"):
-        Coins.of(law(), 20.0, LOG).rate(Moves(0.5, 0.25, 0.5, 2.0), 1e-4, 20.0)
+        RoundingCoins.of(law(), 20.0, LOG).rate(Moves(0.5, 0.25, 0.5, 2.0), 1e-4, 20.0)
 
 
 def test_more_coins_never_cost_more() -> None:
-    coins = Coins.of(law(), 0.7, LOG)
+    coins = RoundingCoins.of(law(), 0.7, LOG)
     for moves in (rounded_runs._own_moves(coins, 0.1, 0.0), rounded_runs._later_moves(coins, 0.1, 0.4, 0.9)):
         rates = [replace(coins, variance=coins.variance * more).rate(moves, 0.05, 0.7) for more in (1.0, 1.1, 1.5, 2.5)]
         assert rates == sorted(rates, reverse=True)

@@ -13,7 +13,10 @@ from cpsgd import Protocol, Run, guarantee
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Coins
 from cpsgd.mechanisms.law import Steps
-from cpsgd.privacy.proofs.steps_renyi import bounded_epsilon
+from cpsgd.privacy import step_norms
+from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.proofs.steps_renyi import _backgrounds, bounded_epsilon, norms_epsilon
+from cpsgd.privacy.step_norms import Norms
 
 Array = NDArray[np.float64]
 COINS = ((0.95, 0.05), (0.05, 0.95))
@@ -75,12 +78,74 @@ def test_rates_are_above_exact_divergences() -> None:
         assert min(found) <= epsilon
 
 
+def joint_laws(ends: tuple[Array, Array], counts: tuple[int, ...], clients: int, points: Array) -> Array:
+    """The law of all coordinates' sums, with so many of the others at 1 in each."""
+    low, high = ends
+    found = np.ones(1)
+    for count, point in zip(counts, points, strict=True):
+        law = mixed(low, high, float(point))
+        for place in range(clients - 1):
+            law = np.convolve(law, high if place < count else low)
+        found = np.multiply.outer(found, law).ravel()
+    return found
+
+
+@pytest.mark.parametrize("ends", [COINS, SAMPLED], ids=["coins", "sampled"])
+@pytest.mark.parametrize("zero", [False, True], ids=["replace-one", "zero-out"])
+@pytest.mark.parametrize("clients", [2, 5])
+def test_no_vectors_within_their_norms_have_a_larger_delta(
+    ends: tuple[tuple[float, ...], ...], zero: bool, clients: int
+) -> None:
+    both = np.array(ends[0]), np.array(ends[1])
+    law, generator = Steps(low=ends[0], high=ends[1], clients=clients), np.random.default_rng(clients)
+    norms, worst = Norms(1.0, zero=zero), 0.0
+    epsilon = norms_epsilon(law, norms=norms, squares=1.0, delta=1e-6)
+    corners = [np.array(point) for point in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-0.2, 0.97))]
+    angles = generator.uniform(0.0, 2.0 * np.pi, 6)
+    vectors = corners + [np.array([np.cos(angle), np.sin(angle)]) for angle in angles]
+    for x, y in itertools.product(vectors, [np.zeros(2)] if zero else vectors):
+        for counts in itertools.product((0, (clients - 1) // 2, clients - 1), repeat=2):
+            first, second = (joint_laws(both, counts, clients, point) for point in (x, y))
+            for a, b in ((first, second), (second, first)):
+                assert float(np.maximum(a - math.exp(epsilon) * b, 0.0).sum()) <= 1e-6
+                worst = max(worst, float(np.maximum(a - math.exp(0.25 * epsilon) * b, 0.0).sum()))
+    assert worst > 1e-6
+
+
+@pytest.mark.parametrize(("weight", "zero"), [(0.4, False), (1.0, False), (1.0, True)])
+def test_no_two_points_exceed_the_rate(weight: float, zero: bool) -> None:
+    low, high = (np.array(end) for end in COINS)
+    norms, order, generator = Norms(0.9, weight, zero), 12, np.random.default_rng(7)
+    found = step_norms.bound(_backgrounds(low, high, 19, order, 3.0), order, norms, 1e-9)
+    largest = 0.0
+    for count in (0, 3, 10, 19):
+        background = np.ones(1)
+        for place in range(19):
+            background = np.convolve(background, high if place < count else low)
+        points = generator.uniform(-0.9, 0.9, (400, 2)) * 10.0 ** generator.uniform(-2.5, 0.0, (400, 1))
+        for x, y in [*points, (0.9, -0.9), (-0.9, 0.2), (0.2, -0.9)]:
+            if zero:
+                x, y = generator.permutation([x, 0.0])
+            a, b = (np.convolve(background, mixed(low, high, point)) for point in (x, y))
+            divergence = math.log(float(np.sum(a**order * b ** (1.0 - order)))) / (order - 1)
+            largest = max(largest, divergence / (weight * x * x + (2.0 - weight) * y * y))
+    assert largest <= found
+    assert largest > 0.9 * found
+
+
+def test_single_examples_have_no_norm_of_their_own() -> None:
+    # A client's sum of examples is longer than what one of them moves.
+    protocol = Protocol(clients=20, dim=8, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.4, coordinate_range=4.0))
+    assert example_protocol(protocol, 1).largest_norm == math.inf
+
+
 def test_large_odds_and_a_tiny_delta() -> None:
     # 0.2.0 proved 24.2 (the smoothed certificate).
     protocol = Protocol(clients=200, dim=200, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.45, coordinate_range=1.0))
     found = guarantee(protocol, 2e-13)
     assert found.method == "bounded-losses"
-    assert found.epsilon < 6.6
+    # One coordinate alone, from one end to the other, has log(0.95/0.05) = 2.94.
+    assert 2.94 < found.epsilon < 3.75
     smoothed = dict(found.alternatives)["smoothed-certificate"]
     assert isinstance(smoothed, float)
     assert smoothed > 20.0
@@ -97,5 +162,6 @@ def test_what_is_given_up() -> None:
         bounded_epsilon(law, coordinates=1, budget=1.0, reach=1.0, delta=1e-6)
     with pytest.raises(ConditionError, match="come below"):
         bounded_epsilon(Steps(*COINS, clients=50), coordinates=9, budget=1.0, reach=1.0, delta=1e-6, below=1e-3)
-    with pytest.raises(ConditionError, match="for sure"):
-        bounded_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)
+    for ends in (((1.0, 0.0), (0.0, 1.0)), ((1.0, 0.0), (0.5, 0.5)), ((0.5, 0.5), (0.0, 1.0))):
+        with pytest.raises(ConditionError, match="for sure"):
+            bounded_epsilon(Steps(*ends, 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)

@@ -73,6 +73,11 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
             create_identity(existing)
     assert path.read_bytes() == kept
     assert not (tmp_path / "elsewhere").exists()
+    # Nor is a private key written whose public one has no place.
+    (tmp_path / "named.pub").touch()
+    with pytest.raises(IdentityFileError, match=r"named\.pub exists already"):
+        create_identity(tmp_path / "named", "north")
+    assert not (tmp_path / "named").exists()
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")

@@ -33,6 +33,7 @@ def test_bytes_and_back(modulus: int, dim: int, seed: int) -> None:
     kind = masks.Masks(modulus)
     payload = b"".join(kind.to_bytes(kind.to_words(values, dim)))
     assert len(payload) == size_bytes(modulus, dim) == kind.size_bytes(dim)
+    assert kind.mask_bytes == (kind.word.itemsize if modulus & (modulus - 1) == 0 else 4)
     np.testing.assert_array_equal(kind.from_bytes(payload, dim), values)
 
 

@@ -195,7 +195,8 @@ def test_the_share_of_noise() -> None:
     found = kmeans(blobs(2000, seed=7), 3, 64.0, 1e-6, radius=1.0, rounds=4)
     assert found.noise_share < 0.01
     centres, sizes = np.array([[3.0, 0.0], [-1.0, 0.0], [9.0, 9.0]]), np.array([100.0, 300.0, 0.0])
-    noisy = dataclasses.replace(found, centres=centres, sizes=sizes, deviations=np.array([2.0, 1.0, np.inf]))
+    reading = dataclasses.replace(found.reading, values=centres)
+    noisy = dataclasses.replace(found, reading=reading, sizes=sizes, deviations=np.array([2.0, 1.0, np.inf]))
     assert noisy.noise_share == pytest.approx((100 * 4 + 300) / (100 * 9 + 300 * 1))
     assert dataclasses.replace(noisy, deviations=np.array([9.0, 9.0, np.inf])).noise_share == 1.0
     assert dataclasses.replace(noisy, sizes=np.array([400.0, 0.0, 0.0])).noise_share == 1.0

@@ -188,7 +188,7 @@ def test_the_formula_of_the_farthest_pair() -> None:
 @pytest.mark.usefixtures("fixed_seed")
 def test_equal_variances_have_no_direction() -> None:
     points = np.random.default_rng(4).normal(scale=0.2, size=(3000, 3))
-    found = pca(points, 1, 4.0, 1e-6, radius=1.0)
+    found = pca(points, 1, 4.0, 1e-6, radius=1.0, bits=8)
     assert found.expected_angle == math.pi / 2
 
 
@@ -269,7 +269,7 @@ def test_a_clients_rows_become_its_point() -> None:
     np.testing.assert_allclose(question.vector([[1.2, 0.3], [9e9, 0.0]]), expected, atol=1e-6)
     # As on one machine, to the bit.
     table = {name: np.array([*column, 0.0, 0.1]) for name, column in rows.items()}
-    points = people_in_ball(table, ["x", "y"], "id", 2.0, [1.0, 0.0])
+    points = people_in_ball(table, question.ball, "id")
     np.testing.assert_array_equal(question.layout.write(points)[-1], question.vector(rows))
     alone = question.vector({"x": 1.2, "y": 0.3})
     np.testing.assert_array_equal(alone, question.vector([1.2, 0.3]))

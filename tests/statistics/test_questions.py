@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from cpsgd import statistics
+from cpsgd import RoundSimulator, statistics
 from cpsgd.errors import ColumnError, CpsgdError, GuaranteeError, ParameterError, TableError, VectorError
+from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.ranks import Ranges, root
@@ -260,11 +262,65 @@ def test_bad_questions_are_refused(make: Any) -> None:
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_question_is_planned_at_once(secure: bool) -> None:
     # All mechanisms at all bits are looked through only if that is asked for: it takes most of a minute.
-    asked = Mean({"x": (0, 1)}).plan(10_000, 1.0, 1e-6, secure=secure)
+    asked = Mean({str(i): (0, 1) for i in range(20)}).plan(10_000, 1.0, 1e-6, secure=secure)
     assert asked.protocol.mechanism.name == "rounded-gaussian"
     assert asked.plan.guarantee.epsilon <= 1.0
     assert asked.plan.ratio <= 1.1
     assert Mean({"x": (0, 1)}).plan(1000, 1.0, 1e-6, bits=8, mechanism="binomial").protocol.mechanism.name == "binomial"
+
+
+NEAR = 1.05**2
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("name", ["count", "sum", "mean", "mean by group", "histogram", "many bins", "many columns"])
+def test_the_noise_is_chosen_by_question(name: str, secure: bool) -> None:
+    others = {
+        "many bins": Histogram("c", categories=range(1000)),
+        "many columns": Mean({str(i): (0, 1) for i in range(30)}),
+    }
+    question = others.get(name) or QUESTIONS[name]
+    clients, epsilon, geometry = 2000, 1.0, question.geometry
+    asked = question.plan(clients, epsilon, 1e-6, secure=secure)
+    laplace = 2.0 * (geometry.l1_distance / epsilon) ** 2
+    gaussian = analytic_sigma(epsilon=epsilon, sensitivity=geometry.distance, delta=1e-6) ** 2
+    assert asked.plan.error.total * clients**2 <= NEAR * geometry.dim * min(laplace, gaussian)
+    assert asked.plan.guarantee.epsilon <= epsilon
+    if laplace < gaussian:
+        # No δ is spent, and none is needed.
+        assert (asked.protocol.mechanism.name, asked.plan.guarantee.delta) == ("discrete-laplace", 0.0)
+        assert question.plan(clients, epsilon, secure=secure).plan.error.total == asked.plan.error.total
+        assert asked.protocol.modulus is not None
+    else:
+        assert (asked.protocol.mechanism.name, asked.plan.guarantee.delta) == ("rounded-gaussian", 1e-6)
+
+
+def test_a_mechanism_that_is_named_is_taken() -> None:
+    asked = Histogram("c", categories=range(50)).plan(500, 1.0, 1e-6, mechanism="discrete-laplace")
+    assert (asked.plan.guarantee.delta, asked.protocol.replace_one_l1_distance) == (0.0, pytest.approx(2.0))
+    # Two servers check ranges, which integers that wrap around do not have.
+    assert Count(["t"]).plan(500, 1.0, 1e-6, pair=True).protocol.mechanism.name != "discrete-laplace"
+    with pytest.raises(ParameterError, match="delta=0"):
+        Count(["t"]).plan(500, 1.0, pair=True)
+    # Few bits hold no Laplace noise.
+    few = Count(["t"]).plan(60, 1.0, 1e-6, bits=2)
+    assert few.protocol.bits_per_coordinate <= 2.0
+
+
+def test_values_between_clients_are_as_accurate_as_planned() -> None:
+    """A count by shares of Laplace noise: its errors, and intervals that hold. False alarms: 1e-6."""
+    asked = Count(["t"]).plan(100, 1.0, 1e-6)
+    vectors = np.array([asked.vector(i % 2) for i in range(100)])
+    found = []
+    for seed in range(600):
+        simulator = RoundSimulator(asked.protocol, 0, seed=seed, threads=1)
+        simulator.add(vectors)
+        found.append(asked.result(simulator.mean(), 100))
+    values = np.array([each.values[0] for each in found])
+    held = sum(each.low[0] <= 50.0 <= each.high[0] for each in found)
+    # Mean squares of 600 Laplace variables of variance 2 have the deviation 2 √(5/600).
+    assert abs(np.mean((values - 50.0) ** 2) - 2.0) < 4.9 * 2.0 * math.sqrt(5.0 / 600) + 0.2
+    assert held >= stats.binom.ppf(1e-6, 600, 0.95)
 
 
 def test_a_mean_that_is_not_the_question_s_is_refused() -> None:

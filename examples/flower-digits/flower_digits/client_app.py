@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from cpsgd.engines.flower import accepted_round, cpsgd_mod, silo_sum
-from flower_digits import IMAGES, SHARE
+from flower_digits import IMAGES, RATE, SHARE
 
 if TYPE_CHECKING:
     import torch
@@ -24,16 +24,21 @@ app = ClientApp()
 
 # The silo's own conditions, whatever the server says: a server that asks for more gets nothing.
 all_in_every_round = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=IMAGES, min_clients=9)
+drawn_in_every_round = cpsgd_mod(
+    epsilon=4.0, delta=1e-6, examples=IMAGES, rate=RATE, adjacency="zero-out", min_clients=9
+)
 each_in_one_round = cpsgd_mod(epsilon=4.0, delta=1e-6, examples=SHARE, disjoint=True, min_clients=9)
 
 
 def protected(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Applies one of the two conditions. A silo with a memory counts the cost of both kinds of rounds together."""
+    """Applies one of the three conditions. A silo with a memory counts the cost of all rounds together."""
     if context.run_config["memories"] and "num-partitions" in context.node_config:
         # In a simulation no operator gives silos a memory.
         memory = f"{context.run_config['memories']}/silo-{context.node_config['partition-id']}.memory"
         context.node_config.setdefault("cpsgd-memory", memory)
-    conditions = each_in_one_round if context.run_config["correlated"] else all_in_every_round
+    conditions = drawn_in_every_round if context.run_config["drawn"] else all_in_every_round
+    if context.run_config["correlated"]:
+        conditions = each_in_one_round
     return conditions(message, context, call_next)
 
 

@@ -15,7 +15,7 @@ from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.ledger import Ledger
 from cpsgd.planner.examples import plan_examples
 from cpsgd.secagg import read_roster
-from flower_digits import IMAGES, SHARE, SILOS, task
+from flower_digits import IMAGES, RATE, SHARE, SILOS, task
 
 app = ServerApp()
 
@@ -43,7 +43,8 @@ def main(grid: Grid, context: Context) -> None:
 def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
     """Returns secure aggregation of the silos' sums, with the noise that (epsilon, delta) needs for one image."""
     bands = int(settings["correlated"])
-    images = SHARE if bands else IMAGES
+    images, drawn = SHARE if bands else IMAGES, bool(settings["drawn"])
+    rate = RATE if drawn else 1.0
     dim = sum(parameter.numel() for parameter in task.network().parameters())
     plan = plan_examples(
         SILOS,
@@ -52,7 +53,8 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
         float(settings["delta"]),
         examples=images,
         rounds=rounds,
-        participation="once" if bands else "every",
+        participation=f"poisson:{rate}" if drawn else "once" if bands else "every",
+        adjacency="zero-out" if drawn else "replace-one",
         dropout=0.1,
         colluding=1,
         secure=True,
@@ -64,7 +66,7 @@ def private_strategy(settings: UserConfig, rounds: int) -> Strategy:
     return CpsgdStrategy(
         plan,
         examples=images,
-        apply=Momentum(float(settings["learning-rate"]), rounds, images),
+        apply=Momentum(float(settings["learning-rate"]), rounds, images * rate),
         ledger=ledger,
         population="digits" if ledger else None,
         checkpoint=str(settings["checkpoint"]) or None,
@@ -78,8 +80,8 @@ class Momentum:
     It sees the private mean only, so it costs no privacy.
     """
 
-    def __init__(self, rate: float, rounds: int, images: int) -> None:
-        """Starts with velocity 0; `images` is the number of images in a silo's sum."""
+    def __init__(self, rate: float, rounds: int, images: float) -> None:
+        """Starts with velocity 0; `images` is the (expected) number of images in a silo's sum."""
         self._rate, self._rounds, self._images = rate, rounds, images
         self._velocity: float | np.ndarray = 0.0
 

@@ -33,7 +33,7 @@ _LARGEST = 50.0
 
 @dataclass(frozen=True)
 class OneRunReport:
-    """What canaries tell about a trained model.
+    """Findings of canaries about a trained model.
 
     Attributes:
         epsilon: The ε that is proved to be exceeded or reached: the true one is at least this, with `confidence`.

@@ -133,13 +133,21 @@ def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
             "one rotated coordinate": lattice.unrotated(one_hot),
             "corner after rotation": lattice.unrotated(corner),
         }
-    clip_norm, stated = lattice.protocol.clip_norm, lattice.protocol.replace_one_distance
-    length = _LENGTH * clip_norm
-    # Neighbours two radii apart are opposite each other, those one radius apart a vector and zero.
-    other = (1.0 - adjacency.reach) * length
-    if stated is not None and adjacency is Adjacency.REPLACE_ONE:
-        other = clip_norm - stated  # this far from the first, which is clipped
-    return [Canary(name, other * direction, length * direction) for name, direction in directions.items()]
+    protocol = lattice.protocol
+    clip_norm, l1 = protocol.clip_norm, protocol.replace_one_l1_distance
+    found = []
+    for name, direction in directions.items():
+        length = _LENGTH * clip_norm
+        # Neighbours two radii apart are opposite each other, those one radius apart a vector and zero.
+        other = (1.0 - adjacency.reach) * length
+        if protocol.distance_reason is not None and adjacency is Adjacency.REPLACE_ONE:
+            added = float(np.abs(direction).sum())
+            apart = min(adjacency.distance(clip_norm, protocol.replace_one_distance), (l1 or math.inf) / added)
+            length = clip_norm if l1 is None else min(clip_norm, l1 / added)
+            other = length - apart  # this far from the first, which is clipped
+            length *= _LENGTH if l1 is None else 1.0
+        found.append(Canary(name, other * direction, length * direction))
+    return found
 
 
 def resting(lattice: RoundLattice) -> Array:

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from cpsgd.cli import output
-from cpsgd.cli.commands import COMMANDS, GROUPS, RENAMED, Command
+from cpsgd.cli.commands import COMMANDS, GROUPS, RENAMED, TABLE, Command
 from cpsgd.cli.frame import HELP_FLAGS, ShortHelp, launch, new_app
 
 _COLUMNS = ("--columns", "--bounds", "--user", "--group-by")
@@ -28,7 +28,12 @@ def command_line(*, full: bool = False) -> App:
     Args:
         full: The help of a command shows its whole docstring and every option.
     """
-    app = new_app("cpsgd", "Private means of many people's vectors, over low-bandwidth connections.", _version)
+    app = new_app(
+        "cpsgd",
+        "Statistics and machine learning on private data, over low-bandwidth connections.",
+        _version,
+        example=TABLE["mean"].example,
+    )
     for index, (name, command) in enumerate(COMMANDS.items()):
         if name not in GROUPS:
             _add(app, ("cpsgd", name), command, index, full)

@@ -49,7 +49,7 @@ _CHOICE = {
 _SHOWN = 10
 
 
-@command(app, "cpsgd budget create ledger.sqlite --population patients --epsilon 4 --delta 1e-6")
+@command(app, "cpsgd budget create budget.ledger --population patients --epsilon 4 --delta 1e-6")
 def create(
     ledger: LedgerFile,
     /,
@@ -72,7 +72,7 @@ def create(
     _answer(json, {"ledger": ledger, "budget": opened.to_dict(), "head": str(book.head)}, output.facts(rows))
 
 
-@command(app, "cpsgd budget show ledger.sqlite")
+@command(app, "cpsgd budget show budget.ledger")
 def show(
     ledger: LedgerFile,
     /,
@@ -115,7 +115,7 @@ def show(
     _answer(json, data, *tables)
 
 
-@command(app, "cpsgd budget verify ledger.sqlite")
+@command(app, "cpsgd budget verify budget.ledger")
 def verify(
     ledger: LedgerFile,
     /,
@@ -169,7 +169,7 @@ def verify(
         raise SystemExit(1)
 
 
-@command(app, "cpsgd budget export ledger.sqlite --out ledger.json")
+@command(app, "cpsgd budget export budget.ledger --out ledger.json")
 def export(
     ledger: LedgerFile,
     /,
@@ -189,7 +189,7 @@ def export(
     _answer(json, {"ledger": ledger, "out": out, "records": count, "head": data["head"]}, output.facts(rows))
 
 
-@command(app, "cpsgd budget repair ledger.sqlite")
+@command(app, "cpsgd budget repair budget.ledger")
 def repair(
     ledger: LedgerFile,
     /,
@@ -217,7 +217,7 @@ def repair(
     _answer(json, {"ledger": ledger, "head": head}, output.facts(rows))
 
 
-@command(app, 'cpsgd budget abandon ledger.sqlite 17 --reason "the server stopped"')
+@command(app, 'cpsgd budget abandon budget.ledger 17 --reason "the server stopped"')
 def abandon(
     ledger: LedgerFile,
     entry: Annotated[int, Parameter(name="ENTRY", help="Number of the entry, as `cpsgd budget show` has it.")],
@@ -238,7 +238,7 @@ def abandon(
     _answer(json, data, output.facts([("given up", f"entry {entry}"), *_rows(total)]))
 
 
-@command(app, "cpsgd budget witness ledger.sqlite", name="witness")
+@command(app, "cpsgd budget witness budget.ledger", name="witness")
 def show_line(
     ledger: LedgerFile,
     /,
@@ -268,7 +268,7 @@ def show_line(
         print(seen)
 
 
-@command(app, "cpsgd budget report ledger.sqlite --identity office.key --out report.json")
+@command(app, "cpsgd budget report budget.ledger --identity office.key --out report.json")
 def report(
     ledger: LedgerFile,
     /,

@@ -104,42 +104,21 @@ class ColumnOptions:
     @property
     def whose(self) -> dict[str, Any]:
         """The user, the groups and the neighbours, for `cpsgd.statistics`."""
-        found: dict[str, Any] = {"user": self.user, "missing": self._missing, "neighbours": self.neighbours}
+        found: dict[str, Any] = {
+            "user": self.user,
+            "missing": split_missing(self.missing),
+            "neighbours": self.neighbours,
+        }
         if self.group_by is None:
             return found
-        parts = [part.partition("=") for part in self.group_by.split(";")]
-        listed = [bool(equals) for _, equals, _ in parts]
-        if not all(column.strip() for column, _, _ in parts) or (any(listed) and not all(listed)):
-            raise ParameterError(
-                "Expected --group-by as COLUMN=GROUP,GROUP;COLUMN=GROUP,GROUP where groups are known, or COLUMN;COLUMN "
-                "where they are to be found."
-            )
-        names = [column.strip() for column, _, _ in parts]
-        if all(listed):
-            groups = {name: split_names(text) for name, (_, _, text) in zip(names, parts, strict=True)}
-            return found | {"group_by": groups}
-        return found | {"group_by": names, "groups_per_user": self.groups_per_user}
-
-    @property
-    def _missing(self) -> str | float | None:
-        if self.missing is None or self.missing in ("drop", "bounds"):
-            return self.missing
-        try:
-            return float(self.missing)
-        except ValueError:
-            return self.missing
+        groups = split_groups(self.group_by)
+        more = {"groups_per_user": self.groups_per_user} if isinstance(groups, list) else {}
+        return found | {"group_by": groups} | more
 
     @property
     def about(self) -> dict[str, Any]:
         """Columns and bounds, for `cpsgd.statistics`."""
-        bounds: dict[str, tuple[float, float]] = {}
-        for entry in [] if self.bounds is None else split_names(self.bounds):
-            name, _, ends = entry.rpartition("=")
-            low, colon, high = ends.partition(":")
-            if not name or not colon or name in bounds:
-                raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
-            bounds[name] = (_number("--bounds", low), _number("--bounds", high))
-        return {"columns": self.names, "bounds": bounds or None}
+        return {"columns": self.names, "bounds": split_bounds(self.bounds)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +217,7 @@ def histogram(
     if names is None or len(names) != 1:
         raise ParameterError("Expected --columns to name the one column of the histogram.")
     bins: dict[str, Any] = {
-        "edges": None if edges is None else [_number("--edges", edge) for edge in split_names(edges)],
+        "edges": None if edges is None else split_numbers("--edges", edges),
         "categories": None if categories is None else split_names(categories),
     }
     release("histogram", file, chosen, column=names[0], **bins, rows_per_user=rows_per_user)
@@ -253,7 +232,7 @@ def quantiles(
     bins: Annotated[int, WHOLE, Parameter(help="Bins that the bounds are divided into.")] = 512,
 ) -> None:
     """Find quantiles of a table's columns, so that (ε, δ) protects each user."""
-    ranks = [_number("--quantiles", each) for each in split_names(quantiles)]
+    ranks = split_numbers("--quantiles", quantiles)
     release("quantiles", file, chosen, quantiles=ranks, **chosen.columns.about, bins=bins)
 
 
@@ -287,7 +266,7 @@ def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -
     if chosen.json:
         output.show_json({"file": file, "out": result.out, "plot": result.plot, **found.to_dict()})
     else:
-        output.show(_facts(found, result))
+        output.show(facts_of(found, result))
     if failure is not None:
         raise failure
 
@@ -301,7 +280,7 @@ def _save(found: Statistic, result: ResultOptions) -> None:
         draw_values(found, result.plot)
 
 
-def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
+def facts_of(found: Statistic, result: ResultOptions = NO_RESULT) -> list[tuple[str, str]]:
     """Returns the rows of a result's table."""
     rows = found.rows()
     values = [
@@ -312,7 +291,7 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         values.append(("…", f"{len(rows) - _SHOWN:,} more; --out or --json has all"))
     bounds = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in found.bounds.items())
     return [
-        (found.statistic, f"of {_many(found)}, intervals hold with {100 * found.confidence:g} %"),
+        (found.statistic, f"of {_many(found)}, intervals {_held(found)}"),
         *values,
         *([("bounds", bounds)] if bounds else []),
         *[
@@ -326,6 +305,10 @@ def _facts(found: Statistic, result: ResultOptions) -> list[tuple[str, str]]:
         *([] if result.out is None else [("values", str(result.out))]),
         *([] if result.plot is None else [("picture", str(result.plot))]),
     ]
+
+
+def _held(found: Statistic) -> str:
+    return f"{'are estimates for' if found.details else 'hold with'} {100 * found.confidence:g} %"
 
 
 def _many(found: Statistic) -> str:
@@ -343,12 +326,51 @@ def _written(found: Statistic, path: Path) -> bytes:
     return text.getvalue().encode()
 
 
+def split_bounds(text: str | None) -> dict[str, tuple[float, float]] | None:
+    """Returns the bounds of columns, or raises `ParameterError`."""
+    bounds: dict[str, tuple[float, float]] = {}
+    for entry in [] if text is None else split_names(text):
+        name, _, ends = entry.rpartition("=")
+        low, colon, high = ends.partition(":")
+        if not name or not colon or name in bounds:
+            raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
+        bounds[name] = (_number("--bounds", low), _number("--bounds", high))
+    return bounds or None
+
+
+def split_groups(text: str) -> dict[str, list[str]] | list[str]:
+    """Returns columns with their groups, or columns alone, or raises `ParameterError`."""
+    parts = [part.partition("=") for part in text.split(";")]
+    listed = [bool(equals) for _, equals, _ in parts]
+    if not all(column.strip() for column, _, _ in parts) or (any(listed) and not all(listed)):
+        raise ParameterError(
+            "Expected --group-by as COLUMN=GROUP,GROUP;COLUMN=GROUP,GROUP where groups are known, or COLUMN;COLUMN "
+            "where they are to be found."
+        )
+    if not all(listed):
+        return [column.strip() for column, _, _ in parts]
+    return {column.strip(): split_names(names) for column, _, names in parts}
+
+
+def split_missing(text: str | None) -> str | float | None:
+    """Returns what a missing value counts as: a word, or a number."""
+    try:
+        return text if text is None else float(text)
+    except ValueError:
+        return text
+
+
 def split_names(text: str) -> list[str]:
     """Returns the texts between commas, or raises `ParameterError` if one is empty."""
     names = [part.strip() for part in text.split(",")]
     if not all(names):
         raise ParameterError(f"Expected names or numbers separated by commas, got {text!r}.")
     return names
+
+
+def split_numbers(option: str, text: str) -> list[float]:
+    """Returns the numbers between commas, or raises `ParameterError`."""
+    return [_number(option, each) for each in split_names(text)]
 
 
 def _number(option: str, text: str) -> float:

@@ -30,7 +30,10 @@ _TABLE = (
     *("--epsilon", "--delta", "--columns", "--bounds", "--user", "--group-by", "--missing", "--rows-per-user"),
     *("--edges", "--categories", "--quantiles", "--bins", *_BUDGET, *_RESULT),
 )
-_POINTS = ("--clusters", "--components", "--epsilon", "--delta", "--radius", "--iterations", *_BUDGET, *_RESULT)
+_POINTS = (
+    *("--clusters", "--components", "--epsilon", "--delta", "--bounds", "--radius", "--user", "--missing", "--rounds"),
+    *(*_BUDGET, *_RESULT),
+)
 
 TABLE = {
     "mean": Command(
@@ -63,16 +66,22 @@ TABLE = {
         "cpsgd table quantiles people.csv --columns age --bounds age=0:120 --epsilon 1 --delta 1e-6",
         _TABLE,
     ),
+    "report": Command(
+        "report:run",
+        "Answer several questions about a table in one pass, so that (ε, δ) of all together protects each user.",
+        'cpsgd table report people.csv "mean age=0:100" "count smokes by sex=f,m" --epsilon 1',
+        ("--epsilon", "--delta", "--user", "--rows-per-user", "--missing", *_BUDGET, "--json"),
+    ),
     "kmeans": Command(
         "unsupervised:kmeans",
         "Find the centres of clusters of a table's rows, so that (ε, δ) protects each row.",
-        "cpsgd table kmeans points.npy --clusters 3 --epsilon 2 --delta 1e-6",
+        "cpsgd table kmeans people.csv --clusters 3 --bounds age=0:100,pay=0:1e5 --epsilon 2 --delta 1e-6",
         _POINTS,
     ),
     "pca": Command(
         "unsupervised:pca",
         "Find the directions of largest variance of a table's rows, so that (ε, δ) protects each row.",
-        "cpsgd table pca points.npy --components 2 --epsilon 2 --delta 1e-6",
+        "cpsgd table pca people.csv --components 1 --bounds age=0:100,pay=0:1e5 --epsilon 2 --delta 1e-6",
         _POINTS,
     ),
 }
@@ -163,10 +172,12 @@ COMMANDS = {
     "budget": Command(
         "budget:app",
         "Keep privacy budgets on a durable ledger.",
-        "cpsgd budget create ledger.sqlite --population patients --epsilon 4 --delta 1e-6",
+        "cpsgd budget create budget.ledger --population patients --epsilon 4 --delta 1e-6",
     ),
     "dashboard": Command(
-        "dashboard:run", "Plan, watch runs, and read budgets and audits in the browser.", "cpsgd dashboard runs"
+        "dashboard:run",
+        "Plan, watch runs and two servers, and read budgets and audits in the browser.",
+        "cpsgd dashboard runs",
     ),
     "data": Command("data:app", "Bring data sets to this machine.", "cpsgd data mnist"),
 }

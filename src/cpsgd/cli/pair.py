@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.commands import COMMANDS
-from cpsgd.cli.frame import WHOLE, new_app
+from cpsgd.cli.frame import WHOLE, command, new_app
 from cpsgd.errors import CpsgdError, ParameterError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Rounds = Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=1), hel
 _AT_ONCE = 8
 
 
-@app.command
+@command(app, "cpsgd pair keys --rounds 10 --out helper-keys.json --public helper-public.json")
 def keys(
     *,
     out: Annotated[Path, options.file_option("Where the private keys go, a new file that only you may read.")],
@@ -54,7 +54,10 @@ def keys(
     output.answer(json, {"keys": count, "private": out, "public": public}, output.facts(rows))
 
 
-@app.command
+@command(
+    app,
+    "cpsgd pair create --protocol protocol.json --leader https://a.example --helper https://b.example --out task",
+)
 def create(
     *,
     protocol: options.ProtocolFile,
@@ -152,19 +155,19 @@ else:
     Server = Annotated[_server_options(), options.FLAT]
 
 
-@app.command
+@command(app, "cpsgd pair leader --task task.json --secrets leader.json --keys leader-keys.json --store leader.db")
 def leader(*, server: Server) -> None:
     """Run the server that clients send to, until Ctrl-C."""
     _run("leader", server)
 
 
-@app.command
+@command(app, "cpsgd pair helper --task task.json --secrets helper.json --keys helper-keys.json --store helper.db")
 def helper(*, server: Server) -> None:
     """Run the other server, until Ctrl-C."""
     _run("helper", server)
 
 
-@app.command
+@command(app, "cpsgd pair submit vector.npy --task task.json --identity me.key --upload sent.bin")
 def submit(
     vector: Annotated[Path, Parameter(name="VECTOR", help="An .npy, .npz or .csv file with one vector.")],
     /,
@@ -209,7 +212,7 @@ def submit(
     output.answer(json, {"verdict": verdict, "upload": upload}, output.facts([("report", verdict)]))
 
 
-@app.command
+@command(app, "cpsgd pair collect --task task.json --secrets collector.json --round 0 --out mean.npy")
 def collect(
     *,
     task: TaskFile,
@@ -241,7 +244,7 @@ def collect(
     output.answer(json, {"round": round, "reports": count, "out": out}, output.facts(rows))
 
 
-@app.command
+@command(app, "cpsgd pair demo --clients 300")
 def demo(
     *,
     clients: Annotated[int, WHOLE, Parameter(validator=validators.Number(gte=20, lte=5000), help="Clients.")] = 300,

@@ -56,7 +56,8 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Find the best protocol for your requirements: its mechanism, parameters, proved ε and expected error."""
-    from cpsgd.planner import Requirements, plan_for
+    from cpsgd.planner import Requirements
+    from cpsgd.planner.planning import plan_for
 
     _files.check_picture(plot)
     if out is not None:

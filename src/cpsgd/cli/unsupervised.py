@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from cpsgd.cli import _files, options, output
-from cpsgd.cli.columns import NO_BUDGET, TABLE, Budgets, split_names
+from cpsgd.cli.columns import NO_BUDGET, TABLE, Budgets, facts_of, split_bounds, split_missing, split_names
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
 
@@ -20,30 +20,41 @@ class PointOptions:
     """The points that a table holds.
 
     Attributes:
-        radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without looking
-            at the data.
-        columns: Named columns that are the coordinates, separated by commas.
+        bounds: Public bounds of the columns that are coordinates, as age=0:100,income=0:1e5; values beyond are moved to
+            them, and each column has equal weight. Choose them without looking at the data.
+        radius: Instead of --bounds: public bound on a point's norm; points beyond are moved to the ball's surface. 1 if
+            neither is given.
+        columns: Named columns that are the coordinates, separated by commas; those with bounds if not given.
         user: The column that says whose a row is: a client's point is the mean of their rows.
+        missing: A missing value counts as: bounds (their middle), or a value.
         key: Name of the array in an .npz file that holds several.
     """
 
-    radius: float = 1.0
+    bounds: Annotated[str | None, Parameter(group=TABLE, allow_repeating=False)] = None
+    radius: float | None = None
     columns: Annotated[str | None, Parameter(group=TABLE)] = None
     user: Annotated[str | None, Parameter(group=TABLE)] = None
+    missing: Annotated[str | None, Parameter(group=TABLE)] = None
     key: str | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments for `cpsgd.statistics`."""
-        named = {} if self.columns is None else {"columns": split_names(self.columns), "user": self.user}
-        return {"radius": self.radius, **named}
+        bounds = split_bounds(self.bounds)
+        radius = 1.0 if self.radius is None and bounds is None else self.radius
+        names = None if self.columns is None else split_names(self.columns)
+        about = {"columns": names, "user": self.user, "missing": split_missing(self.missing)}
+        return {"bounds": bounds, "radius": radius, **about}
 
     def read(self, file: Path) -> tuple[Any, int, int]:
         """Returns an array of points or a table, with the number of rows and of coordinates."""
-        if self.columns is None:
+        named = self.arguments["columns"] or self.arguments["bounds"]
+        if named is None:
             rows = _files.open_rows(file, self.key)
             if self.user is not None or rows.named:
-                raise ParameterError(f"{file}: name the columns that are coordinates with --columns; an id is not one.")
+                raise ParameterError(
+                    f"{file}: name the columns that are coordinates with --bounds or --columns; an id is not one."
+                )
             points = _files.read_points(rows)
             return points, *points.shape
         if self.key is not None:
@@ -51,20 +62,11 @@ class PointOptions:
         from cpsgd.tables import open_table
 
         table = open_table(file)
-        return table, table.rows, len(split_names(self.columns))
-
-    def of_clients(self, source: Any) -> Any:
-        """Returns one point per client, for measurements without privacy."""
-        if self.columns is None:
-            return source
-        from cpsgd.statistics.points import people_in_ball
-
-        return self.radius * people_in_ball(source, split_names(self.columns), self.user, self.radius)
+        return table, table.rows, len(named)
 
 
 Points = Annotated[PointOptions, options.FLAT]
 _ANY_POINTS = PointOptions()
-_HIDDEN = "not shown: it depends on the points, and the budget does not pay for it"
 
 
 def kmeans(
@@ -86,44 +88,26 @@ def kmeans(
 ) -> None:
     """Find the centres of clusters of a table's rows, so that (ε, δ) protects each row.
 
-    Lloyd's algorithm, each round a private mean. This is a simulation: here the inertia can be measured, because one
-    machine holds all points. With --ledger it is not shown, for no budget covers it.
+    Lloyd's algorithm, each round a private mean. Messages of all clients are simulated.
     """
     _files.check_vector_output(out, file)
     source, rows, dim = points.read(file)
-    from cpsgd.statistics.clusters import inertia
-    from cpsgd.statistics.clusters import kmeans as find
+    from cpsgd.statistics import kmeans as find
 
     arguments = {**vars(cost), **budget.arguments, **points.arguments, "rounds": rounds, "seed": seed}
     with output.warnings_shown(), output.progress(rounds * rows) as advance:
         found = find(source, clusters, **arguments, advance=advance)
     with _files.paid(budget.ledger is not None):
         _files.write_vector(out, found.centres.astype("float32"))
-    measured = None if budget.ledger else inertia(points.of_clients(source), found.centres)
-    where = {"file": file, "out": out, "dim": dim, "radius": points.radius}
-    data = {
-        "clusters": clusters,
-        "rounds": rounds,
-        "sizes": found.sizes.tolist(),
-        "deviations": found.deviations.tolist(),  # infinite, in JSON null, for a centre without points
-        "noise_share": found.noise_share,
-        "inertia": measured,
-        "total_bits_per_client": found.bits_per_client,
-    }
     alive = found.sizes > 0
     deviation = f"about {found.deviations[alive].max():.3g} by noise, at most" if alive.any() else "unknown"
-    shown = (
-        "" if measured is None else f"{measured:.6g} measured, {measured / found.plan.protocol.clients:.4g} per client"
-    )
     facts = [
         ("rounds", f"{rounds}, every client in each"),
-        ("sent in all", f"{found.bits_per_client // 8:,} bytes per client"),
         ("sizes", ", ".join(f"{size:,.0f}" for size in found.sizes) + " clients, noise included"),
         ("centres off", f"{deviation}; that is {100 * found.noise_share:.2f} % of how far they are apart"),
-        ("inertia", shown or _HIDDEN),
         ("centres", str(out)),
     ]
-    _answer(json, found, where, data, facts, shown and "inertia")
+    _answer(json, found, {"file": file, "out": out, "coordinates": dim, "clusters": clusters}, facts)
 
 
 def pca(
@@ -144,69 +128,35 @@ def pca(
 ) -> None:
     """Find the directions of largest variance of a table's rows, so that (ε, δ) protects each row.
 
-    The covariance in one private round. This is a simulation: here the angle to the exact components can be measured,
-    because one machine holds all points. With --ledger it is not shown, for no budget covers it.
+    The covariance in one private round. Messages of all clients are simulated.
     """
     _files.check_vector_output(out, file)
     source, rows, dim = points.read(file)
-    from cpsgd.statistics.components import exact_components, subspace_angle
-    from cpsgd.statistics.components import pca as find
+    from cpsgd.statistics import pca as find
 
     arguments = {**vars(cost), **budget.arguments, **points.arguments, "mean": [0.0] * dim if centred else None}
     with output.progress(rows) as advance:
         found = find(source, components, **arguments, advance=advance)
     with _files.paid(budget.ledger is not None):
         _files.write_vector(out, found.components.astype("float32"))
-    expected, measured = math.degrees(found.expected_angle), None
-    if not budget.ledger:
-        exact = exact_components(points.of_clients(source), components)
-        measured = math.degrees(subspace_angle(exact, found.components))
     total = found.total_variance
-    where = {"file": file, "out": out, "dim": dim, "radius": points.radius}
-    data = {
-        "components": components,
-        "mean": found.mean.tolist(),
-        "variances": found.variances.tolist(),
-        "total_variance": total,
-        "angle_degrees": {"measured": measured, "expected": expected},
-    }
     # With much noise the total may come out negative.
     explained = f"{100 * found.variances.sum() / total:.1f} % of the variance" if total > 0 else "unknown"
-    shown = "" if measured is None else f"{measured:.3g}° measured to the exact components, {expected:.3g}° expected"
     facts = [
         ("variances", ", ".join(f"{value:.4g}" for value in found.variances) + ", noise included"),
         ("explained", explained),
-        ("angle", shown or _HIDDEN),
+        ("angle", f"{math.degrees(found.expected_angle):.3g}° expected to the exact components"),
         ("components", str(out)),
     ]
-    _answer(json, found, where, data, facts, shown and "angle")
+    _answer(json, found, {"file": file, "out": out, "coordinates": dim, "components": components}, facts)
 
 
-def _answer(
-    json: bool,
-    found: Any,
-    where: dict[str, Any],
-    data: dict[str, Any],
-    facts: list[tuple[str, str]],
-    measured: str,
-) -> None:
-    """Prints the result as JSON (`where` and `data`) or for people (`facts`, with a note on what was measured)."""
-    protocol, error = found.plan.protocol, found.plan.error
-    where |= {"clients": protocol.clients}
-    privacy, privacy_facts = output.guaranteed(found.guarantee)
+def _answer(json: bool, found: Any, where: dict[str, Any], facts: list[tuple[str, str]]) -> None:
+    """Prints the result as JSON (with `where`) or for people (`facts`)."""
+    protocol = found.plan.protocol
+    sent = {"rounds": found.plan.rounds, "total_bits_per_client": found.bits_per_client}
     if json:
-        name = "squared_error_per_round" if "rounds" in data else "squared_error"
-        errors = {name: {"expected": error.total, **asdict(error)}}
-        output.show_json({"simulation": True, **where, **data, **output.sent(protocol), **privacy, **errors})
+        output.show_json({"simulation": True, **where, **sent, **output.sent(protocol), **found.to_dict()})
         return
-    clients = "{clients:,} with a point of {dim:,} coordinates each, in a ball of radius {radius:g}"
-    note = f"a simulation: all points were on this machine, which is how the {measured} could be measured"
-    output.show(
-        [
-            ("clients", clients.format_map(where)),
-            *output.sent_facts(protocol),
-            *privacy_facts,
-            *facts,
-            *([("note", note)] if measured else []),
-        ]
-    )
+    in_all = [("sent in all", f"{found.bits_per_client // 8:,} bytes per client")]
+    output.show([*facts_of(found), *output.sent_facts(protocol), *in_all, *facts])

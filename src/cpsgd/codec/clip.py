@@ -137,3 +137,18 @@ def apart(distance: float, *, dim: int, clip_norm: float, unit: float) -> float:
     real = max(distance, clip_norm) * unit
     # The factor covers numbers that vanish in float32, 2^-126 each, and the float64 arithmetic of this line.
     return (real + math.sqrt(dim) + _FLOAT_SLACK * clip_norm * unit) * (1.0 + 2.0**-40)
+
+
+def l1_apart(distance: float, *, dim: int, unit: float) -> float:
+    """Returns the largest L1 distance of the grid points of two vectors this far apart, rounded up; unrotated.
+
+    The bound is (1 + 2^-16) distance · unit + d: each coordinate of each vector goes to the grid by at most ½. Clipping
+    to the norm and `enforce` multiply a vector by a number below 1, which brings two vectors no further apart than they
+    are, or than one of them is from zero. docs/proofs/nearer-vectors.md has the proof.
+
+    Args:
+        distance: The largest sum of absolute differences of two vectors, zero among them.
+        dim: d.
+        unit: Grid points per unit of the vectors.
+    """
+    return (distance * unit * (1.0 + _FLOAT_SLACK) + dim) * (1.0 + 2.0**-40)

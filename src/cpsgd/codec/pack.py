@@ -109,9 +109,11 @@ def backward(payload: bytes | memoryview | NDArray[np.uint8], count: int, radix:
         ValueRangeError: No integers below `radix` pack to these bytes.
     """
     data = np.frombuffer(payload, dtype=np.uint8)
-    check(data, count, radix, radix)
+    _check_size(data, count, radix)
     values = np.empty(count, dtype=np.uint32)
     kernels.unpack(data, *grouping(radix).arguments(count), values)
+    if count and int(values.max()) >= radix:
+        raise ValueRangeError(f"The value at position {np.argmax(values >= radix)} is not below {radix}.")
     return values
 
 
@@ -121,18 +123,22 @@ def check(payload: NDArray[np.uint8], count: int, radix: int, limit: int) -> Non
     Raises:
         ValueRangeError: The payload has another length, a value is too large, or a bit after the last one is set.
     """
+    _check_size(payload, count, radix)
     groups = grouping(radix)
-    bits = groups.total_bits(count)
-    if payload.size != -(-bits // 8):
-        raise ValueRangeError(f"{count} values below {radix} take {-(-bits // 8)} bytes, not {payload.size}.")
-    if bits % 8 and payload[-1] >> bits % 8:
-        raise ValueRangeError("A padding bit after the last value is set.")
     # Every pattern of bits is a value where the radix is a power of two and all of it is allowed.
     if limit == radix == 1 << groups.bits and groups.digits == 1:
         return
     position = kernels.find_out_of_range(payload, *groups.arguments(count), limit, count)
     if position < count:
         raise ValueRangeError(f"The value at position {position} is not below {limit}.")
+
+
+def _check_size(payload: NDArray[np.uint8], count: int, radix: int) -> None:
+    bits = grouping(radix).total_bits(count)
+    if payload.size != -(-bits // 8):
+        raise ValueRangeError(f"{count} values below {radix} take {-(-bits // 8)} bytes, not {payload.size}.")
+    if bits % 8 and payload[-1] >> bits % 8:
+        raise ValueRangeError("A padding bit after the last value is set.")
 
 
 # ---------------------------------------------------------------------- formats of payloads

@@ -75,9 +75,9 @@ class RunMemory(NoiseMemory):
         self.rotation_round(round)
         return self.of.lineages.noise(seeds, round, dim)
 
-    def simulated(self, seed: int | None) -> SimulatedLineages:
+    def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedLineages:
         """Returns the state of a run whose sums are simulated."""
-        return SimulatedLineages(self.of, seed)
+        return SimulatedLineages(self.of, seed, restart_every)
 
     # ------------------------------------------------------------------ rounds of the run
 

@@ -44,9 +44,10 @@ _BLOCK = 1 << 16
 class Slots:
     """Keys of the noise Z of the latest rounds of a run, one for each."""
 
-    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None) -> None:
-        """Begins a run; with a seed, its keys follow from that."""
+    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None, restart_every: int | None = None) -> None:
+        """Begins a run; with a seed, its keys follow from that. Lineages start anew every `restart_every` rounds."""
         self._bands, self._rounds, self._seed = mechanism.bands, mechanism.run_length, seed
+        self._restart_every = restart_every or mechanism.run_length
         self._keys: dict[int, bytes] = {}
         self._next = 0
 
@@ -56,7 +57,7 @@ class Slots:
         Raises:
             ParameterError: Without a seed: the round's noise was drawn before, or that of a later one.
         """
-        first = max(0, round - self._bands + 1)
+        first = max(round - round % self._restart_every, round - self._bands + 1)
         if self._seed is not None:
             return {number: self._seeded(number) for number in range(first, round + 1)}
         if round < self._next:
@@ -95,9 +96,9 @@ class Slots:
 class SimulatedLineages(Simulated):
     """The state of a run whose sums are simulated: keys of its rounds, and noise that was drawn from them."""
 
-    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None) -> None:
+    def __init__(self, mechanism: CorrelatedGaussian, seed: int | None, restart_every: int | None) -> None:
         """Begins a run; with a seed, its noise follows from that."""
-        self._mechanism, self.slots = mechanism, Slots(mechanism, seed)
+        self._mechanism, self.slots = mechanism, Slots(mechanism, seed, restart_every)
         self.parts = {"lineages": self.slots}
         self._host: SummedLineages | None = None
         self._device: DeviceLineages | None = None

@@ -22,6 +22,7 @@ from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import ParameterError, RoundRefusedError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.memory import NoiseMemory
+from cpsgd.neighbours import Participation
 
 Turn = tuple[str, int]
 """The engine's name of a run, and the number of a round of it that was answered."""
@@ -64,16 +65,17 @@ class RunRules:
         """Returns the protocol's number of a round. A federation's first is 1; that of a run with a memory is 0."""
         return round - 1 if self.memory.one_event else round
 
-    def check_plan(self, rounds: int, participation: str) -> None:
+    def check_plan(self, rounds: int, participation: Participation, *, examples: bool) -> None:
         """Raises `ParameterError` if a federation cannot run a plan for this number of rounds and participation."""
         if rounds > self.memory.rounds:
             raise ParameterError(
                 f"The plan has {rounds} rounds, and its noise is correlated over {self.memory.rounds}; plan again."
             )
-        if not self.memory.one_event and participation != "every":
+        allowed = ("every", "poisson") if examples else ("every",)
+        if not self.memory.one_event and participation.scheme not in allowed:
             raise ParameterError(
-                f"The plan is for participation {participation!r}, and here the same nodes may be in every round; plan "
-                'with participation="every".'
+                f"The plan is for participation '{participation}', and here the same nodes may be in every round; plan "
+                'with participation="every", or for single examples with "poisson:RATE".'
             )
 
     def check_announced(self, rounds: int, *, examples: bool, disjoint: bool) -> None:

@@ -17,11 +17,13 @@ from cpsgd.errors import CpsgdError
 if TYPE_CHECKING:
     from uvicorn import Server
 
+    from cpsgd.dashboard.pair_page import PairWatch
+
 HOST = "127.0.0.1"
 """Where the dashboard listens, and nowhere else."""
 
 
-def prepare(folder: Folder, listening: socket.socket) -> tuple[Server, str]:
+def prepare(folder: Folder, listening: socket.socket, pair: PairWatch | None = None) -> tuple[Server, str]:
     """Returns a server on a bound socket, and the address to open, which holds a new token."""
     from uvicorn import Config, Server
 
@@ -36,7 +38,7 @@ def prepare(folder: Folder, listening: socket.socket) -> tuple[Server, str]:
             super().handle_exit(sig, frame)
 
     port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
-    dashboard = Dashboard(folder)
+    dashboard = Dashboard(folder, pair)
     config = Config(
         dashboard.app(token=token, port=port),
         access_log=False,
@@ -48,8 +50,8 @@ def prepare(folder: Folder, listening: socket.socket) -> tuple[Server, str]:
     return Ending(config), f"http://{HOST}:{port}/?{TOKEN}={token}"
 
 
-def serve(path: Path, port: int, tell: Callable[[str], None]) -> None:
-    """Serves the dashboard of a folder until Ctrl-C; `tell` is given the address to open.
+def serve(path: Path, port: int, tell: Callable[[str], None], pair: PairWatch | None = None) -> None:
+    """Serves the dashboard of a folder, and of a task's servers, until Ctrl-C; `tell` is given the address to open.
 
     Raises:
         CpsgdError: What it needs is not installed, the folder does not exist, or the port is taken.
@@ -65,7 +67,7 @@ def serve(path: Path, port: int, tell: Callable[[str], None]) -> None:
                 f"Port {port} cannot be used: {error.strerror}. Leave --port out for a free one."
             ) from None
         try:
-            server, address = prepare(folder, listening)
+            server, address = prepare(folder, listening, pair)
         except ImportError as error:
             raise CpsgdError(f"The dashboard needs {error.name}: pip install 'cpsgd[dashboard]'.") from None
         listening.listen()

@@ -1,4 +1,4 @@
-"""The dashboard as a web application: four tabs, and streams of their changes."""
+"""The dashboard as a web application: five tabs, and streams of their changes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -24,6 +25,9 @@ from cpsgd.dashboard.plan_page import PlanQuestion
 from cpsgd.dashboard.worker import Worker
 from cpsgd.errors import CpsgdError, DataError
 
+if TYPE_CHECKING:
+    from cpsgd.dashboard.pair_page import PairWatch
+
 # Seconds: for a plan with its frontier, for a ledger (no other is begun after as many), and between two looks at a
 # run's folder.
 _PLANNING, _VERIFYING, _LOOK = 120.0, 60.0, 1.0
@@ -36,8 +40,8 @@ Event = tuple[str, object]
 class Dashboard:
     """The pages of a folder, with two worker processes and a memory of answers."""
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+    def __init__(self, folder: Folder, pair: PairWatch | None = None) -> None:
+        self._folder, self._pair = folder, pair
         self._planner, self._verifier = Worker(), Worker()
         self._answers: OrderedDict[PlanQuestion, list[Event]] = OrderedDict()
         self._ending = False
@@ -60,6 +64,8 @@ class Dashboard:
             "/run/report.html": self.report,
             "/budget": self.budget,
             "/audit": self.audit,
+            "/pair": self.two_servers,
+            "/pair/events": self.pair_events,
             f"/static/{pages.STYLE}": _static(pages.STYLE, "text/css"),
             f"/static/{pages.SCRIPT}": _static(pages.SCRIPT, "text/javascript"),
         }
@@ -228,6 +234,22 @@ class Dashboard:
         found, failed = await asyncio.to_thread(audits.read_all, self._folder)
         shown = [(audit, audit.claims_chart, audit.rates_chart) for audit in found]
         return _page("audit.html", tab="audit", folder=str(self._folder.root), audits=shown, failed=failed)
+
+    # ------------------------------------------------------------------ two servers
+
+    async def two_servers(self, request: Request) -> Response:
+        """Shows the servers of the task that the dashboard was started with."""
+        shown = {"task": None} if self._pair is None else await self._pair.look()
+        return _page("pair.html", tab="pair", **shown)
+
+    async def pair_events(self, request: Request) -> Response:
+        """Streams both servers' progress."""
+        return _stream(_replayed([("done", "")]) if self._pair is None else self._pair_watched(self._pair))
+
+    async def _pair_watched(self, pair: PairWatch) -> AsyncGenerator[Event, None]:
+        while not self._ending:
+            await asyncio.sleep(_LOOK)
+            yield "update", {"live": pages.render("pair_live.html", **await pair.look())}
 
 
 def _page(template: str, **context: object) -> Response:

@@ -1,4 +1,8 @@
-"""`example_sum`: the sum of clipped gradients that a silo sends where single examples are protected."""
+"""`example_sum`: the sum of clipped gradients that a silo sends where single examples are protected.
+
+Where examples are drawn for a round, what the sum is made of must not be seen from outside. So as many gradients are
+computed in every round as may ever be drawn: the time it takes does not depend on the draw.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.federation.messages import unflatten
+from cpsgd.neighbours import Participation
+from cpsgd.privacy.one_example import most_drawn
+from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +31,7 @@ def example_sum(
     *,
     clip_norm: object,
     examples: int,
+    rate: float,
 ) -> dict[str, NDArray[Any]]:
     """Returns the sum of the examples' clipped gradients, named like the model's trainable parameters.
 
@@ -34,14 +42,33 @@ def example_sum(
         labels: Their classes.
         clip_norm: Of the protocol that the client has accepted.
         examples: The most examples that count: of more of them the first ones.
+        rate: The probability with which each of them is drawn; 1 takes all.
     """
     from cpsgd.learning.datasets.populations import Batch
     from cpsgd.learning.example_sums import ExampleSums
     from cpsgd.learning.gradients import ClientUpdates
     from cpsgd.learning.models import trainable
 
-    sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), examples)
-    batch = Batch(features, labels, np.array([len(labels)], dtype=np.int64))
-    (vector,) = next(iter(sums.chunks(batch)))
+    count, most = min(len(labels), examples), most_drawn(examples, Participation("poisson", rate))
+    chosen = drawn(count, rate)[:most]
+    others = np.zeros(most - len(chosen) if count and rate < 1.0 else 0, dtype=np.int64)
+    rows = np.concatenate([chosen, others])
+    sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), most)
+    batch = Batch(features[rows], labels[rows], np.array([len(chosen), len(others)], dtype=np.int64))
+    vector, _ = (row for part in sums.chunks(batch) for row in part)
     like = {name: np.empty(parameter.shape, np.float32) for name, parameter in trainable(model).items()}
     return unflatten(vector, like)
+
+
+def drawn(count: int, rate: float) -> NDArray[np.int64]:
+    """Returns the numbers below `count` that are drawn, each by itself with probability `rate`, rounded down.
+
+    Draws are secret: they come from a fresh cryptographic stream, and nothing of them is kept.
+
+    Example:
+        >>> drawn(4, 1.0), len(drawn(1000, 0.5)) < 1000
+        (array([0, 1, 2, 3]), True)
+    """
+    if rate >= 1.0:
+        return np.arange(count)
+    return np.flatnonzero(Keystream().take(8 * count).view("<u8") < np.uint64(int(rate * 2.0**64)))

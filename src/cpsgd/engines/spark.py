@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
-from cpsgd.errors import ColumnError
+from cpsgd.errors import ColumnError, TableError
 from cpsgd.statistics import Job, Partial, Statistic, prepare
 from cpsgd.statistics.one_machine import StatisticOptions
 from cpsgd.statistics.rows import RowQuestion
@@ -18,8 +18,8 @@ from cpsgd.tables import text_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Parts of a table by user, for each of Spark's partitions; a part is in an executor's memory.
-_PARTS = 4
+# Column with the number of a part of the users, and parts for each of Spark's partitions, so that these are alike.
+_PART, _PARTS = "cpsgd part of users", 16
 
 
 def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOptions]) -> Statistic:
@@ -47,13 +47,16 @@ def sums(frame: DataFrame, job: Job) -> Partial:
     if missing := [name for name in names if name not in frame.columns]:
         raise ColumnError(f"The frame has no column {missing[0]!r}; it has {', '.join(frame.columns[:20])}.")
     chosen = frame.select(*(_column(name).alias(name) for name in names))
-    if job.user is None:
-        found = chosen.mapInArrow(lambda batches: _of_batches(job, batches), "sums string")
-    else:
-        # Spark promises that all rows of one key are in one call, however it plans the shuffle.
-        keyed = chosen.groupBy(_part(chosen, job.user))
-        found = keyed.applyInArrow(lambda table: _of_table(job, table), "sums string")
-    return job.merged([Partial.from_json(row["sums"]) for row in found.collect()])
+    if job.user is not None:
+        # Spark changes no partitions whose number is given. Were it otherwise, a part would come twice.
+        partitions = _partitions(frame)
+        part = _part(chosen, job.user, _PARTS * partitions)
+        chosen = chosen.withColumn(_PART, part).repartition(partitions, _PART)
+    rows = chosen.mapInArrow(lambda batches: _summed(job, batches), "sums string, parts array<bigint>").collect()
+    seen = [part for row in rows for part in row["parts"]]
+    if len(set(seen)) < len(seen):
+        raise TableError("Spark gave rows of one user to two tasks. Nothing was released.")
+    return job.merged([Partial.from_json(row["sums"]) for row in rows])
 
 
 def to_frame(found: Statistic, frame: DataFrame) -> DataFrame:
@@ -74,7 +77,13 @@ def _column(name: str) -> Column:
     return functions.col(_quoted(name))
 
 
-def _part(frame: DataFrame, user: str) -> Column:
+def _partitions(frame: DataFrame) -> int:
+    """Returns the number of partitions that rows are divided into by user."""
+    partitions = str(frame.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+    return int(partitions) if partitions.isdecimal() else 200
+
+
+def _part(frame: DataFrame, user: str, parts: int) -> Column:
     """Returns the number of the part that a row's user is in."""
     from pyspark.sql import functions
     from pyspark.sql.types import IntegralType
@@ -83,9 +92,7 @@ def _part(frame: DataFrame, user: str) -> Column:
     if not isinstance(frame.schema[user].dataType, IntegralType):
         # "7", " 7" and "7.0" are one user.
         key = functions.udf(_text, "string", useArrow=False)(key)
-    partitions = str(frame.sparkSession.conf.get("spark.sql.shuffle.partitions"))
-    parts = _PARTS * (int(partitions) if partitions.isdecimal() else 200)
-    return functions.pmod(functions.xxhash64(key), functions.lit(parts)).alias("cpsgd part of users")
+    return functions.pmod(functions.xxhash64(key), functions.lit(parts))
 
 
 def _text(user: object) -> str:
@@ -93,19 +100,20 @@ def _text(user: object) -> str:
     return text_of(bytes(user) if isinstance(user, bytearray) else user)
 
 
-def _of_table(job: Job, table: Any) -> Any:
-    """Returns the sums over the users of an Arrow table as a table of one text."""
+def _summed(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields the sums over a task's rows as one text, with the parts of users that they are of."""
     import pyarrow
+    from pyarrow import compute
 
-    return pyarrow.table({"sums": [job.partial(table.select(list(job.columns))).to_json()]})
-
-
-def _of_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the sums over rows that are each a user's."""
-    import pyarrow
-
-    found = job.empty()
-    for batch in batches:
-        if batch.num_rows:
-            found = found.merge(job.partial(pyarrow.Table.from_batches([batch])))
-    yield pyarrow.RecordBatch.from_pydict({"sums": [found.to_json()]})
+    found, parts = job.empty(), []
+    if job.user is None:
+        for batch in batches:
+            if batch.num_rows:
+                found = found.merge(job.partial(pyarrow.Table.from_batches([batch])))
+    elif held := [batch for batch in batches if batch.num_rows]:
+        table = pyarrow.Table.from_batches(held)
+        parts = compute.unique(table[_PART]).to_pylist()
+        found = job.partial(table.select(list(job.columns)))
+    yield pyarrow.RecordBatch.from_arrays(
+        [pyarrow.array([found.to_json()]), pyarrow.array([parts], pyarrow.list_(pyarrow.int64()))], ["sums", "parts"]
+    )

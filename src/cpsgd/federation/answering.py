@@ -174,6 +174,10 @@ class ClientSession:
         return Pair(reply, prepared).to_bytes()
 
     def _answer(self, asked: Request, train: Train, *, ahead: bool = False) -> bytes:
+        if self._task is not None and not (asked.stage is Stage.UPLOAD and asks_for_one(asked.payload)):
+            raise RoundRefusedError(
+                f"This client's operator has set {TASK_KEY}: it sends to the two servers of that task and nobody else."
+            )
         if asked.stage is Stage.UPLOAD:
             return self._upload(asked, train)
         if asked.stage is Stage.ADVERTISE:

@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -284,9 +285,25 @@ def session_identifier(run: str, round: int, *, ahead: bool = False) -> bytes:
     return hashlib.sha256(f"cpsgd session {run} {round}{' ahead' if ahead else ''}".encode()).digest()[:16]
 
 
+_Read = TypeVar("_Read")
+
+
+def _file(read: Callable[[Path], _Read], path: object) -> _Read:
+    """Reads an identity or a roster; the server is told what goes wrong, so no path is named and nothing quoted."""
+    try:
+        return read(Path(str(path)))
+    except (IdentityFileError, OSError, ValueError) as error:
+        raise RoundRefusedError(
+            f"This client cannot use its identity or its roster ({type(error).__name__})."
+        ) from None
+
+
 @dataclass(frozen=True)
 class Signing:
-    """The key that a client signs with, and the keys whose signatures it takes; neither without a roster."""
+    """The key that a client signs with, and the keys whose signatures it takes.
+
+    Without a roster there is neither, and with a task of two servers only the key.
+    """
 
     identity: Ed25519PrivateKey | None = field(default=None, repr=False)
     roster: frozenset[bytes] | None = field(default=None, repr=False)
@@ -302,19 +319,20 @@ class Signing:
         paths = [settings.get(key) for key in (IDENTITY_KEY, ROSTER_KEY)]
         if paths == [None, None]:
             return cls()
+        if settings.get(TASK_KEY) is not None:
+            # Two servers have the roster of their task, and take one report of a sender in a round.
+            if paths[1] is not None:
+                raise RoundRefusedError(
+                    f"This client has {TASK_KEY}, whose servers know who may send: drop {ROSTER_KEY}."
+                )
+            return cls(_file(read_identity, paths[0]))
         if not all(isinstance(path, str) and path for path in paths):
             raise RoundRefusedError(f"This client needs both {IDENTITY_KEY} and {ROSTER_KEY}, each the name of a file.")
         if settings.get(MEMORY_KEY) is None:
             raise RoundRefusedError(
                 f"This client has a roster and needs {MEMORY_KEY} as well: it could be made to sign twice without."
             )
-        try:
-            identity, roster = read_identity(Path(str(paths[0]))), read_roster(Path(str(paths[1])))
-        except (IdentityFileError, OSError, ValueError) as error:
-            # The server is told this text, so it names no path and quotes nothing.
-            raise RoundRefusedError(
-                f"This client cannot use its identity or its roster ({type(error).__name__})."
-            ) from None
+        identity, roster = _file(read_identity, paths[0]), _file(read_roster, paths[1])
         if public_bytes(identity) not in roster:
             raise RoundRefusedError("This client's identity is not on its own roster.")
         return cls(identity, roster)

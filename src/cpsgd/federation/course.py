@@ -196,7 +196,7 @@ class Course(Generic[Node]):
             raise ParameterError(
                 "measures and adaptive clipping are about whole clients, and single examples are protected here."
             )
-        if extras is not None and protocol.replace_one_distance is not None:
+        if extras is not None and protocol.distance_reason is not None:
             raise ParameterError(
                 "The plan has a replace_one_distance, and what rides on the updates is further apart than they are: "
                 "plan without one."

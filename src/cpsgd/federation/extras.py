@@ -28,6 +28,9 @@ from cpsgd.protocol import Protocol
 
 Vector = NDArray[np.float32]
 
+# The factor, either way, by which a norm may adapt unless other limits are set.
+_FARTHEST = 10.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
@@ -37,9 +40,9 @@ class AdaptiveClip:
         initial: The norm of the first round.
         quantile: γ, the share of updates that shall not be clipped.
         rate: η, by which the norm moves.
-        lowest: The smallest norm, or None. The count is of hidden bits: one client that lies can move the norm by a
-            factor of e^(±η/2) or so in every round, up to these limits.
-        highest: The largest norm, or None.
+        lowest: The smallest norm; by default a tenth of the first. The count is of hidden bits: one client that lies
+            can move the norm by a factor of e^(±η/2) or so in every round, up to these limits. 0 lifts this one.
+        highest: The largest norm; by default ten times the first. Infinity lifts it.
     """
 
     initial: float
@@ -60,7 +63,8 @@ class AdaptiveClip:
 
     @property
     def _limits(self) -> tuple[float, float]:
-        return 0.0 if self.lowest is None else self.lowest, math.inf if self.highest is None else self.highest
+        low = self.initial / _FARTHEST if self.lowest is None else self.lowest
+        return low, self.initial * _FARTHEST if self.highest is None else self.highest
 
     def following(self, clip: float, unclipped: float) -> float:
         """Returns the next round's norm, from this one's and the estimated share of updates within it."""
@@ -113,7 +117,7 @@ class Extras:
         """
         if examples is not None:
             raise RoundRefusedError("Nothing rides on sums of single examples, which are protected here.")
-        if protocol.replace_one_distance is not None:
+        if protocol.distance_reason is not None:
             raise RoundRefusedError("Nothing rides on updates that are accounted for by their distance.")
 
     def encode(self, update: Vector, metrics: Mapping[str, object], clip_norm: float) -> Vector:
@@ -130,7 +134,8 @@ class Extras:
     def decode(self, mean: Vector, clip_norm: float) -> tuple[Vector, float | None, dict[str, float]]:
         """Returns the mean update, the share of updates within `clip` (None without one), and the means of the metrics.
 
-        All are estimates: with the noise a share may be below 0 or above 1, and a metric outside its range.
+        All are estimates. With the noise a share may be below 0 or above 1. A metric is cut to its range, within which
+        the truth lies; a client that lies moves it no further.
         """
         dim = len(mean) - self.size
         update = mean[:dim] * ((self.clip or clip_norm) / (self.share * clip_norm))
@@ -140,7 +145,10 @@ class Extras:
         return (
             update,
             unclipped,
-            {name: low + 0.5 * (high - low) * (sign + 1.0) for (name, (low, high)), sign in ranges},
+            {
+                name: low + 0.5 * (high - low) * (min(max(sign, -1.0), 1.0) + 1.0)
+                for (name, (low, high)), sign in ranges
+            },
         )
 
     def to_json(self) -> str:

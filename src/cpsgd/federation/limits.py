@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from cpsgd import _plain, _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.correlated.turns import RunRules, run_rules
-from cpsgd.errors import CpsgdError, FingerprintError, ParameterError, RoundRefusedError, WireError
-from cpsgd.neighbours import Adjacency
+from cpsgd.errors import ConditionError, CpsgdError, FingerprintError, ParameterError, RoundRefusedError, WireError
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
 from cpsgd.secagg import SecureParameters, risk
@@ -49,10 +49,11 @@ class Limits:
         colluding: Other clients whose noise does not count: they may tell it to the server, and each of them knows
             its own and sees the next model. So at least one.
         adjacency: "replace-one" or "zero-out": which data sets are neighbours.
-        examples: Protects single examples, and no more of them than this in a client's sum; None protects the whole
-            client.
+        examples: Protects single examples, of which the client has no more than this; None protects the whole client.
         disjoint: With `examples`: each of them is in at most one round of a run, which the train function sees to (a
             share of the examples for each round). Needed where the noise is correlated for that.
+        rate: With `examples`: the probability with which each of them is drawn for a round, in secret, by `silo_sum`.
+            Less noise then keeps the same ε (docs/proofs/sampled-examples.md). Needs adjacency="zero-out".
         min_clients: The fewest clients in a sum.
         fingerprint: `Protocol.fingerprint` of the one protocol that is accepted, or None.
 
@@ -72,6 +73,7 @@ class Limits:
     min_clients: int = 2
     fingerprint: bytes | None = None
     disjoint: bool = field(default=False, repr=False)  # `digest` rests on how limits were written before
+    rate: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -83,12 +85,21 @@ class Limits:
             _validate.integer("rounds", self.rounds, low=1)
         if self.examples is not None:
             _validate.integer("examples", self.examples, low=1)
-        elif self.disjoint:
-            raise ParameterError("disjoint is about the examples of a client: give examples, too.")
+        elif self.disjoint or self.rate != 1.0:
+            raise ParameterError("disjoint and rate are about the examples of a client: give examples, too.")
+        if self.rate != 1.0:
+            self.sampling.check(self.adjacency)
+            if self.disjoint:
+                raise ParameterError("Examples that are drawn by chance are not disjoint: give rate or disjoint.")
         _validate.integer("colluding", self.colluding, low=1)
         _validate.integer("min_clients", self.min_clients, low=2)
         # As plain text: `digest` rests on how a client's limits are written, and clients' memories on the digest.
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency).value)
+
+    @property
+    def sampling(self) -> Participation:
+        """The rounds that an example, or the whole client, is in where noise is independent."""
+        return Participation.poisson(self.rate) if self.rate != 1.0 else Participation.every()
 
     def check(self, protocol: Protocol, *, rounds: int, surviving: int) -> None:
         """Checks that a run of `rounds` rounds, each with at least `surviving` clients, is acceptable.
@@ -110,7 +121,7 @@ class Limits:
         rules = run_rules(protocol.mechanism)
         rules.check_announced(rounds, examples=self.examples is not None, disjoint=self.disjoint)
         if self.examples is not None:
-            _check_examples(protocol, self.examples)
+            _check_examples(protocol, self.examples, self.sampling)
         if self.epsilon is None or self.delta is None:
             return
         # Imported here, for a client without a limit is a process per message that needs no accountant.
@@ -120,7 +131,7 @@ class Limits:
             run = Run.of(
                 self.believed(protocol),
                 rounds=rounds,
-                participation=rules.participation,
+                participation=rules.participation if self.rate == 1.0 else self.sampling,
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,
@@ -155,7 +166,7 @@ class Limits:
         """Returns the protocol without a promise, and without a distance that is only the server's word."""
         protocol = replace(protocol, promise=None)
         if self.fingerprint is None:
-            protocol = replace(protocol, replace_one_distance=None, distance_reason=None)
+            protocol = replace(protocol, replace_one_distance=None, replace_one_l1_distance=None, distance_reason=None)
         return protocol
 
     def check_secure(
@@ -187,18 +198,29 @@ class Limits:
 
     def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
         """Returns 16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
-        disjoint = " disjoint" if self.disjoint else ""
-        text = f"cpsgd limits v1 {self!r}{disjoint} {protocol.fingerprint.hex()} {rounds} {surviving}"
+        added = " disjoint" if self.disjoint else "" if self.rate == 1.0 else f" rate={self.rate!r}"
+        text = f"cpsgd limits v1 {self!r}{added} {protocol.fingerprint.hex()} {rounds} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
 
 
-def _check_examples(protocol: Protocol, examples: int) -> None:
-    """Refuses a round in which the privacy of a single example cannot be proved, even if no limit on ε is set."""
-    from cpsgd.privacy.one_example import example_protocol
+def _check_examples(protocol: Protocol, examples: int, sampling: Participation) -> None:
+    """Refuses a round in which the privacy of a single example cannot be proved, even if no limit on ε is set.
 
+    Nor may the server promise another rate than that by which this client draws: one of them would be wrong.
+    """
+    from cpsgd.privacy.one_example import example_protocol, most_drawn
+
+    planned = 1.0 if protocol.promise is None else protocol.promise.conditions.participation.rate
+    if planned != sampling.rate and (sampling.sampled or planned != 1.0):
+        raise RoundRefusedError(
+            f"The server's plan is for examples drawn with probability {planned:g}, and this client draws each of its "
+            f"own with {sampling.rate:g}: plan with participation='poisson:{sampling.rate:g}', or set rate={planned:g}."
+        )
     try:
-        example_protocol(protocol, examples)
-    except ParameterError as error:
+        if sampling.sampled:
+            protocol.mechanism.memory.check_run(1, sampling)
+        example_protocol(protocol, most_drawn(examples, sampling))
+    except (ConditionError, ParameterError) as error:
         raise RoundRefusedError(f"The server's protocol does not protect single examples: {error}") from None
 
 
@@ -212,21 +234,23 @@ class RoundKind:
     Attributes:
         protocol: Its parameters as JSON, without a replace-one distance that is only the server's word.
         surviving: The fewest clients whose sum it may have ended with.
-        examples: The most examples of a client's sum, or 0 where whole clients were protected.
+        examples: The most examples of the client, or 0 where whole clients were protected.
+        rate: The probability with which each example was drawn.
     """
 
     protocol: str
     surviving: int
     examples: int
+    rate: float = 1.0
 
     @classmethod
     def of(cls, limits: Limits, protocol: Protocol, surviving: int) -> RoundKind:
         """Returns the kind of round that a client with these limits is asked for."""
-        return cls(limits.believed(protocol).to_json(), surviving, limits.examples or 0)
+        return cls(limits.believed(protocol).to_json(), surviving, limits.examples or 0, limits.rate)
 
     def to_text(self) -> str:
-        """Returns it as one line."""
-        return _plain.canonical(_plain.to_dict(self))
+        """Returns it as one line; a rate only where there is one, so that older memories read the same."""
+        return _plain.canonical(_plain.to_dict(self, without=["rate"] if self.rate == 1.0 else []))
 
     @classmethod
     def from_text(cls, text: str) -> RoundKind:
@@ -236,7 +260,8 @@ class RoundKind:
             WireError: It is something else.
         """
         try:
-            return _plain.build(cls, _plain.parse(text, "A kind of round"))
+            data = _plain.parse(text, "A kind of round")
+            return _plain.build(cls, {"rate": 1.0, **data} if isinstance(data, dict) else data)
         except ParameterError:
             raise WireError("What this client remembers of its rounds is damaged.") from None
 
@@ -280,7 +305,13 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
             protocol = Protocol.from_json(each.protocol)
             # A client that protects itself as a whole counts what rounds for single examples cost a whole client.
             examples = each.examples if limits.examples is not None and each.examples else None
-            event = RoundEvent(protocol, survivors=each.surviving, colluding=limits.colluding, examples=examples)
+            event = RoundEvent(
+                protocol,
+                survivors=each.surviving,
+                participation="every" if examples is None or each.rate == 1.0 else Participation.poisson(each.rate),
+                colluding=limits.colluding,
+                examples=examples,
+            )
             for _ in range(count):
                 account.reserve(event, octave=_OCTAVE if changed else None)
         budget = Budget(
@@ -288,7 +319,7 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
             epsilon=limits.epsilon,
             delta=limits.delta,
             adjacency=Adjacency(limits.adjacency),
-            accounting="adaptive" if changed else "planned",
+            accounting=("adaptive-renyi" if limits.rate != 1.0 else "adaptive") if changed else "planned",
         )
         found = spent(budget, [account]).epsilon
     except CpsgdError as error:

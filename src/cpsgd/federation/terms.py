@@ -38,8 +38,8 @@ class Terms:
             released models, and each can subtract its own noise: the plan's guarantee must not count it.
         secure: Sums by secure aggregation. Without, the server sees each client's noisy message, and clients must
             agree to that.
-        examples: With a plan for single examples, how many a client's sum holds at most. Clients that are set up for
-            another number refuse.
+        examples: With a plan for single examples, how many a client has at most. Clients that are set up for another
+            number, or draw among them with another probability than the plan has, refuse.
         roster: Public keys of all clients, as many as the plan has. What clients sign is then signed by them, and not
             by keys that they make for a round. It protects clients that have the same roster; those without one refuse.
         ledger: Where every round's cost is written down before its mean is handed out.
@@ -63,7 +63,11 @@ class Terms:
         if self.pair is not None:
             object.__setattr__(self, "secure", False)
             self._check_pair(self.pair)
-        self.rules.check_plan(plan.rounds, str(plan.participation))
+        self.rules.check_plan(plan.rounds, plan.participation, examples=self.examples is not None)
+        if plan.participation.sampled and self.examples != plan.examples:
+            raise ParameterError(
+                f"The plan is for clients that draw among {plan.examples} examples, got examples={self.examples}."
+            )
         if plan.colluding < 1:
             raise ParameterError(
                 "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "

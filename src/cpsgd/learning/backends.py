@@ -6,6 +6,7 @@ asynchronous: it works on while the CPU prepares the next round, until it is ask
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.learning import devices, estimators
 from cpsgd.learning.cohorts import Cohorts
+from cpsgd.learning.coordinate_scales import CoordinateScales
 from cpsgd.learning.datasets.device_data import DeviceInfinite, on_device
 from cpsgd.learning.datasets.populations import Dataset, PartedDataset
 from cpsgd.learning.devices import enough_memory, own_code
@@ -31,9 +33,9 @@ from cpsgd.learning.option_groups import ClientOptions, RunOptions
 from cpsgd.learning.parallel import Processes, SharedRound, Simulator, own_device
 from cpsgd.learning.recorded import RecordedRound
 from cpsgd.mechanisms.memory import Simulated
-from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator, float_mean
 from cpsgd.simulation.device import DeviceRound, device_float_mean
+from cpsgd.simulation.products import Products
 
 _EXAMPLES_BYTES = 1 << 26
 # MiB that the clients computed together may take.
@@ -60,7 +62,9 @@ class Clipping:
         self._adaptive: AdaptiveClip | None = None
         self.norm: float | None = None
         if options.clip_quantile is not None:
-            self._adaptive = AdaptiveClip(initial=clip_norm, quantile=options.clip_quantile)
+            self._adaptive = AdaptiveClip(
+                initial=clip_norm, quantile=options.clip_quantile, lowest=0.0, highest=math.inf
+            )
             self.norm = self._adaptive.initial
 
     @property
@@ -72,14 +76,6 @@ class Clipping:
     def scale(self) -> float:
         """Factor that a decoded mean and its noise are multiplied by."""
         return 1.0 if self.norm is None else self.norm / (self._extras.share * self._most)
-
-    def check(self, protocol: Protocol | None) -> None:
-        """Raises `ParameterError` if the protocol's guarantee would not cover the count."""
-        if self.norm is not None and protocol is not None and protocol.replace_one_distance is not None:
-            raise ParameterError(
-                "The plan has a replace_one_distance, and with clip_quantile vectors are further apart than updates "
-                "are: plan without one."
-            )
 
     def rows(self, updates: Any) -> Any:
         """Returns clients' vectors for their updates, row by row; a row with NaN keeps it."""
@@ -115,6 +111,16 @@ class Clipping:
         return Extras(clip=self.norm)
 
 
+def _check_distance(clients: ClientOptions) -> None:
+    """Raises `ParameterError` if vectors are further apart than the updates whose distance a plan counts on."""
+    for name in ("clip_quantile", "rescale_every"):
+        if getattr(clients, name) is not None:
+            raise ParameterError(
+                f"The plan has a replace_one_distance, and with {name} vectors are further apart than updates are: "
+                "plan without one."
+            )
+
+
 def start(
     model: torch.nn.Module,
     loss: Loss,
@@ -134,6 +140,8 @@ def start(
     with enough_memory("the model", "use a smaller one."):
         model.to(device)
         updates = ClientUpdates(model, loss, clients, memory_limit=memory << 20)
+        if clients.rescale_every is not None:
+            updates.scales = CoordinateScales(model, every=clients.rescale_every)
     return (GpuBackend if gpu else CpuBackend)(dataset, updates, estimator, run.seed, device, clients, processes)
 
 
@@ -162,7 +170,8 @@ class CpuBackend:
             self._rows = ExampleSums(updates, self._clip_norm, clients.examples)
         self.clipping = Clipping(clients, self._clip_norm)
         protocol = estimators.protocol_of(estimator)
-        self.clipping.check(protocol)
+        if protocol is not None and protocol.distance_reason is not None:
+            _check_distance(clients)
         if protocol is not None and protocol.dim != self.dim:
             more = f", and one for clip_quantile makes {self.dim:,}" if self.clipping.size else ""
             raise ParameterError(
@@ -173,7 +182,9 @@ class CpuBackend:
         self._protocol = None if protocol is None else replace(protocol, promise=None)
         self.message_bytes = estimators.message_bytes(estimator, self.dim)
         self._seed = seed
-        self._noise = Simulated() if protocol is None else protocol.mechanism.memory.simulated(seed)
+        self._noise = Simulated()
+        if protocol is not None:
+            self._noise = protocol.mechanism.memory.simulated(seed, restart_every=clients.rescale_every)
         self._processes = processes
         self._slice = self._examples_held(dataset.feature_dim)
 
@@ -184,9 +195,10 @@ class CpuBackend:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Objects whose state a checkpoint holds, by name: the adaptive norm, and what the noise remembers."""
+        """Objects whose state a checkpoint holds, by name: the adaptive norm, scales, and what the noise remembers."""
         clip = {} if self.clipping.norm is None else {"clip": self.clipping}
-        return {**clip, **self._noise.parts}
+        scales = {} if self.updates.scales is None else {"scales": self.updates.scales}
+        return {**clip, **scales, **self._noise.parts}
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
         """Returns the clients of round `number` of `rounds`."""
@@ -207,6 +219,8 @@ class CpuBackend:
                         chunk = next(chunks, None)
                     if chunk is None:
                         break
+                    if self.updates.scales is not None and not isinstance(chunk, Products):
+                        chunk = self.updates.scales.divide(chunk)
                     simulator.add(self.clipping.rows(chunk))
             # The last process adds them: they are numbered after all others.
             if others is None or others.rank == others.size - 1:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.layers import MARGIN, NORMALISATIONS, Affine, Unit, Whole, rounding_share, run, sum_up, units_of
+from cpsgd.learning import device_sums
+from cpsgd.learning.layers import units_of
 from cpsgd.learning.models import check_model, trainable
+from cpsgd.learning.units import MARGIN, NORM_ROUNDING, Unit, rounding_share
+from cpsgd.simulation import device_kernels as kernels
 
 
 class ClippedSums:
@@ -46,6 +50,7 @@ class ClippedSums:
         self._units = {unit: {key: places[id(p)] for key, p in unit.parameters.items()} for unit in units_of(model)}
         if any(isinstance(unit.module.forward, _Forward) for unit in self._units):
             raise ParameterError("The model is private already: call detach() of the first, or use a new model.")
+        self._compiled = kernels.compiles(device)
         # What rounding may have moved the sum by, in clip norms.
         self._rounding = 0.0
         self._hooks: list[Any] = [
@@ -101,19 +106,34 @@ class ClippedSums:
                 f"{rows:,} examples in one pass are too many for this model: rounding in their sum could be felt. Give "
                 "a micro_batch, such as 256."
             )
-        norms = sum_up([unit.squared_norms() for unit in used]).sqrt() * scale
-        finite = torch.isfinite(norms)
-        # To ask a GPU whether all are finite takes longer than to set nothing to zero.
-        if self.total.is_cuda or not bool(finite.all()):
-            for unit in used:
-                unit.keep_finite(finite)
-        weights = (clip_norm * (1.0 - MARGIN) / norms).clamp(max=1.0) * scale
-        weights = torch.where(finite, weights, 0.0)
-        if count is not None:
-            weights[count:] = 0.0
+        most = clip_norm * (1.0 - MARGIN) / NORM_ROUNDING
+        count = rows if count is None else count
+        assert count is not None
+        norms = self._add(used, count, most, scale)
         for unit in used:
-            unit.add_weighted(weights, self._units[unit])
             unit.forget()
+        return norms * scale
+
+    def _add(self, used: list[Unit], count: int, most: float, scale: float) -> torch.Tensor:
+        """Adds the weighted gradients to the sum, and returns their norms."""
+        pieces = [(piece, self._units[unit]) for unit in used for piece in unit.pieces()]
+        rest = [norm for unit in used if (norm := unit.rest_norm()) is not None]
+        fused = self._compiled and 0 < len(pieces) <= device_sums.MOST_PIECES
+        if fused:
+            norms, weights = device_sums.add_weighted(pieces, rest, count=count, most=most, scale=scale)
+        else:
+            norms = torch.linalg.vector_norm(torch.stack([*(piece.norm() for piece, _ in pieces), *rest]), dim=0)
+            # A norm that is not a number has no weight; comparisons with it are false.
+            weights = torch.div(most, norms).clamp_(max=scale).nan_to_num_(nan=0.0)
+            weights[count:] = 0.0
+        finite: torch.Tensor | None = norms < math.inf
+        # To ask a GPU whether all are finite takes longer than to set nothing to zero.
+        if not self.total.is_cuda and bool((norms < math.inf).all()):
+            finite = None
+        for piece, sums in () if fused else pieces:
+            piece.add(weights, finite, sums)
+        for unit in used if rest else ():
+            unit.add_rest(weights, finite, self._units[unit])
         return norms
 
     @property
@@ -132,17 +152,12 @@ class _Forward:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         if not (torch.is_grad_enabled() and self._module.training):
             return self._own(*arguments, **options)
-        if torch.is_autocast_enabled(next(self._module.parameters()).device.type):
-            raise ParameterError("Private training computes in float32: leave out torch.autocast.")
         unit = self._unit
         for parameter in unit.parameters.values():
             parameter.grad = None  # that of the last step; none may come from this pass
-        if isinstance(unit, Whole):
-            return unit.call(*arguments, **options)
-        (x,) = (*arguments, *options.values())
-        if isinstance(unit, Affine):
-            x = NORMALISATIONS[type(self._module)](self._module, x)
-        return run(unit, x)
+        if torch.is_autocast_enabled(parameter.device.type):
+            raise ParameterError("Private training computes in float32: leave out torch.autocast.")
+        return unit.call(*arguments, **options)
 
 
 def _refuse(parameter: torch.Tensor) -> None:

@@ -32,7 +32,7 @@ from cpsgd.learning.run_account import SAMPLED_SIZES
 from cpsgd.learning.settings import AUTO, Settings, TaskOptions, without_privacy
 from cpsgd.learning.trainer import Trainer
 from cpsgd.planner import Plan, plan
-from cpsgd.planner.examples import plan_examples, sum_norm
+from cpsgd.planner.examples import check_participation, plan_examples, sum_norm
 from cpsgd.planner.passes import PassesPlan, plan_passes, schedule
 from cpsgd.planner.requirements import BEST
 from cpsgd.planner.target import Target
@@ -133,6 +133,8 @@ class Experiment:
             self.settings = settings = self._with_passes(settings)
         # The cohorts' sizes do not depend on the key.
         self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
+        if settings.examples is not None:
+            check_participation(self._cohorts.scheme)
         self._terms = Conditions.of(
             self._surviving,
             rounds=settings.rounds,

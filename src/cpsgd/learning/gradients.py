@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.learning.architecture import ModelTraits, check_memory, count_activations, repeats
+from cpsgd.learning.coordinate_scales import CoordinateScales
 from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.dense import dense_factors, dense_layers, scaling, write_dense_gradients
 from cpsgd.learning.models import Loss, check_model, trainable
@@ -46,7 +47,11 @@ class ClientUpdates:
 
     Attributes:
         dim: Number of trainable parameters, d.
+        scales: What rows are to be divided by; `products` have it in their factors. None where they are sent as they
+            are.
     """
+
+    scales: CoordinateScales | None = None
 
     def __init__(
         self,
@@ -202,7 +207,10 @@ class ClientUpdates:
         return Layout(tuple((layer.out_features, layer.in_features) for layer in self._layers))
 
     def products(self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]) -> Products | None:
-        """Returns all updates as factors of outer products; None if the model is not dense or counts differ from 1."""
+        """Returns all updates, divided by the scales, as factors of outer products.
+
+        Returns None if the model is not dense, or if counts differ from 1.
+        """
         layout = self.layout
         if self._layers is None or layout is None or len(counts) == 0 or not (counts == 1).all():
             return None
@@ -214,6 +222,8 @@ class ClientUpdates:
         else:
             self._scaling.write(features.flatten(1), parts[0])
         dense_factors(self._layers, labels, parts[::2], parts[1::2])
+        if self.scales is not None:
+            factors.mul_(self.scales.inverse_factors)
         return Products(layout, factors)
 
     def _write(self, features: torch.Tensor, labels: torch.Tensor, out: torch.Tensor) -> None:

@@ -76,12 +76,15 @@ class ClientOptions(OptionGroup):
         clip_quantile: Clip updates to a norm that follows this quantile of their norms (Andrew et al., 2021), starting
             from the clip norm. The same guarantee covers the count this takes; a plan's dimension is one more than the
             model's.
+        rescale_every: Rounds between changes of the coordinates' scales, which follow the size of earlier means: noise
+            then falls where gradients are large. Correlated noise starts anew at each change. None scales nothing.
     """
 
     local_steps: int = 1
     local_lr: float | None = None
     examples: int | None = None
     clip_quantile: float | None = None
+    rescale_every: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +92,10 @@ class ClientOptions(OptionGroup):
             _validate.probability("clip_quantile", self.clip_quantile)
             if self.examples is not None:
                 raise ParameterError("clip_quantile is about whole clients, and examples protects single examples.")
+        if self.rescale_every is not None:
+            _validate.integer("rescale_every", self.rescale_every, low=1)
+            if self.examples is not None:
+                raise ParameterError("rescale_every is about whole clients, and examples protects single examples.")
         if self.local_lr is not None:
             _validate.positive("local_lr", self.local_lr)
         if _validate.integer("local_steps", self.local_steps, low=1) > 1 and self.local_lr is None:

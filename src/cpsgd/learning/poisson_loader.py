@@ -78,6 +78,8 @@ class PoissonLoader:
             name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")
         }
         self._loader: Any = torch.utils.data.DataLoader(dataset, batch_sampler=_Batches(self), **options)
+        if _are_tensors(loader):
+            self._loader = _Tensors(dataset.tensors, self)
 
     def __len__(self) -> int:
         return self.steps
@@ -110,6 +112,24 @@ class PoissonLoader:
             words = stream.take(8 * count).view("<u8")
             found.append(np.flatnonzero(words < np.uint64(self._threshold)) + start)
         return own.start + own.step * np.concatenate(found)
+
+
+def _are_tensors(loader: Any) -> bool:
+    """Returns whether a loader does nothing but to stack examples of a `TensorDataset`."""
+    plain = loader.collate_fn is torch.utils.data.default_collate and not loader.num_workers and not loader.pin_memory
+    return plain and type(loader.dataset) is torch.utils.data.TensorDataset
+
+
+class _Tensors:
+    """Batches of tensors, picked at once instead of one example after the other, on the tensors' device."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...], of: PoissonLoader) -> None:
+        self._tensors, self._of = tensors, of
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        for numbers in self._of.batches():
+            chosen = torch.tensor(numbers)
+            yield [tensor[chosen.to(tensor.device)] for tensor in self._tensors]
 
 
 class _Batches:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,26 +22,18 @@ from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.audit.one_run import OneRunReport
-from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.learning import export
 from cpsgd.learning.canaries import Canaries, write
 from cpsgd.learning.clipped_sums import ClippedSums
-from cpsgd.learning.layers import MARGIN
+from cpsgd.learning.loop_account import Schedule, epsilon_of, factors_of, least_multiplier
 from cpsgd.learning.models import trainable
 from cpsgd.learning.poisson_loader import MicroBatch, PoissonLoader
-from cpsgd.learning.sum_noise import VARIATION, SumNoise, gaussian_mu
+from cpsgd.learning.sum_noise import SumNoise
+from cpsgd.learning.units import MARGIN
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.accountant import COARSE, FINE, Rounds, composed_epsilon
 from cpsgd.promise import Claim
 
-Schedule = Callable[[int], float]
-"""From the number of a step, from 0, to a factor of the noise, or to a clip norm."""
-
-# Noise multipliers that are tried.
-_LEAST, _MOST = 0.05, 1e5
-# Multipliers that differ by less than this factor count as one: each takes its own time to account for.
-_SAME = 1.01
-_CLOSE = 1e-3
 _VERSION = 1
 
 CITATION = (
@@ -118,10 +110,10 @@ def make_private(
     loader = PoissonLoader(data_loader, micro_batch=micro_batch, share=processes)
     steps = math.ceil(_validate.positive("epochs", epochs) * loader.steps - 1e-9)
     dim = sum(p.numel() for p in trainable(model).values())
-    factors = _factors(noise_schedule, steps)
+    factors = factors_of(noise_schedule, steps)
     if noise_multiplier is None:
         assert epsilon is not None
-        noise_multiplier = _multiplier(_validate.positive("epsilon", epsilon), delta, factors, loader.rate, dim)
+        noise_multiplier = least_multiplier(_validate.positive("epsilon", epsilon), delta, factors, loader.rate, dim)
     else:
         _validate.positive("noise_multiplier", noise_multiplier)
     return Private(
@@ -163,6 +155,7 @@ class Private:
             raise ParameterError("LBFGS takes several gradients per step: use another optimizer of torch.optim.")
         self._parameters = list(trainable(model).values())
         self._owned = {id(p) for p in self._parameters}
+        self._sizes = [p.numel() for p in self._parameters]
         if any(p.requires_grad for p in self._strange(optimizer)):
             raise ParameterError(
                 "The optimizer has parameters that are not the model's: make it from model.parameters()."
@@ -367,13 +360,12 @@ class Private:
             for parameter in self._parameters:
                 parameter.grad = None
             return
-        mean = self._release(norm) / self._loader.expected
-        sizes = [parameter.numel() for parameter in self._parameters]
-        for parameter, own in zip(self._parameters, torch.split(mean, sizes), strict=True):
-            parameter.grad = own.view(parameter.shape).to(parameter.dtype)
+        parts = torch.split(self._release(norm), self._sizes)
+        for parameter, own in zip(self._parameters, parts, strict=True):
+            parameter.grad = own.view(parameter.shape)
 
     def _release(self, clip_norm: float) -> torch.Tensor:
-        """Returns the noisy sum of the batch, the same in all processes; the step is counted before."""
+        """Returns the noisy mean of the batch, the same in all processes; the step is counted before."""
         total = self._sums.total
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
         if together:
@@ -382,65 +374,17 @@ class Private:
         self.steps += 1
         if self._canaries is not None:
             self._canaries.add_to(total, clip_norm * (1.0 - MARGIN), self._loader.rate)
-        noisy = total.clone() if self._noise is None else self._noise.added(total, multiplier * clip_norm)
+        if self._noise is None:
+            mean = torch.empty_like(total, dtype=torch.float32)
+        else:
+            mean = self._noise.added(total, multiplier * clip_norm, self._loader.expected)
         if together:
-            torch.distributed.broadcast(noisy, 0)
+            torch.distributed.broadcast(mean, 0)
         self._forget()
-        return noisy
+        return mean
 
     def _epsilon(self, steps: int) -> float:
-        return _epsilon(Counter(self._multipliers[:steps]), self.delta, self._loader.rate, self.dim, FINE)
-
-
-# ------------------------------------------------------------------ accounting
-
-
-def _epsilon(multipliers: Counter[float], delta: float, rate: float, dim: int, interval: float) -> float:
-    """Returns ε of steps, as many for each noise multiplier as it counts."""
-    rounds = [
-        Rounds(gaussian_mu(multiplier, dim), count=count, variation=dim * VARIATION)
-        for multiplier, count in sorted(multipliers.items())
-    ]
-    return composed_epsilon(
-        rounds, delta=delta, participation=Participation.poisson(max(rate, 1e-7)), interval=interval
-    )
-
-
-def _multiplier(epsilon: float, delta: float, factors: list[float], rate: float, dim: int) -> float:
-    """Returns the least noise multiplier with which all steps cost at most ε, to within a thousandth."""
-    counted = Counter(factors)
-
-    def affordable(multiplier: float, interval: float) -> bool:
-        tried = Counter({multiplier * factor: count for factor, count in counted.items()})
-        try:
-            return _epsilon(tried, delta, rate, dim, interval) <= epsilon
-        except ConditionError:
-            return False
-
-    low = high = 1.0
-    while low > _LEAST and affordable(low, COARSE):
-        low, high = 0.5 * low, low
-    while not affordable(high, COARSE):
-        low, high = high, 2.0 * high
-        if high > _MOST:
-            raise InfeasibleError(
-                f"No noise keeps ε = {rounded_up(epsilon)} at δ = {delta:g} for {len(factors):,} steps and {dim:,} "
-                "parameters: allow more, or train for fewer epochs."
-            )
-    while high > (1.0 + _CLOSE) * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if affordable(middle, COARSE) else (middle, high)
-    while not affordable(high, FINE):
-        high *= 1.0 + _CLOSE
-    return high
-
-
-def _factors(schedule: Schedule | None, steps: int) -> list[float]:
-    """Returns the factor of the noise in each step, rounded to powers of 1.01."""
-    if schedule is None:
-        return [1.0] * steps
-    found = [_validate.positive("noise_schedule", schedule(step)) for step in range(steps)]
-    return [_SAME ** round(math.log(factor) / math.log(_SAME)) for factor in found]
+        return epsilon_of(Counter(self._multipliers[:steps]), self.delta, self._loader.rate, self.dim)
 
 
 def _processes(model: torch.nn.Module) -> tuple[int, int]:

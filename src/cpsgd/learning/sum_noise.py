@@ -22,9 +22,12 @@ from numpy.typing import NDArray
 
 from cpsgd._torch import torch
 from cpsgd.correlated.draws import FINER_BITS, draw
+from cpsgd.errors import ParameterError
+from cpsgd.learning import device_noise
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, GRID_VARIANCE, GRID_VARIATION, LEAST_RATIO, SMOOTHING
 from cpsgd.randomness import Keystream
+from cpsgd.simulation import device_kernels as kernels
 
 # X's deviation in cells: the more, the finer the grid.
 _RATIO = 15.0
@@ -51,30 +54,52 @@ def gaussian_mu(noise_multiplier: float, dim: int) -> float:
 
 
 class SumNoise:
-    """The noise of sums of one length. Threads draw it before it is asked for; every draw is used once."""
+    """The noise of sums of one length; every draw is used once.
+
+    A GPU draws it where its kernels run (`cpsgd.learning.device_noise`). Elsewhere threads of the CPU draw it before it
+    is asked for.
+    """
 
     def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
-        """Starts the threads, and the first draw; `device` is that of the sums."""
+        """`device` is that of the sums."""
         self.dim = dim
         self._device = torch.device(device)
-        self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+        self._on_device = kernels.compiles(self._device)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Starts threads, and their first draw, in this process."""
+        self._process = os.getpid()
+        self._pool = None if self._on_device else ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
         self._next = self._start()
 
-    def added(self, sums: torch.Tensor, deviation: float) -> torch.Tensor:
-        """Returns the sums, rounded to the grid, with noise of this standard deviation, in float64.
+    def added(self, sums: torch.Tensor, deviation: float, divisor: float = 1.0) -> torch.Tensor:
+        """Returns the sums, rounded to the grid, with noise of this standard deviation, over a divisor, in float32.
 
         The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which moves no
         two of them further apart. Up to 2^53 float64 numbers are exact integers, and so is the noisy sum.
+
+        Raises:
+            ParameterError: A CUDA graph is being recorded, which would repeat the noise.
         """
+        if sums.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ParameterError("A private step in a CUDA graph would repeat its noise: take steps outside of graphs.")
+        step = deviation / POINTS
+        if self._on_device:
+            return device_noise.noisy_mean(sums, step, divisor, ratios=(_RATIO, LEAST_RATIO), most=_MOST)
+        if os.getpid() != self._process:  # a forked child: its parent will use what was drawn
+            self._begin()
         drawn, parts = self._next
         for part in parts:
             part.result()
         noise = drawn.to(self._device, non_blocking=True)
         self._next = self._start()
-        step = deviation / POINTS
-        return (sums / step).nan_to_num_().clamp_(-_MOST, _MOST).round_().add_(noise).mul_(step)
+        points = (sums / step).nan_to_num_().clamp_(-_MOST, _MOST).round_().add_(noise)
+        return points.mul_(step).div_(divisor).float()
 
     def _start(self) -> tuple[torch.Tensor, list[Future[None]]]:
+        if self._pool is None:
+            return torch.empty(0), []
         # Pinned memory is copied to a GPU while the CPU goes on.
         drawn = torch.empty(self.dim, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         numbers = drawn.numpy()

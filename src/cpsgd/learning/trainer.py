@@ -236,7 +236,7 @@ class Trainer:
                 mean, noise_norm = self._charge_and_mean(number, clients[arrived[: len(clients)]], survivors)
                 if evaluated or not self._backend.asynchronous:
                     norm = float(torch.linalg.vector_norm(mean, dtype=torch.float64))
-                    signal_ratio = noise_norm / norm if norm > 0.0 else math.inf
+                    signal_ratio = float(noise_norm) / norm if norm > 0.0 else math.inf
                 with own_code("The optimizer or the schedule", _CHARGED):
                     self._server.step(mean, number)
         self.round = number + 1
@@ -311,11 +311,14 @@ class Trainer:
             "parameters": {name: list(p.shape) for name, p in trainable(self.model).items()},
             # Runs of earlier releases do not have it.
             **({} if clients.clip_quantile is None else {"clip_quantile": clients.clip_quantile}),
+            **({} if clients.rescale_every is None else {"rescale_every": clients.rescale_every}),
         }
 
     # ------------------------------------------------------------------ a round's parts
 
-    def _charge_and_mean(self, number: int, clients: NDArray[np.int64], survivors: int) -> tuple[torch.Tensor, float]:
+    def _charge_and_mean(
+        self, number: int, clients: NDArray[np.int64], survivors: int
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Adds up a round's updates, charges it, and only then computes its mean and the norm of its noise."""
         self.model.train()
         seed = None
@@ -331,7 +334,8 @@ class Trainer:
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
         clipping = self._backend.clipping
         noise_norm = summed.noise_norm() * factor * clipping.scale
-        return clipping.read(torch.as_tensor(summed.mean()) * factor), noise_norm
+        mean, scales = clipping.read(torch.as_tensor(summed.mean()) * factor), self._backend.updates.scales
+        return (mean, noise_norm) if scales is None else scales.read(mean, noise_norm, number)
 
     def _check_finite(self) -> None:
         if not self._server.is_finite():

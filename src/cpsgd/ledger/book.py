@@ -28,6 +28,7 @@ from cpsgd.ledger.signed_reports import signed_report
 from cpsgd.ledger.state import State, check_event, check_group
 from cpsgd.ledger.verification import Verification
 from cpsgd.ledger.witness import Line, Witness
+from cpsgd.neighbours import check_cohort
 from cpsgd.protocol import MAX_CLIENTS
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ class Ledger:
                 )
             protocol = known.event.protocol
             protocol.mechanism.memory.check_messages(survivors, protocol.clients)
+            check_cohort(known.event.taking_part, survivors, known.event.colluding, known.event.most_messages)
             draft.records.append({"kind": "release", "entry": known.number, "survivors": survivors})
         return draft.changed[-1]
 

@@ -142,7 +142,8 @@ class RoundEvent:
             client is in two of them*. Without a name the round is charged as if everybody were in it. Where noise is
             correlated over rounds, name the run here: its rounds are then one event, with the cost of the whole run.
             Without a name such a round is a run of its own.
-        examples: For populations whose unit is an example: the most examples of a client (`example_protocol`).
+        examples: For populations whose unit is an example: the most examples of a client. The participation is then
+            that of an example; with "poisson:RATE" clients draw among their own (docs/proofs/sampled-examples.md).
         overflow: Probability, added to δ, that the noise of a Poisson round depends on the draw, because more clients
             were drawn than there was room for.
         label: Text for people, kept in clear.
@@ -202,16 +203,21 @@ class RoundEvent:
             raise ParameterError("A partition is for rounds with participation 'once'; leave it out.")
         if self.examples is not None:
             _validate.integer("examples", self.examples, low=1, high=MAX_CLIENTS)
-            if self.taking_part.sampled:
+            if self.taking_part.scheme == "fixed-size":
                 raise ParameterError(
-                    "Example-level privacy is proved for participation 'once' and 'every' only: amplification by "
-                    "sampling clients speaks of whole clients."
+                    "Example-level privacy is proved for participation 'once', 'every' and 'poisson:RATE', where "
+                    f"clients draw among their own examples, not for {self.taking_part}."
                 )
 
     @property
     def taking_part(self) -> Participation:
         """`participation`, parsed."""
         return Participation.parse(self.participation)
+
+    @property
+    def most_messages(self) -> int:
+        """The most messages that the cost of a fixed-size cohort with colluders is proved for."""
+        return max(self.protocol.clients, self.survivors)
 
     @property
     def unit(self) -> Unit:

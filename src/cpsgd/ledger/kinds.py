@@ -12,8 +12,8 @@ from typing import Any, Self
 from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
 from cpsgd.ledger.entries import RoundEvent, name, read_protocol
-from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.one_example import example_protocol
+from cpsgd.neighbours import Adjacency, Participation, SeenSampling
+from cpsgd.privacy.one_example import example_protocol, most_drawn, overflow
 from cpsgd.promise import Surviving
 from cpsgd.protocol import MAX_CLIENTS, Protocol
 from cpsgd.run import Run
@@ -32,7 +32,7 @@ class EntryKind:
         examples: As in `RoundEvent`.
         honest: Messages whose noise counts.
         participation: Who takes part, as colluding clients know it; "every" wherever nobody is sampled.
-        overflow: As in `RoundEvent`.
+        overflow: As in `RoundEvent`, with the chance that a client draws too many examples.
         octave: As in `Entry`.
         reserved: For adaptive budgets: the fewest such messages that were reserved for.
     """
@@ -50,14 +50,15 @@ class EntryKind:
         """The protocol that is accounted."""
         if self.examples is None:
             return self.base
-        return _normal(example_protocol(self.base, self.examples))
+        return _normal(example_protocol(self.base, most_drawn(self.examples, self.participation)))
 
     @cached_property
-    def order(self) -> tuple[bytes, int, str, float, float, int, int]:
+    def order(self) -> tuple[bytes, int, str, float, float, int, int, str]:
         """A key for sorting, the same in every process."""
         octave = -1 if self.octave is None else self.octave
         who = self.participation
-        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, self.reserved or 0
+        reserved = self.reserved or 0
+        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, reserved, repr(who)
 
     @cached_property
     def apart_from_size(self) -> tuple[object, ...]:
@@ -86,7 +87,10 @@ class EntryKind:
     def from_dict(cls, data: object) -> EntryKind:
         """Returns the kind that `to_dict` wrote; raises `ParameterError` for anything else."""
         values = _plain.named("kind of round", data, ["protocol", *(field.name for field in fields(cls)[1:])])
-        kind = _plain.build(cls, values, base=_normal(read_protocol(values.pop("protocol"))[0]))
+        known: dict[str, Any] = {"base": _normal(read_protocol(values.pop("protocol"))[0])}
+        if isinstance(who := values["participation"], Mapping) and "largest" in who:
+            known["participation"] = SeenSampling.from_dict(values.pop("participation"))
+        kind = _plain.build(cls, values, **known)
         _validate.integer("honest", kind.honest, low=1, high=MAX_CLIENTS)
         _validate.fraction("overflow", kind.overflow)
         for field, high in (("examples", MAX_CLIENTS), ("octave", LAST_OCTAVE), ("reserved", kind.honest)):
@@ -102,9 +106,15 @@ Groups = frozenset[tuple[frozenset[EntryKind], int]]
 def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> EntryKind:
     """Returns the kind of a round with this many messages in its sum."""
     honest = survivors - event.colluding
-    # Noise of colluders does not count, and they know of themselves who was drawn. The kind has no colluders any more.
-    taking_part = event.taking_part.known_to(event.colluding, event.survivors)
-    sampled = taking_part.sampled and taking_part.rate < 1.0
+    # Noise of colluders does not count, and they know of themselves who was drawn, but not of others' examples. The
+    # kind has no colluders any more.
+    taking_part, lost = event.taking_part, event.overflow
+    if event.examples is None:
+        most = max(event.most_messages, survivors)
+        taking_part = taking_part.known_to(event.colluding, event.survivors, most)
+    else:
+        lost += overflow(event.examples, taking_part)
+    sampled = taking_part.sampled and event.taking_part.rate < 1.0
     # Each size is a certificate of its own, and with sampling a distribution, too. So sizes keep a few binary digits,
     # rounded down; but not below what was reserved, or a release could raise the total.
     step = 1 << max(0, honest.bit_length() - (6 if sampled else 10))
@@ -112,7 +122,7 @@ def kind_of(event: RoundEvent, survivors: int, octave: int | None = None) -> Ent
     participation = taking_part if sampled else _EVERY
     reserved = None if octave is None else event.survivors - event.colluding
     base = _normal(event.protocol)
-    return _unique(EntryKind(base, event.examples, honest, participation, event.overflow, octave, reserved))
+    return _unique(EntryKind(base, event.examples, honest, participation, lost, octave, reserved))
 
 
 @lru_cache(maxsize=256)

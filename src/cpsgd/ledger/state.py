@@ -32,7 +32,7 @@ from cpsgd.ledger.charging import most_covered
 from cpsgd.ledger.entries import Budget, Entry, RoundEvent, name
 from cpsgd.ledger.kinds import Account, EntryKind, Room, kind_of, octave_of
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Version of the text of snapshots. A ledger does not use a text of another version."""
 
 
@@ -260,12 +260,12 @@ class State:
         """Returns the state that `to_text` wrote, after the snapshot's own record."""
         try:
             data = json.loads(text)
-            if data["version"] not in (1, STATE_VERSION):
+            if data["version"] not in (1, 2, STATE_VERSION):
                 raise ParameterError("it was written by another release")
             protocols = data["protocols"]
             kinds = [EntryKind.from_dict({**kind, "protocol": protocols[kind["protocol"]]}) for kind in data["kinds"]]
-            if data["version"] == 1 and any(kind.participation.sampled for kind in kinds):
-                raise ParameterError("0.2.0 wrote it, which took too small rates for sampled rounds")
+            if data["version"] < STATE_VERSION and any(kind.participation.sampled for kind in kinds):
+                raise ParameterError("an earlier release wrote it, which counted sampled rounds in another way")
             budgets = [(Budget.from_dict(budget), time) for budget, time in data["budgets"]]
             accounts = {
                 (population, _validate.integer("period", period, low=0)): Account.from_dict(each, kinds)

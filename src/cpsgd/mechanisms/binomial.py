@@ -121,6 +121,11 @@ class Binomial(Lattice):
         p: Probability of heads, strictly between 0 and 1; ½ by default.
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this; commands take the paper's
             choice by default.
+
+    Example:
+        >>> from cpsgd.mechanisms import Binomial
+        >>> print(Binomial(levels=16, trials=100, coordinate_range=0.1).describe())
+        k = 16 levels in ±0.1, m = 100 trials, p = 0.5
     """
 
     name = "binomial"

@@ -35,6 +35,11 @@ class Coins(Tilted):
         coins: m, biased coins per coordinate.
         theta: θ, how far a coordinate at the end of its range moves the odds from even; a multiple of 2^-16.
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+
+    Example:
+        >>> from cpsgd.mechanisms import Coins
+        >>> print(Coins(coins=1, theta=0.25, coordinate_range=0.1).describe())
+        1 coin of bias up to 0.25 in ±0.1
     """
 
     name = "coins"

@@ -111,6 +111,11 @@ class DiscreteGaussian(Symmetric):
     Attributes:
         sigma_squared: σ² of a client's noise N_Z(0, σ²), in squared levels; 0 is rounding without noise. Its variance
             is a little smaller: by 2e-7 of it at σ² = 1, by three tenths at σ² = 0.2.
+
+    Example:
+        >>> from cpsgd.mechanisms import DiscreteGaussian
+        >>> print(DiscreteGaussian(levels=16, sigma_squared=25.0, coordinate_range=0.1, noise_limit=60).describe())
+        k = 16 levels in ±0.1, discrete Gaussian noise of variance 25 within ±60
     """
 
     name = "discrete-gaussian"

@@ -63,6 +63,11 @@ class Gaussian(Mechanism):
 
     Attributes:
         sigma: σ, standard deviation of the noise that each client adds.
+
+    Example:
+        >>> from cpsgd.mechanisms import Gaussian
+        >>> print(Gaussian(sigma=0.5).describe())
+        σ = 0.5 per client
     """
 
     name = "gaussian"

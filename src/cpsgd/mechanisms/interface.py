@@ -144,6 +144,20 @@ class Extent:
             found = min(found, points / (grid.unit * self.unit))
         return found * self.growth * _ROUNDING
 
+    def l1_sensitivity(
+        self, grid: Grid | None, sensitivity: float, dim: int, adjacency: Adjacency, stated: float | None
+    ) -> float:
+        """Returns the largest sum of absolute differences of two neighbours without rotation, rounded up.
+
+        It is at most √d times the Euclidean distance, and d times the reach; or what is stated, with the resolution of
+        the codec.
+        """
+        found = min(math.sqrt(dim) * sensitivity, dim * self.reach(adjacency)) * _ROUNDING
+        if stated is None or grid is None:
+            return found
+        points = clip.l1_apart(stated, dim=dim, unit=grid.unit)
+        return min(found, points / (grid.unit * self.unit) * self.growth * _ROUNDING)
+
 
 @dataclass(frozen=True)
 class Search:

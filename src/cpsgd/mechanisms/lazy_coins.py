@@ -29,6 +29,11 @@ class LazyCoins(SampledCoins):
         rate: r, the probability that a coordinate's coin is flipped, at most ⅔; a multiple of 2^-16.
         theta: θ, how far a coordinate at the end of its range moves the odds from even; a multiple of 2^-16.
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+
+    Example:
+        >>> from cpsgd.mechanisms import LazyCoins
+        >>> print(LazyCoins(rate=0.125, theta=0.25, coordinate_range=0.1).describe())
+        1 coin of bias up to 0.25, flipped with probability 0.125, in ±0.1
     """
 
     name = "lazy-coins"

@@ -91,8 +91,11 @@ class NoiseMemory:
     def encoded(self, seeds: Any, round: int) -> None:
         """Is told that the message of a round was made with this state, before it leaves."""
 
-    def simulated(self, seed: int | None) -> Simulated:
-        """Returns the state of a run whose sums are simulated; with a seed, its noise follows from that."""
+    def simulated(self, seed: int | None, *, restart_every: int | None = None) -> Simulated:
+        """Returns the state of a run whose sums are simulated; with a seed, its noise follows from that.
+
+        With `restart_every` no noise is taken away across rounds whose number is a multiple of it.
+        """
         return Simulated()
 
     # ------------------------------------------------------------------ rounds of a run

@@ -60,6 +60,11 @@ class RoundedGaussian(Mechanism):
         step: s, the distance of two integers in the vector's units.
         window: How many integers a message can hold; what would lie beyond is cut off.
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+
+    Example:
+        >>> from cpsgd.mechanisms import RoundedGaussian
+        >>> print(RoundedGaussian(noise_deviation=4.0, step=0.01, window=64, coordinate_range=0.1).describe())
+        Gaussian noise of 4 steps of 0.01, rounded to one of 64 integers, in ±0.1
     """
 
     name = "rounded-gaussian"

@@ -46,6 +46,11 @@ class SampledCoins(Tilted):
         rate: r, the share of coordinates that a client says something of, at most ⅔; a multiple of 2^-16.
         theta: θ, how far a coordinate at the end of its range moves the odds from even; a multiple of 2^-16.
         coordinate_range: X, each (rotated) coordinate is clipped to plus or minus this.
+
+    Example:
+        >>> from cpsgd.mechanisms import SampledCoins
+        >>> print(SampledCoins(rate=0.125, theta=0.25, coordinate_range=0.1).describe())
+        1 coin of bias up to 0.25 for 0.125 of the coordinates in ±0.1
     """
 
     name = "sampled-coins"

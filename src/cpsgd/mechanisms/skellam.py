@@ -88,6 +88,11 @@ class Skellam(Symmetric):
 
     Attributes:
         variance: v, variance of a client's noise per coordinate, in squared levels; 0 is rounding without noise.
+
+    Example:
+        >>> from cpsgd.mechanisms import Skellam
+        >>> print(Skellam(levels=16, variance=25.0, coordinate_range=0.1, noise_limit=60).describe())
+        k = 16 levels in ±0.1, Skellam noise of variance 25 within ±60
     """
 
     name = "skellam"

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from cpsgd.planner.planning import FrontierPoint as FrontierPoint
     from cpsgd.planner.planning import Plan as Plan
     from cpsgd.planner.planning import plan as plan
-    from cpsgd.planner.planning import plan_for as plan_for
     from cpsgd.planner.requirements import Requirements as Requirements
     from cpsgd.planner.search import Considered as Considered
 
@@ -23,6 +22,5 @@ __getattr__ = on_demand(
         "Plan": "planning",
         "Requirements": "requirements",
         "plan": "planning",
-        "plan_for": "planning",
     },
 )

@@ -226,6 +226,7 @@ def plan(
     mean_norm: float | None = None,
     mechanism: str = BEST,
     replace_one_distance: float | None = None,
+    replace_one_l1_distance: float | None = None,
     distance_reason: str | None = None,
     correlated: int | str | None = None,
     workload: str | Sequence[float] | None = None,
@@ -273,6 +274,7 @@ def plan(
             mean_norm=mean_norm,
             mechanism=mechanism,
             replace_one_distance=replace_one_distance,
+            replace_one_l1_distance=replace_one_l1_distance,
             distance_reason=distance_reason,
             correlated=correlated,
             workload=workload,
@@ -286,6 +288,11 @@ def plan_for(required: Requirements, problem: Problem | None = None) -> Plan:
         raise ParameterError(
             "Correlated noise needs clients that stay for the whole run; with pair=True they send once. "
             "Leave out correlated, or use secure=True."
+        )
+    if required.pair and Participation.parse(required.participation).secrecy is not None:
+        raise ParameterError(
+            f"participation={str(required.participation)!r}: ε would rest on a secret, who was drawn, and both of two "
+            "servers see who sends. Plan pair=True with 'once' (a client is in one round of the task) or 'every'."
         )
     if required.correlated is not None:
         check_correlated(required)

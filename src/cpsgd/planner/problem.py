@@ -22,7 +22,7 @@ from cpsgd.planner.search import MAX_BITS, Contest, Design, Setting, gaussian_sq
 from cpsgd.planner.target import Target
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Claim, Conditions
-from cpsgd.protocol import MAX_CLIENTS, NORM_LIMITS, Protocol, check_distance
+from cpsgd.protocol import MAX_CLIENTS, NORM_LIMITS, Protocol, check_distance, check_l1_distance
 from cpsgd.run import Run
 from cpsgd.secagg.pair.shape import most_levels
 
@@ -30,6 +30,10 @@ from cpsgd.secagg.pair.shape import most_levels
 _ADJUSTMENTS = 2
 # Within this of ε a guarantee is as near as the search for its certificate was.
 _NEARLY = 0.998
+# The same for sampled rounds, whose ε takes seconds; what to aim at; and d log ε / d log(1/s), about, to begin with.
+_SAMPLED_NEARLY = 0.985
+_SAMPLED_AIM = 0.995
+_STEEPNESS = 2.0
 # An ε of zero, as with a huge δ, says nothing of how much smaller the scale may be.
 _LEAST_FACTOR = 1e-2
 # Bits that are always looked at; sums of very many clients may want more for their modulus.
@@ -57,23 +61,27 @@ class Finished(Design):
 
 @dataclass(frozen=True)
 class Problem:
-    """Requirements, validated and sorted into what is judged (setting) and what is kept (target)."""
+    """Requirements, validated and sorted into what is judged (setting) and what is kept (target).
+
+    Where single examples are protected, `of_examples` has the rounds as they are. The target is then about whole
+    clients that hold one example each, and its D is that of an example.
+    """
 
     setting: Setting
     target: Target
     distance_reason: str | None = None
-    examples: int | None = None
+    of_examples: Conditions | None = None
     _contests: dict[float, Contest] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def clients_stay(self) -> bool:
         """Whether the same clients take part in all rounds, and can keep the seeds of their noise to themselves."""
-        return self.examples is not None or self.target.conditions.participation.scheme == "every"
+        return self.of_examples is not None or self.target.conditions.participation.scheme == "every"
 
     @property
     def conditions(self) -> Conditions:
-        """The rounds that a guarantee is about; the target is about whole clients, and its D is that of an example."""
-        return replace(self.target.conditions, examples=self.examples)
+        """The rounds that a guarantee is about."""
+        return self.target.conditions if self.of_examples is None else self.of_examples
 
     @classmethod
     def of(cls, required: Requirements) -> Problem:
@@ -104,11 +112,12 @@ class Problem:
         )
         low, high = NORM_LIMITS
         clip_norm = _validate.positive("clip_norm", required.clip_norm, low=low, high=high)
-        distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm)
-        if distance is not None and conditions.adjacency is not Adjacency.REPLACE_ONE:
+        l1 = check_l1_distance(required.replace_one_l1_distance, clip_norm=clip_norm, rotate=required.rotate)
+        distance = check_distance(required.replace_one_distance, required.distance_reason, clip_norm=clip_norm, l1=l1)
+        if required.distance_reason is not None and conditions.adjacency is not Adjacency.REPLACE_ONE:
             raise ParameterError(
-                f"replace_one_distance={distance:g} says nothing of {conditions.adjacency} neighbours, a vector and "
-                "zero; leave it out."
+                f"A replace-one distance says nothing of {conditions.adjacency} neighbours, a vector and zero; leave "
+                "it out."
             )
         epsilon = _validate.positive("epsilon", required.epsilon, high=500.0)
         target = Target(
@@ -117,6 +126,7 @@ class Problem:
             dim=_validate.integer("dim", required.dim, low=1),
             clip_norm=clip_norm,
             replace_one_distance=distance,
+            replace_one_l1_distance=l1,
         )
         kinds = mechanisms_for(required)
         wraps = any(kind.wraps for kind in kinds)
@@ -226,13 +236,14 @@ class Problem:
         The search used each certificate in a form that is quick to invert. The accounting of the finished protocol has
         the last word: it may be a little smaller, and then less noise is enough.
         """
-        epsilon = self.target.claim.epsilon
+        epsilon, over = self.target.claim.epsilon, None
         protocol, proved = self._account(design)
         while proved.epsilon > epsilon:
+            over = design.mechanism.scale, proved.epsilon
             design = self._rescaled(design, max(proved.epsilon / epsilon, 1.0 + 1e-6))
             protocol, proved = self._account(design)
         if self.target.conditions.participation.sampled:
-            return design, protocol, proved  # dp_accounting is slow, and the search was through it already
+            return self._narrowed((design, protocol, proved), over, bits)
         if proved.epsilon > _NEARLY * epsilon and self.target.found_by_trying(design.mechanism):
             return design, protocol, proved  # the search was through the same certificate
         # ε is nearly proportional to 1/s.
@@ -254,6 +265,33 @@ class Problem:
                 # A little too close; what it missed ε by says how much.
                 factor *= tried_proof.epsilon / epsilon * (1.0 + 5e-4)
         return design, protocol, proved
+
+    def _narrowed(
+        self, found: tuple[Design, Protocol, Guarantee], over: tuple[float, float] | None, bits: float
+    ) -> tuple[Design, Protocol, Guarantee]:
+        """Returns sampled rounds with an ε that is nearly all of what may be spent.
+
+        Between a scale that is enough and one that is `over` ε, log ε is about linear in log s.
+        """
+        epsilon = self.target.claim.epsilon
+        for _ in range(_ADJUSTMENTS):
+            design, _, proved = found
+            scale, spent = design.mechanism.scale, max(proved.epsilon / epsilon, _LEAST_FACTOR)
+            if spent > _SAMPLED_NEARLY:
+                break
+            steepness = _STEEPNESS if over is None else math.log(over[1] / proved.epsilon) / math.log(scale / over[0])
+            closer = self._rescaled(design, (spent / _SAMPLED_AIM) ** (1.0 / steepness))
+            if closer.mechanism.scale >= scale or (closer.modulus or 0) > values_of(bits):
+                break
+            try:
+                protocol, tried = self._account(closer)
+            except ConditionError:
+                break
+            if tried.epsilon <= epsilon:
+                found = closer, protocol, tried
+            else:
+                over = closer.mechanism.scale, tried.epsilon
+        return found
 
     def _rescaled(self, design: Design, factor: float) -> Design:
         """Returns the design with its scale times `factor`; unrotated vectors stay unclipped."""
@@ -277,6 +315,7 @@ class Problem:
             rotate=self.setting.rotate,
             modulus=design.modulus,
             replace_one_distance=self.target.replace_one_distance,
+            replace_one_l1_distance=self.target.replace_one_l1_distance,
             distance_reason=self.distance_reason,
         )
 

@@ -58,6 +58,8 @@ class Requirements:
         replace_one_distance: The largest Euclidean distance of any two clients' vectors, where it is known to be less
             than 2D: √2 D for one-hot vectors, for instance. Less noise is then enough. Nothing enforces it, so that the
             guarantee rests on it; needs `distance_reason`, and replace-one neighbours.
+        replace_one_l1_distance: The largest sum of absolute differences of any two clients' vectors, zero among them,
+            where one is known: for discrete Laplace noise without rotation. It needs `distance_reason`, too.
         distance_reason: Why no two vectors are further apart, in a sentence that goes into the protocol and into every
             guarantee.
         correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
@@ -65,6 +67,12 @@ class Requirements:
         workload: With `correlated`, what training makes of the rounds' means: "sgd" (the default) or "momentum", with a
             schedule as in "momentum-late". In Python also what a round's mean has moved the model by 0, 1, 2, ...
             rounds later, for plain SGD all ones.
+
+    Example:
+        >>> from cpsgd.planner import Requirements
+        >>> required = Requirements(clients=1000, dim=100, epsilon=1.0, delta=1e-6, dropout=0.2)
+        >>> required.clients, required.epsilon, required.dropout, str(required.participation)
+        (1000, 1.0, 0.2, 'every')
     """
 
     clients: int
@@ -87,6 +95,7 @@ class Requirements:
     mean_norm: float | None = None
     mechanism: str = BEST
     replace_one_distance: float | None = None
+    replace_one_l1_distance: float | None = None
     distance_reason: str | None = None
     correlated: int | str | None = None
     workload: str | Sequence[float] | None = None

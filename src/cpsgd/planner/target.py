@@ -32,6 +32,7 @@ class Target:
         dim: d.
         clip_norm: D.
         replace_one_distance: The largest distance of two clients' vectors, where it is stated to be less than 2D.
+        replace_one_l1_distance: The largest sum of absolute differences of two clients' vectors, where it is stated.
         draft: Whether scales that are a few percent larger than the smallest will do, if they are sooner known.
     """
 
@@ -40,19 +41,21 @@ class Target:
     dim: int
     clip_norm: float
     replace_one_distance: float | None = None
+    replace_one_l1_distance: float | None = None
     draft: bool = False
 
     def run(self, mechanism: Mechanism) -> Run:
         """Returns the run with a mechanism, unrotated: rotation does not change privacy."""
-        reason = None if self.replace_one_distance is None else "planned"
+        stated = (self.replace_one_distance, self.replace_one_l1_distance)
         protocol = Protocol(
             clients=self.conditions.surviving,
             dim=self.dim,
             clip_norm=self.clip_norm,
             mechanism=mechanism,
             rotate=False,
-            replace_one_distance=self.replace_one_distance,
-            distance_reason=reason,
+            replace_one_distance=stated[0],
+            replace_one_l1_distance=stated[1],
+            distance_reason=None if stated == (None, None) else "planned",
         )
         return Run(protocol, self.conditions).of_one_client
 
@@ -73,9 +76,10 @@ class Target:
 
     @property
     def laplace_spread(self) -> float:
-        """b, the spread of Laplace noise that keeps (ε, 0) over all rounds: Δ₁ is at most √d Δ."""
+        """b, the spread of Laplace noise that keeps (ε, 0) over all rounds: Δ₁ is at most √d Δ, or what is stated."""
         rounds = self.conditions.participation.counted_rounds(self.conditions.rounds)
-        return rounds * math.sqrt(self.dim) * self.distance / self.claim.epsilon
+        apart = min(math.sqrt(self.dim) * self.distance, self.replace_one_l1_distance or math.inf)
+        return rounds * apart / self.claim.epsilon
 
     @cached_property
     def variation(self) -> float:

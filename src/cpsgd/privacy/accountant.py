@@ -23,6 +23,7 @@ is added to δ. Where this leaves nothing of a very small δ, the Rényi account
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,8 @@ class Rounds:
         slack: λ: apart from that, each round's output has e^±λ times the probabilities of what `mu` speaks of. It adds
             2λ to ε, and multiplies δ by e^λ.
         pure: An ε for which each of them is (ε, 0)-DP, if any.
+        seen: With fixed-size cohorts: pairs of a μ and a rate. Each round has one of them, whichever is worst. Empty
+            where each has `mu` and the rate of its participation, which also cover all pairs.
     """
 
     mu: float
@@ -79,6 +82,7 @@ class Rounds:
     variation: float = 0.0
     slack: float = 0.0
     pure: float = math.inf
+    seen: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         _validate.positive("mu", self.mu)
@@ -89,7 +93,8 @@ def costliest(rounds: Iterable[Rounds], count: int) -> Rounds:
     """Returns `count` rounds, each with the largest μ, tail, variation, slack and pure ε of these."""
     listed, names = list(rounds), ("mu", "tail_mass", "variation", "slack", "pure")
     worst = {name: max(getattr(each, name) for each in listed) for name in names}
-    return Rounds(count=count, **worst)
+    seen = itertools.chain.from_iterable(each.seen for each in listed)
+    return Rounds(count=count, seen=tuple(seen) if all(each.seen for each in listed) else (), **worst)
 
 
 Part = tuple[Rounds, Participation]
@@ -247,13 +252,13 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
     def unsampled(epsilon: float) -> float:
         return gaussian.gdp_delta(total, epsilon)
 
-    sampled = [(r, math.nextafter(participation.rate, 1.0)) for r, participation in parts if participation.rate < 1.0]
+    sampled = [(r, math.nextafter(who.rate, 1.0)) for r, who in parts if who.rate < 1.0 or r.seen]
     if not sampled:
         return [unsampled]
     # The rounds without sampling are one Gaussian.
-    others = _summed([r for r, participation in parts if participation.rate == 1.0])
+    others = _summed([r for r, who in parts if who.rate == 1.0 and not r.seen])
     if any(participation.scheme == "fixed-size" for _, participation in parts):
-        kinds = [SampledRounds(r.mu, rate, r.count) for r, rate in sampled]
+        kinds = [_sampled_rounds(r, rate) for r, rate in sampled]
         if others > 0.0:
             kinds.append(SampledRounds(others, 1.0, 1))
         # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
@@ -281,6 +286,11 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
         losses.compose(event)
     allowance = _FFT_ERROR * sum(r.count + 8 for r, _ in parts)
     return [lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance, _renyi_profile(renyi), unsampled]
+
+
+def _sampled_rounds(rounds: Rounds, rate: float) -> SampledRounds:
+    (mu, rate), *others = rounds.seen or [(rounds.mu, rate)]
+    return SampledRounds(mu, rate, rounds.count, tuple(others))
 
 
 def _summed(rounds: Sequence[Rounds]) -> float:

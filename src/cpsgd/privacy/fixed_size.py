@@ -1,8 +1,9 @@
 """Rounds whose cohort is a random subset of fixed size, with replace-one neighbours, composed.
 
-A round is dominated by one pair of laws. Let A = (1-q) N(0,1) + q N(μ,1) and B = N(0,1). The loss is l(x) = log(1 +
-q(e^(μx - μ²/2) - 1)), positive for x > μ/2. The first law has A's mass at the losses l(x) > 0, B's mass at their
-negatives, and the rest at loss 0. The second law is the first mirrored. Losses of independent pairs add up.
+A round is dominated by one pair of laws, or by the largest curve of several such pairs. Let A = (1-q) N(0,1) +
+q N(μ,1) and B = N(0,1). The loss is l(x) = log(1 + q(e^(μx - μ²/2) - 1)), positive for x > μ/2. The first law has A's
+mass at the losses l(x) > 0, B's mass at their negatives, and the rest at loss 0. The second law is the first mirrored.
+Losses of independent pairs add up.
 
 Every number is rounded up. Masses go to the two points of a grid around their loss ("connecting the dots", Doroshenko
 et al. 2022). Sums are computed by FFT of masses tilted by e^(λ l) towards the ε asked for, so that rounding errors are
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -64,14 +65,29 @@ _RARE = 1e-40
 
 @dataclass(frozen=True)
 class SampledRounds:
-    """`count` rounds, each μ-GDP for replace-one neighbours; a client is drawn for each with this rate (1: always)."""
+    """`count` rounds, each μ-GDP for replace-one neighbours; a client is drawn for each with this rate (1: always).
+
+    Attributes:
+        mu: μ.
+        rate: q.
+        count: Number of rounds.
+        others: Further pairs of a μ and a rate. Each round has one of them all, whichever is worst.
+    """
 
     mu: float
     rate: float
     count: int
+    others: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def pairs(self) -> list[SampledRounds]:
+        """The rounds with each μ and rate alone."""
+        return [self if not self.others else replace(self, others=())] + [
+            SampledRounds(mu, rate, self.count) for mu, rate in self.others
+        ]
 
     def farthest(self, level: float) -> float:
-        """Returns the output beyond which about this much mass lies, over all rounds."""
+        """Returns the output, of the first pair, beyond which about this much mass lies, over all rounds."""
         tail = level / self.count
         farthest = max(
             -float(special.ndtri(min(0.5, tail))), self.mu - float(special.ndtri(min(0.5, tail / self.rate)))
@@ -149,33 +165,66 @@ class _Losses:
         return float(np.sum(self.tilted(power)[0] * (self.loss - self.mean(power)) ** 2))
 
 
-def _pair(kind: SampledRounds, x: Array, loss: Array) -> _Losses:
-    """Returns the losses of one round, rounded to `loss`: the losses at the outputs x, where x[0] = μ/2 has loss 0."""
-    mu, rate = kind.mu, kind.rate
-    # An output is computed from a loss, or a loss from an output, with a few roundings.
+def _pair(kind: SampledRounds, loss: Array) -> _Losses:
+    """Returns the losses of one round, rounded to `loss`, which rises from 0, and to its negatives."""
+    each = [_positive(pair, loss) for pair in kind.pairs]
+    above = _largest(loss, [mass for mass, _, _ in each]) if len(each) > 1 else each[0][0]
+    # The pair is its own mirror image. The rest, up to 1, has the loss 0.
+    below = above * np.exp(-loss) * (1.0 + _EXP_ERROR)
+    total = float(above.sum()) + float(below.sum())
+    below[0] += max(0.0, 1.0 - total) + 1e-13
+    infinite, short = max(part[1] for part in each), max(part[2] for part in each)
+    return _Losses(np.concatenate([loss, -loss]), np.concatenate([above, below]), infinite, short)
+
+
+def _positive(kind: SampledRounds, loss: Array) -> tuple[Array, float, float]:
+    """Returns the first law's masses at losses from 0 on, the mass beyond them, and `_Losses.short`."""
+    mu, rate, x = kind.mu, kind.rate, _output(kind, loss)
+    # An output is computed from a loss with a few roundings.
     short = 16.0 * _UNIT * (2.0 + float(loss[-1]) - math.log(rate) + mu * (mu + float(x[-1])))
     inexact = _SPECIAL + 8.0 * _UNIT * float(x[-1]) ** 2
     second = special.ndtr(-x)
     first = (1.0 - rate) * second + rate * special.ndtr(mu - x)
     width = -np.expm1(-np.diff(loss))
-    # Masses between two points. Tails are rounded up, towards larger losses, ...
+    # Masses between two points. Tails are rounded up, towards larger losses.
     mass = -np.diff(first) * (1.0 + inexact)
     error = 3.0 * (inexact + short) * (first[:-1] + np.exp(loss[:-1]) * second[:-1])
     upper = np.clip((-np.diff(first) + np.exp(loss[:-1]) * np.diff(second) + error) / width, 0.0, mass)
     above = np.zeros_like(loss)
     above[1:] += upper
     above[:-1] += mass - upper
-    # ... and, on the negative side, rounded down, towards zero.
-    mass = -np.diff(second) * (1.0 - inexact)
-    error = 3.0 * (inexact + short) * (np.exp(-loss[1:]) * first[:-1] + second[:-1])
-    upper = np.clip((-np.diff(second) + np.exp(-loss[1:]) * np.diff(first) + error) / width, 0.0, mass)
-    below = np.zeros_like(loss)
-    below[:-1] += upper
-    below[1:] += mass - upper
-    below[-1] += second[-1]
-    above[0] += (1.0 - rate) * float(special.erf(mu / math.sqrt(8.0))) + 4.0 * inexact
-    infinite = float(first[-1]) * (1.0 + inexact)
-    return _Losses(np.concatenate([loss, -loss]), np.concatenate([above, below]), infinite, short)
+    return above, float(first[-1]) * (1.0 + inexact), short
+
+
+def _largest(loss: Array, masses: Sequence[Array]) -> Array:
+    """Returns masses at the same losses whose curve is the largest of all curves, rounded up.
+
+    A curve H is straight in e^loss between two losses; minus its slope is the second law's mass beyond. Where one curve
+    is the largest at three losses in a row, the mass in the middle is its own.
+    """
+    error = 8.0 * _UNIT * len(loss)
+    falls = np.exp(-loss)
+    # e^-loss H and the second law's mass, both of what lies beyond each loss: sums of positive terms.
+    scaled, beyond = [], []
+    for mass in masses:
+        behind = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+        scaled.append(np.append(np.cumsum((-np.diff(falls) * behind[1:-1])[::-1])[::-1], 0.0))
+        beyond.append(np.append(np.cumsum((mass * falls)[::-1])[::-1], 0.0)[1:])
+    best, every = np.argmax(scaled, axis=0), np.arange(len(loss))
+    best[-1] = best[-2]
+    found: Array = np.array(masses)[best, every] * (1.0 + error)
+    after = np.append(best[1:], best[-1])
+    most, least = np.array(beyond)[best, every] * (1.0 + error), np.array(beyond)[after, every] * (1.0 - error)
+    # Where another curve becomes the largest, the slope lies between theirs, and the masses at both ends change.
+    changes = np.flatnonzero(best != after)
+    top = np.array(scaled)[best, every] / falls
+    rise = np.expm1(np.diff(loss)[changes]) / falls[changes]
+    slope, inexact = (top[changes] - top[changes + 1]) / rise, 4.0 * error * top[changes] / rise
+    most[changes] = np.minimum(most[changes], slope + inexact)
+    least[changes] = np.maximum(least[changes], slope - inexact)
+    ends = np.union1d(changes[changes > 0], changes + 1)
+    found[ends] = np.maximum(most[ends - 1] - least[ends], 0.0) / falls[ends] * (1.0 + error)
+    return found
 
 
 def _loss(kind: SampledRounds, x: Array) -> Array:
@@ -193,11 +242,9 @@ def _output(kind: SampledRounds, loss: Array) -> Array:
 
 def _rough(kind: SampledRounds, level: float) -> _Losses:
     """Returns the pair, cut at equal distances of the output, without the farthest."""
-    x = np.linspace(0.5 * kind.mu, kind.farthest(level), _PIECES)
-    loss = np.maximum.accumulate(_loss(kind, x))
-    loss[0] = 0.0
-    keep = np.append(True, np.diff(loss) > 0.0)
-    return _pair(kind, x[keep], loss[keep])
+    pieces = _PIECES // len(kind.pairs)
+    losses = [_loss(pair, np.linspace(0.5 * pair.mu, pair.farthest(level), pieces)) for pair in kind.pairs]
+    return _pair(kind, np.unique(np.append(np.concatenate(losses), 0.0)))
 
 
 class _Composition:
@@ -340,10 +387,10 @@ class _Sums:
 
     def _grid(self, kind: SampledRounds, level: float) -> _Losses:
         """Returns the losses of one round on the grid, without the farthest ones."""
-        farthest = float(_loss(kind, np.array([kind.farthest(level)]))[0])
+        farthest = max(float(_loss(pair, np.array([pair.farthest(level)]))[0]) for pair in kind.pairs)
         steps = min(math.ceil(farthest / self._interval), _MOST_WINDOWS * self._points)
         loss = self._interval * np.arange(steps + 1, dtype=np.float64)
-        return _pair(kind, _output(kind, loss), loss)
+        return _pair(kind, loss)
 
     def suits(self, epsilon: float) -> bool:
         """Returns whether the window holds this ε and the error of δ there is negligible."""

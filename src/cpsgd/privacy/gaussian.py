@@ -93,13 +93,25 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def analytic_epsilon(*, sigma: float, sensitivity: float, delta: float) -> float:
-    """Returns the exact ε of the Gaussian mechanism with noise σ, rounded up (Balle and Wang, Theorem 8)."""
+    """Returns the exact ε of the Gaussian mechanism with noise σ, rounded up (Balle and Wang, Theorem 8).
+
+    Example:
+        >>> from cpsgd.privacy import analytic_epsilon
+        >>> f"ε = {analytic_epsilon(sigma=4.0, sensitivity=1.0, delta=1e-6):.3f}"
+        'ε = 1.061'
+    """
     mu = _validate.positive("sensitivity", sensitivity) / _validate.positive("sigma", sigma) * _SAFE
     return gdp_epsilon(mu, delta)
 
 
 def analytic_sigma(*, epsilon: float, sensitivity: float, delta: float) -> float:
-    """Returns the smallest σ for an (ε, δ)-private Gaussian mechanism, rounded up (Balle and Wang, Theorem 8)."""
+    """Returns the smallest σ for an (ε, δ)-private Gaussian mechanism, rounded up (Balle and Wang, Theorem 8).
+
+    Example:
+        >>> from cpsgd.privacy import analytic_sigma
+        >>> f"σ = {analytic_sigma(epsilon=1.0, sensitivity=1.0, delta=1e-6):.3f}"
+        'σ = 4.225'
+    """
     return _validate.positive("sensitivity", sensitivity) / gdp_mu(epsilon, delta) * _SAFE
 
 
@@ -108,6 +120,11 @@ def classical_epsilon(*, sigma: float, sensitivity: float, delta: float) -> floa
 
     Raises:
         ConditionError: σ < Δ₂ √(2 log(1.25/δ)), that is, ε would be over 1, where the lemma is silent.
+
+    Example:
+        >>> from cpsgd.privacy import classical_epsilon
+        >>> f"ε = {classical_epsilon(sigma=6.0, sensitivity=1.0, delta=1e-6):.3f}"
+        'ε = 0.883'
     """
     factor = _classical_factor(delta)
     epsilon = _validate.positive("sensitivity", sensitivity) / _validate.positive("sigma", sigma) * factor * _SAFE
@@ -120,7 +137,13 @@ def classical_epsilon(*, sigma: float, sensitivity: float, delta: float) -> floa
 
 
 def classical_sigma(*, epsilon: float, sensitivity: float, delta: float) -> float:
-    """Returns σ = (Δ₂/ε) √(2 log(1.25/δ)) for ε <= 1 (Dwork and Roth, Theorem A.1), rounded up."""
+    """Returns σ = (Δ₂/ε) √(2 log(1.25/δ)) for ε <= 1 (Dwork and Roth, Theorem A.1), rounded up.
+
+    Example:
+        >>> from cpsgd.privacy import classical_sigma
+        >>> f"σ = {classical_sigma(epsilon=1.0, sensitivity=1.0, delta=1e-6):.3f}"
+        'σ = 5.299'
+    """
     if _validate.positive("epsilon", epsilon) > 1.0:
         raise ConditionError(
             f"The classical lemma holds for ε <= 1, got {epsilon!r}; the analytic formula has no limit."

@@ -13,7 +13,7 @@ from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.one_example import example_protocol, most_drawn, overflow
 from cpsgd.privacy.proofs import all_proofs, best
 from cpsgd.privacy.proofs.argument import check
 from cpsgd.promise import Claim, Surviving
@@ -28,6 +28,7 @@ COMPARISONS = frozenset(proof.name for proof in all_proofs() if proof.comparison
 
 # Rounds are sorted into at most this many sizes, each rounded down: fewer certificates, never less privacy.
 _MOST_SIZES = 32
+_SECRET_EXAMPLES = "which of its examples a client draws must never leave it: ε rests on it"
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,8 +115,9 @@ class Guarantee:
             rows.append(("otherwise", f"{method}: {found if isinstance(found, str) else rounded_up(found)}"))
         many = f"{self.rounds:,} rounds" if self.rounds > 1 else "1 round"
         rows.append(("covers", f"{many}, participation {self.participation}"))
-        secrecy = self.participation.secrecy
-        return rows if secrecy is None else [*rows, ("secret", secrecy)]
+        if (secrecy := self.participation.secrecy) is not None:
+            rows.append(("secret", secrecy if self.run.examples is None else _SECRET_EXAMPLES))
+        return rows
 
     @property
     def _headline(self) -> str:
@@ -214,15 +216,21 @@ def _proved(run: Run, delta: float) -> Guarantee:
             f"Expected delta in (0, 1), got delta=0: the noise of {mechanism.name} has no pure differential privacy. "
             "Use a mechanism that has it (discrete-laplace), or a delta above 0."
         )
-    seen = accounted(run)
+    seen, lost = accounted(run), 0.0
     check(seen)
-    proof, proved, found = best(seen, delta)
+    if run.examples is not None:
+        lost = run.rounds * overflow(run.examples, run.participation) * (1.0 + 1e-12)
+    left = (delta - lost) * (1.0 - 1e-15) if lost else delta
+    if lost and left <= 0.0:
+        spent = f"The chance that a client draws too many examples, {lost:.2g}, alone spends δ={delta:g}"
+        raise ConditionError(f"{spent}; use a larger δ, or participation 'every'.")
+    proof, proved, found = best(seen, left)
     label = proof.label(seen)
     others = tuple((name, r if isinstance(r, str) else r.epsilon) for name, r in found.items() if name != label)
     if run.examples is not None:
         # The paper's theorem would be about sums whose norm is one example's.
         others = tuple(pair for pair in others if not pair[0].startswith("paper-theorem"))
-    return Guarantee(Claim(proved.epsilon, delta), run, label, proved.citation, proved.tail, others)
+    return Guarantee(Claim(proved.epsilon, delta), run, label, proved.citation, proved.tail + lost, others)
 
 
 def accounted(run: Run) -> Run:
@@ -230,7 +238,8 @@ def accounted(run: Run) -> Run:
     run = run.of_one_client
     protocol, conditions = run.protocol, run.conditions
     if run.examples is not None:
-        protocol, conditions = example_protocol(protocol, run.examples), replace(conditions, examples=None)
+        protocol = example_protocol(protocol, most_drawn(run.examples, run.participation))
+        conditions = conditions.of_one_example
     return Run(protocol, replace(conditions, sizes=_grouped(conditions.sizes)))
 
 

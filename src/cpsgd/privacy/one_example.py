@@ -23,8 +23,12 @@ them, nor whether noise is added or the rounding is the noise. So they hold for 
 
 in place of C. The paper's own theorem is not shown: its condition on X^max is about the norm of the whole vector.
 
-Sampling of clients is not combined with this. Its amplification theorems compare the round with one in which the client
-is absent, or replaced by another. That moves the sum by up to B, and not by one example's share.
+Each example may also be drawn for a round, by its own client and in secret, with probability q (participation
+"poisson:RATE"). A sum then has at most `most_drawn` of a client's N examples, except with the probability `overflow`;
+that takes the place of E above. docs/proofs/sampled-examples.md has the proof.
+
+Sampling of *clients* is not combined with this. Its amplification theorems compare the round with one in which the
+client is absent, or replaced by another. That moves the sum by up to B, and not by one example's share.
 """
 
 from __future__ import annotations
@@ -34,11 +38,46 @@ from dataclasses import dataclass, fields
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
-from cpsgd.neighbours import Adjacency
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.protocol import Protocol
 
 HEADROOM = 2.0**-10
 """Relative room of a client's clip norm above the largest sum."""
+
+
+_OVERFLOW = 2.0**-100
+# A little more than its logarithm, for roundings of the divergence below.
+_OVERFLOW_NATS = 69.4
+
+
+def most_drawn(examples: int, participation: Participation) -> int:
+    """Returns E, the most examples of a client's sum: all N, or the most of N that are drawn.
+
+    By Chernoff's bound P[Bin(N, q) >= E] <= exp(-N KL(E/N, q)) for E/N > q, here at most 2^-100. Where only E = N will
+    do, there is no overflow.
+
+    Example:
+        >>> most_drawn(5000, Participation.every()), most_drawn(5000, Participation.poisson(0.02))
+        (5000, 237)
+    """
+    count = _validate.integer("examples", examples, low=1)
+    if participation.rate == 1.0:
+        return count
+    mean, low = count * participation.rate, math.floor(count * participation.rate)
+    high = count
+    while high - low > 1:
+        middle = (low + high) // 2
+        rest = (count - middle) * math.log1p((mean - middle) / (count - mean))
+        if middle * math.log1p((middle - mean) / mean) + rest >= _OVERFLOW_NATS:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def overflow(examples: int, participation: Participation) -> float:
+    """Returns the chance per round, added to δ, that a client draws so many examples that some are left out."""
+    return 0.0 if most_drawn(examples, participation) == examples else _OVERFLOW
 
 
 def example_norm(clip_norm: float, examples: int) -> float:
@@ -49,6 +88,11 @@ def example_norm(clip_norm: float, examples: int) -> float:
 @dataclass(frozen=True, repr=False)
 class OneExample(Protocol):
     """A protocol as the accounting of single examples sees it; see `example_protocol`."""
+
+    @property
+    def largest_norm(self) -> float:
+        """Infinite: nothing smaller is used. The sum of a client's examples is larger than what one of them moves."""
+        return math.inf
 
     def reach(self, adjacency: Adjacency) -> float:
         """Returns the whole range, also for zero-out: without an example a sum may be anything, not zero alone."""
@@ -88,5 +132,5 @@ def example_protocol(protocol: Protocol, examples: int) -> OneExample:
     # A distance that is stated is that of whole sums, of which one example moves a part.
     norm = (bound + moved) * (1.0 + 1e-12)
     kept = {each.name: getattr(protocol, each.name) for each in fields(protocol)}
-    others = {"replace_one_distance": None, "distance_reason": None, "promise": None}
-    return OneExample(**{**kept, **others, "clip_norm": norm})
+    stated = ("replace_one_distance", "replace_one_l1_distance", "distance_reason", "promise")
+    return OneExample(**{**kept, **dict.fromkeys(stated), "clip_norm": norm})

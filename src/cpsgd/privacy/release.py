@@ -13,6 +13,7 @@ from functools import lru_cache
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import CpsgdError, GuaranteeError, ParameterError
+from cpsgd.neighbours import check_cohort
 from cpsgd.privacy.guarantees import Guarantee, guarantee
 from cpsgd.promise import Promise
 from cpsgd.protocol import Protocol
@@ -33,7 +34,8 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
 
     Raises:
         GuaranteeError: The ε that is true is larger, or none is proved. Nothing may be released.
-        ParameterError: `accept_epsilon` is no positive number, or nothing was promised that it could replace.
+        ParameterError: `accept_epsilon` is no positive number, nothing was promised that it could replace, or a
+            cohort of fixed size is larger than planned.
     """
     if accept_epsilon is not None:
         accept_epsilon = _validate.positive("accept_epsilon", accept_epsilon)
@@ -48,6 +50,7 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
     messages = _validate.integer("messages", messages, low=1)
     claim, conditions = promise.claim, promise.conditions
     limit = claim.epsilon if accept_epsilon is None else accept_epsilon
+    check_cohort(conditions.participation, messages, conditions.colluding, max(protocol.clients, conditions.surviving))
     fewest = min(messages, conditions.surviving)
     run = Run(protocol, replace(conditions, sizes=((fewest, conditions.rounds),)))
     found = proved(run, claim.delta)

@@ -66,7 +66,7 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
             f"Of the others in a round {law.untold} have noise that nobody tells; rounding at random is proved for "
             "more clients, hundreds at least."
         )
-    coins = Coins.of(law, reach, -math.log(each))
+    coins = RoundingCoins.of(law, reach, -math.log(each))
     share, own_share, shifts, moved = _split(law, coins)
     slots = shifts * shifts / (law.untold * law.deviation**2) * _UP
     squared = distance * distance * _UP
@@ -109,7 +109,7 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Coins:
+class RoundingCoins:
     """The coins of a round in one coordinate, all but with a probability that the tail pays for.
 
     Attributes:
@@ -139,7 +139,7 @@ class Coins:
     uneven: float
 
     @classmethod
-    def of(cls, law: SlotsAndCoins, reach: float, log: float) -> Coins:
+    def of(cls, law: SlotsAndCoins, reach: float, log: float) -> RoundingCoins:
         """Counts coins by Bernstein's, Chernoff's and Hoeffding's inequalities."""
         count = law.untold
         # Given the sum of what others draw, their means may be so many deviations off.
@@ -334,7 +334,7 @@ def _chernoff(probability: float, count: int, log: float) -> float:
 # ---------------------------------------------------------------------- shifts and moves
 
 
-def _own_moves(coins: Coins, share: float, least: float) -> Moves:
+def _own_moves(coins: RoundingCoins, share: float, least: float) -> Moves:
     """Returns the moves of the client's own round, for distances from `least` on."""
     whole, part = divmod(least, 1.0)
     # The mean of |½ - p| over a way of this length, at most.
@@ -346,7 +346,7 @@ def _own_moves(coins: Coins, share: float, least: float) -> Moves:
     return Moves(mean, square * 1.002, twist, 2.0 - share)
 
 
-def _later_moves(coins: Coins, share: float, q: float, first: float) -> Moves:
+def _later_moves(coins: RoundingCoins, share: float, q: float, first: float) -> Moves:
     """Returns the moves of a later round whose messages inherit q; `first` is S of the own round."""
     small, p = first / coins.untold, coins.chance
     told = min(q, coins.told * small)
@@ -359,7 +359,7 @@ def _later_moves(coins: Coins, share: float, q: float, first: float) -> Moves:
     return Moves(mean, min(square, mean**2) * 1.002, twist, 2.0 * q)
 
 
-def _split(law: SlotsAndCoins, coins: Coins) -> tuple[float, float, Array, Array]:
+def _split(law: SlotsAndCoins, coins: RoundingCoins) -> tuple[float, float, Array, Array]:
     """Returns θ of later rounds and of the own one, the shifts S_k and what messages inherit, q_k."""
     best: tuple[float, float, float, Array, Array] | None = None
     v, lost, chi = coins.variance / 1.3, coins.chance, coins.chance

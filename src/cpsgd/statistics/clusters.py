@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,19 @@ from cpsgd.simulation.cpu import noise_norm
 from cpsgd.statistics.centres import SEEDS_PER_CLUSTER, STANDS_OUT, Centres, merge, nearest_centre, scattered
 from cpsgd.statistics.charge import Charge, events_of
 from cpsgd.statistics.planned import Planned
-from cpsgd.statistics.points import Ball, people_in_ball, private_mean
+from cpsgd.statistics.points import (
+    Ball,
+    Columns,
+    PointStatistic,
+    columns_of,
+    noise_for_budget,
+    people_in_ball,
+    private_mean,
+    told,
+)
 from cpsgd.statistics.questions import Geometry, Matrix, Question, Vectors
+from cpsgd.statistics.results import Reading
+from cpsgd.statistics.rows import Bounds, Missing, interval_width
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
@@ -148,37 +159,42 @@ def _places_in(name: str, centres: ArrayLike, counts: range, ball: Ball) -> Matr
     if table.ndim != 2 or len(table) not in counts or table.shape[1] != ball.dim:
         many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         raise VectorError(f"Expected {many} {name} of {ball.dim} coordinates, got an array of shape {table.shape}.")
-    if not (np.abs(table) < _FARTHEST * ball.radius).all():
+    places = (table - ball.outside(np.zeros(ball.dim))) / (ball.radius * ball.units)
+    if not (np.abs(places) < _FARTHEST).all():
         raise VectorError(f"Expected {name} of finite numbers, within {_FARTHEST:g} radii.")
-    return np.asarray(table / ball.radius)
+    return np.asarray(places)
 
 
 class NoiseWarning(UserWarning):
     """The centres are hardly more than noise. The warning follows from the released centres and costs nothing."""
 
 
-@dataclass(frozen=True, eq=False)
-class KMeansResult:
-    """The centres, with their plan and their guarantee.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class KMeansResult(PointStatistic):
+    """The centres: groups are clusters, names are columns.
+
+    Intervals say how far noise alone may have moved a centre from the mean of the points nearest to it; they are the
+    whole ball for a cluster that was all noise.
 
     Attributes:
-        centres: One row per cluster.
         sizes: The clusters' sizes as the last round saw them, noise included; 0 where a size was all noise.
-        deviations: √E‖error‖² of each centre, from the noise of the rounds it comes from; infinite without any.
-        plan: The protocol of every round, with the guarantee of all rounds and a round's expected error.
-        guarantee: The proved (ε, δ) of all rounds together, for replacing one client's point.
+        deviations: √E‖error‖² of each centre in units of the ball's, from the noise of the rounds it comes from;
+            infinite without any.
     """
 
-    centres: Matrix
     sizes: Matrix
     deviations: Matrix
-    plan: Plan
-    guarantee: Guarantee
 
     @property
-    def bits_per_client(self) -> int:
-        """Bits that one client sends in all rounds, headers included."""
-        return self.plan.rounds * self.plan.protocol.bits_per_client
+    def centres(self) -> Matrix:
+        """One row per cluster: `values`."""
+        return self.values
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Sizes of clusters, deviations of centres (None where infinite) and the share of noise."""
+        deviations = [each if math.isfinite(each) else None for each in self.deviations.tolist()]
+        return {"sizes": self.sizes.tolist(), "deviations": deviations, "noise_share": self.noise_share}
 
     @property
     def noise_share(self) -> float:
@@ -188,7 +204,8 @@ class KMeansResult:
         describe the points worse than a single centre does.
         """
         alive = self.sizes > 0.0
-        sizes, centres = self.sizes[alive], self.centres[alive]
+        widths = [0.5 * high - 0.5 * low for low, high in self.bounds.values()] or 1.0
+        sizes, centres = self.sizes[alive], self.centres[alive] / np.array(widths)
         if len(sizes) < 2:
             return 1.0
         spread = float(sizes @ np.sum((centres - np.average(centres, axis=0, weights=sizes)) ** 2, axis=1))
@@ -202,14 +219,16 @@ class Clusters:
     Each client holds a point of a public ball; a client with several rows has their mean. `Blocks` says what is sent.
 
     Args:
-        columns: The points' coordinates: names of columns, or their number.
+        columns: The points' coordinates: names of columns with their bounds, in units of which distances are. Or names,
+            or their number, with a radius.
         clusters: K, the number of clusters.
-        radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it without
-            looking at the data.
+        radius: Public bound on a point's norm; points beyond are moved to the ball's surface. Choose it, and bounds,
+            without looking at the data.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
         initial: Public centres to begin with, which must not come from the data. Then all rounds improve them, and
             messages are half as long. None for random ones and a search (see `cpsgd.statistics.centres`).
         seed: Public seed of the random centres and of the search. The noise that protects has none.
+        missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
 
     Example:
         >>> asked = Clusters(2, 2, radius=1.0, rounds=2, initial=[[0.1, 0], [-0.1, 0]]).plan(
@@ -222,21 +241,23 @@ class Clusters:
         ...     messages = [asked.encode(point, centres, number) for point in points]
         ...     centres = server.aggregate(messages)
         >>> found = server.result()
-        >>> found.guarantee.epsilon <= 16.0, bool(np.abs(found.centres - [[0.5, 0.5], [-0.5, 0.5]]).max() < 0.2)
-        (True, True)
+        >>> (2 * found.centres).round()
+        array([[ 1.,  1.],
+               [-1.,  1.]])
     """
 
     def __init__(
         self,
-        columns: int | Sequence[str],
+        columns: Columns,
         clusters: int,
         *,
-        radius: float,
+        radius: float | None = None,
+        missing: Missing = None,
         rounds: int = 8,
         initial: ArrayLike | None = None,
         seed: int = 0,
     ) -> None:
-        self.ball = Ball.of(columns, radius)
+        self.ball = Ball.of(columns, radius, missing=missing)
         self.clusters = _validate.integer("clusters", clusters, low=1)
         self.rounds = _validate.integer("rounds", rounds, low=1)
         self.seed = _validate.integer("seed", seed, low=0, high=2**128 - 1)
@@ -246,7 +267,7 @@ class Clusters:
         exactly = range(self.clusters, self.clusters + 1)
         self.initial = None if initial is None else _places_in("initial centres", initial, exactly, self.ball)
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> PlannedClusters:
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> PlannedClusters:
         """Plans all rounds, in each of which every client answers.
 
         ε is of all rounds together, for replacing all rows of one client; `Question.plan` says the rest.
@@ -310,11 +331,12 @@ class Lloyd:
             start = scattered(question.blocks.clusters, question.ball.dim, self._generator)
         self._state = Centres.at(start)
         self._guarantee: Guarantee | None = None
+        self._users = 0
 
     @property
     def centres(self) -> Matrix:
         """The centres to announce for the next round; after the last round, the result."""
-        return self.asked.question.ball.radius * self._state.places
+        return self.asked.question.ball.outside(self._state.places)
 
     def aggregate(self, messages: Iterable[bytes], *, accept_epsilon: float | None = None) -> Matrix:
         """Ends the round with the clients' messages, and returns the next centres.
@@ -342,6 +364,7 @@ class Lloyd:
         # That of the round with the fewest clients, whose noise is the least, holds for all.
         if self._guarantee is None or found.guarantee.epsilon > self._guarantee.epsilon:
             self._guarantee = found.guarantee
+        self._users = found.count
         self.round += 1
         if self.round == question.search:
             self._state = Centres.at(merge(self._state, question.clusters, self._generator))
@@ -349,14 +372,24 @@ class Lloyd:
             self._state = self._state.revived(self._generator)
         return self.centres
 
-    def result(self) -> KMeansResult:
+    def result(self, confidence: float = 0.95) -> KMeansResult:
         """Returns the clusters after the last round, or what is known of them if the last rounds were withheld."""
         question = self.asked.question
         if self.round <= question.search or self._guarantee is None:
             raise ParameterError(f"{self.round} of {question.rounds} rounds are over: run the others first.")
+        ball = question.ball
         with np.errstate(divide="ignore"):
-            deviations = self.asked.question.ball.radius / np.sqrt(self._state.precisions)
-        return KMeansResult(self.centres, self._state.sizes, deviations, self.asked.plan, self._guarantee)
+            deviations = ball.radius / np.sqrt(self._state.precisions)
+        width = interval_width(confidence, pure=self.asked.protocol.mechanism.pure)
+        reach = np.minimum(deviations * (width / math.sqrt(ball.dim)), 2.0 * ball.radius)[:, None] * ball.units
+        names = tuple(f"cluster {i + 1}" for i in range(question.clusters))
+        ends = (ball.outside(np.full(ball.dim, -1.0)), ball.outside(np.ones(ball.dim)))
+        if ball.bounds:
+            ends = tuple(np.array(list(ball.bounds.values())).T)
+        low, high = np.maximum(self.centres - reach, ends[0]), np.minimum(self.centres + reach, ends[1])
+        reading = Reading(ball.columns, names, self.centres, low, high)
+        said = told("kmeans", ball, reading, self.asked.plan, self._guarantee, self._users, confidence)
+        return KMeansResult(**said, group_by=("cluster",), sizes=self._state.sizes, deviations=deviations)
 
     def _check_open(self) -> None:
         rounds = self.asked.question.rounds
@@ -370,9 +403,12 @@ def kmeans(
     epsilon: float,
     delta: float,
     *,
-    radius: float,
+    bounds: Bounds | None = None,
+    radius: float | None = None,
     columns: Sequence[str] | None = None,
     user: str | None = None,
+    missing: Missing = None,
+    confidence: float = 0.95,
     rounds: int = 8,
     bits: float | None = None,
     initial: ArrayLike | None = None,
@@ -384,13 +420,17 @@ def kmeans(
     """Finds the centres of clusters so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client; with `columns` any table that `mean` takes. Every client's message is simulated.
+        points: Any table that `mean` takes, or an array with one point per row. Every client's message is simulated.
         clusters: K, the number of clusters.
         epsilon: ε of all rounds together, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        radius: Public bound on a point's norm; see `Clusters`.
-        columns: Named columns of a table that are the points' coordinates.
-        user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
+        bounds: Public bounds by column, as {"age": (0, 100)}: values beyond are moved to them, and distances are in
+            units of them, so that each column has equal weight.
+        radius: Instead of bounds: public bound on a point's norm; see `Clusters`.
+        columns: Named columns of a table that are the points' coordinates; those with bounds if None.
+        user: The column that says whose a row is. A client's point is the mean of their rows.
+        missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
+        confidence: Of the intervals.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         initial: Public centres to begin with; see `Clusters`.
@@ -412,14 +452,15 @@ def kmeans(
     Example:
         >>> points = np.repeat([[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]], 500, axis=0)
         >>> found = kmeans(points, 3, epsilon=16.0, delta=1e-6, radius=1.0, seed=3)
-        >>> found.guarantee.epsilon <= 16.0, bool(inertia(points, found.centres) < 20.0)
-        (True, True)
+        >>> sorted((2 * found.centres).round().tolist()), round(inertia(points, found.centres), -2)
+        ([[-1.0, 1.0], [0.0, -1.0], [1.0, 1.0]], 0.0)
     """
     Charge.check(ledger, population)
-    ball = people_in_ball(points, columns, user, radius)
+    chosen, search = columns_of(points, columns, bounds, user), {"rounds": rounds, "initial": initial, "seed": seed}
+    question = Clusters(chosen, clusters, radius=radius, missing=missing, **search)  # type: ignore[arg-type]
+    ball = people_in_ball(points, question.ball, user)
     clients, dim = ball.shape
-    question = Clusters(columns or dim, clusters, radius=radius, rounds=rounds, initial=initial, seed=seed)
-    asked = question.plan(clients, epsilon, delta, bits=bits)
+    asked = question.plan(clients, epsilon, delta, bits=bits, **noise_for_budget(ledger, population, delta))
     events = [] if ledger is None else events_of([asked.protocol] * question.rounds, "statistics: kmeans")
     Charge.of(ledger, population, events).pay()
     server = asked.start()
@@ -427,7 +468,9 @@ def kmeans(
         around = Around(question.ball, question.blocks, server.centres)
         mean = private_mean(asked.protocol, number, ball, around.write, advance)
         server.update(Planned(around, asked.plan).result(mean, clients))
-    found = server.result()
+    found = server.result(confidence)
+    if user is None:
+        found = replace(found, unit="row")
     if clusters > 1 and found.noise_share > _MOST_NOISE:
         many = int(np.count_nonzero(found.sizes))
         warnings.warn(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,19 @@ from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
 from cpsgd.statistics.charge import Charge, events_of
 from cpsgd.statistics.planned import Planned
-from cpsgd.statistics.points import Ball, people_in_ball, private_mean
+from cpsgd.statistics.points import (
+    Ball,
+    Columns,
+    PointStatistic,
+    columns_of,
+    noise_for_budget,
+    people_in_ball,
+    private_mean,
+    told,
+)
 from cpsgd.statistics.questions import Geometry, Matrix, Question, Vectors
+from cpsgd.statistics.results import Reading
+from cpsgd.statistics.rows import Bounds, Missing, interval_width
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
@@ -38,34 +49,41 @@ _TYPICAL_MEAN = 0.5
 _REASON = "each vector is made here from a point x of the unit ball, the products x xᵀ and a x"
 
 
-@dataclass(frozen=True, eq=False)
-class PCAResult:
-    """The components, with their plan and their guarantee.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PCAResult(PointStatistic):
+    """The components: groups are directions, names are columns.
+
+    Directions are orthonormal, that of the largest variance first, and such that the largest coordinate of each is
+    positive. Where columns have bounds, coordinates are in units of half their widths. Intervals are estimates, by
+    perturbation to first order, and [-1, 1] where noise may have mixed a direction with others.
 
     Attributes:
-        components: Orthonormal rows, the direction of largest variance first. Signs are such that the largest
-            coordinate of each is positive.
         variances: The points' variances along the components (divided by the number of clients), noise included.
         total_variance: The trace of the covariance, noise included.
         mean: The points' mean, noise included; the given one where it is public.
         expected_angle: An estimate of the largest angle, in radians, between the components' span and that of the
             exact ones; see `estimated_angle`.
-        plan: The protocol of the round, with its guarantee and its expected error.
-        guarantee: The proved (ε, δ) of the release, for replacing one client's point.
     """
 
-    components: Matrix
     variances: Matrix
     total_variance: float
     mean: Matrix
     expected_angle: float
-    plan: Plan
-    guarantee: Guarantee
 
     @property
-    def bits_per_client(self) -> int:
-        """Bits that one client sends, header included."""
-        return self.plan.protocol.bits_per_client
+    def components(self) -> Matrix:
+        """One row per direction: `values`."""
+        return self.values
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Variances, the mean by column, and the expected angle."""
+        return {
+            "variances": self.variances.tolist(),
+            "total_variance": self.total_variance,
+            "mean": dict(zip(self.names, self.mean.tolist(), strict=True)),
+            "expected_angle": self.expected_angle,
+        }
 
 
 @dataclass(frozen=True)
@@ -130,24 +148,32 @@ class Components(Question[PCAResult]):
     `MomentVector` says what is sent.
 
     Args:
-        columns: The points' coordinates: names of columns, or their number.
+        columns: The points' coordinates: names of columns with their bounds, in units of which variances are. Or names,
+            or their number, with a radius.
         components: Number of directions, at most the points' coordinates.
         radius: Public bound on a point's distance from `mean`, or from zero; points beyond are moved to the ball's
             surface. Choose it without looking at the data.
         mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
+        missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
 
     Example:
         >>> asked = Components(2, 1, radius=1.0).plan(clients=400, epsilon=8.0, delta=1e-6, bits=8)
         >>> points = 0.1 + np.random.default_rng(0).normal(size=(400, 2)) * [0.4, 0.1]
         >>> found = asked.aggregate([asked.encode(point) for point in points])
-        >>> found.guarantee.epsilon <= 8.0, bool(found.components[0, 0] > 0.9)
-        (True, True)
+        >>> abs(found.components).round()
+        array([[1., 0.]])
     """
 
     def __init__(
-        self, columns: int | Sequence[str], components: int, *, radius: float, mean: ArrayLike | None = None
+        self,
+        columns: Columns,
+        components: int,
+        *,
+        radius: float | None = None,
+        mean: ArrayLike | None = None,
+        missing: Missing = None,
     ) -> None:
-        self.ball = Ball.of(columns, radius, mean)
+        self.ball = Ball.of(columns, radius, mean, missing)
         self.components = _validate.integer("components", components, low=1, high=self.ball.dim)
         self.layout = MomentVector.of(self.ball.dim, with_mean=mean is None)
 
@@ -160,7 +186,7 @@ class Components(Question[PCAResult]):
         """Returns one client's vector; see `Ball.point` for what a value may be."""
         return self.layout.write(self.ball.point(value)).reshape(-1)
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[PCAResult]:
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> Planned[PCAResult]:
         """Plans the round, unless the budget is so small that noise would hide every variance; see `Question.plan`."""
         planned = super().plan(clients, epsilon, delta, **requirements)
         _check_budget(planned.plan, self.ball.dim)
@@ -175,15 +201,18 @@ class Components(Question[PCAResult]):
         variances, directions = _eigen(covariance)
         deviation = _deviation(planned.protocol, count)
         angle = estimated_angle(variances, directions, self.components, deviation, centre, self.layout.weight)
-        radius, origin = self.ball.radius, self.ball.origin
+        spread = _spread(variances, directions, self.components, deviation, centre, self.layout.weight)
+        reach = interval_width(confidence, pure=planned.protocol.mechanism.pure) * spread
+        names, found = tuple(f"component {i + 1}" for i in range(self.components)), directions[: self.components]
+        low, high = np.maximum(found - reach, -1.0), np.minimum(found + reach, 1.0)
+        reading, radius = Reading(self.ball.columns, names, found, low, high), self.ball.radius
         return PCAResult(
-            components=directions[: self.components],
+            **told("pca", self.ball, reading, planned.plan, guarantee, count, confidence),
+            group_by=("component",),
             variances=radius**2 * variances[: self.components],
             total_variance=radius**2 * float(np.trace(covariance)),
-            mean=radius * centre + (0.0 if origin is None else np.asarray(origin, dtype=np.float64)),
+            mean=self.ball.outside(centre),
             expected_angle=angle,
-            plan=planned.plan,
-            guarantee=guarantee,
         )
 
 
@@ -193,9 +222,12 @@ def pca(
     epsilon: float,
     delta: float,
     *,
-    radius: float,
+    bounds: Bounds | None = None,
+    radius: float | None = None,
     columns: Sequence[str] | None = None,
     user: str | None = None,
+    missing: Missing = None,
+    confidence: float = 0.95,
     bits: float | None = None,
     mean: ArrayLike | None = None,
     ledger: Ledger | str | Path | None = None,
@@ -205,13 +237,17 @@ def pca(
     """Finds the directions of largest variance so that (epsilon, delta) protects each client's point.
 
     Args:
-        points: One row per client; with `columns` any table that `mean` takes. Every client's message is simulated.
+        points: Any table that `mean` takes, or an array with one point per row. Every client's message is simulated.
         components: Number of directions, at most the points' coordinates.
         epsilon: ε, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        radius: Public bound on a point's distance from `mean`, or from zero; see `Components`.
-        columns: Named columns of a table that are the points' coordinates.
-        user: With `columns`: the column that says whose a row is. A client's point is the mean of their rows.
+        bounds: Public bounds by column, as {"age": (0, 100)}; components are those of the columns in units of half
+            their widths.
+        radius: Instead of bounds: public bound on a point's distance from `mean`, or from zero; see `Components`.
+        columns: Named columns of a table that are the points' coordinates; those with bounds if None.
+        user: The column that says whose a row is. A client's point is the mean of their rows.
+        missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
+        confidence: Of the intervals.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
         ledger: Charge the round to this ledger before it is released, or refuse.
@@ -229,17 +265,20 @@ def pca(
         >>> generator = np.random.default_rng(0)
         >>> points = 0.1 + generator.normal(size=(2000, 3)) * [0.3, 0.1, 0.05]
         >>> found = pca(points, 1, epsilon=8.0, delta=1e-6, radius=1.0)
-        >>> found.guarantee.epsilon <= 8.0, bool(abs(found.components[0, 0]) > 0.98)
-        (True, True)
+        >>> abs(found.components).round()
+        array([[1., 0., 0.]])
     """
     Charge.check(ledger, population)
-    ball = people_in_ball(points, columns, user, radius, mean)
-    clients, dim = ball.shape
-    question = Components(columns or dim, components, radius=radius, mean=mean)
-    asked = question.plan(clients, epsilon, delta, bits=bits)
+    chosen = columns_of(points, columns, bounds, user)
+    question = Components(chosen, components, radius=radius, mean=mean, missing=missing)
+    ball = people_in_ball(points, question.ball, user)
+    clients = len(ball)
+    asked = question.plan(clients, epsilon, delta, bits=bits, **noise_for_budget(ledger, population, delta))
     events = [] if ledger is None else events_of([asked.protocol], "statistics: pca")
     Charge.of(ledger, population, events).pay()
-    return asked.result(private_mean(asked.protocol, 0, ball, question.layout.write, advance), clients)
+    mean = private_mean(asked.protocol, 0, ball, question.layout.write, advance)
+    found = asked.result(mean, clients, confidence=confidence)
+    return found if user is not None else replace(found, unit="row")
 
 
 def subspace_angle(first: ArrayLike, second: ArrayLike) -> float:
@@ -281,6 +320,23 @@ def estimated_angle(
     if (gaps <= 0.0).any():
         return 0.5 * math.pi
     return math.asin(min(1.0, math.sqrt(float(np.sum(squares / gaps**2)))))
+
+
+def _spread(
+    variances: Matrix, directions: Matrix, components: int, deviation: float, mean: Matrix, weight: float
+) -> Matrix:
+    """Estimates the standard deviation of each coordinate of the found directions; see `estimated_angle`.
+
+    To first order, noise adds to uᵢ the sum over j of uⱼ times uᵢᵀE uⱼ/(λᵢ - λⱼ). It is infinite where a gap is noise.
+    """
+    spread = (directions @ mean / weight) ** 2 if weight else np.zeros(len(variances))
+    squares = deviation**2 * (0.5 + spread[:components, None] + spread)
+    gaps = np.abs(variances[:components, None] - variances) - deviation * math.sqrt(2.0 * len(variances))
+    np.fill_diagonal(gaps, np.inf)
+    with np.errstate(divide="ignore"):
+        mixed = np.where(gaps > 0.0, squares / gaps**2, np.inf)
+    found = np.sqrt(np.where(np.isinf(mixed), 0.0, mixed) @ directions**2)
+    return np.where(np.isinf(mixed).any(axis=1, keepdims=True), np.inf, found)
 
 
 def exact_components(points: ArrayLike, components: int) -> Matrix:

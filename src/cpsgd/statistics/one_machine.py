@@ -136,8 +136,8 @@ def sum(
 
     Example:
         >>> found = sum({"age": [20.0, 40.0] * 500}, bounds={"age": (0, 100)}, epsilon=4.0)
-        >>> bool(abs(found.values[0] - 30_000) < 1_000)
-        True
+        >>> round(float(found.values[0]), -3)
+        30000.0
     """
     made: dict[str, Any] = {"group_by": _listed(options), "missing": options.get("missing")}
     rows = _rows(rows_per_user, options.get("user"))
@@ -155,11 +155,11 @@ def count(
 
     Example:
         >>> found = count({"smokes": [0, 1] * 500}, columns=["smokes"], epsilon=4.0)
-        >>> bool(abs(found.values[0] - 500) < 20)
-        True
-        >>> users = count({"id": [1, 2, 2, 3] * 9}, user="id", rows_per_user=1, neighbours="add-remove", epsilon=8.0)
-        >>> users.users is None, bool(abs(users.values[0] - 3) < 5)
-        (True, True)
+        >>> round(float(found.values[0]), -2)
+        500.0
+        >>> users = count({"id": list(range(1000))}, user="id", rows_per_user=1, neighbours="add-remove", epsilon=8.0)
+        >>> print(users.users, round(float(users.values[0]), -2))
+        None 1000.0
     """
     rows = _rows(rows_per_user, options.get("user"))
     asked = Count(columns, rows=rows, group_by=_listed(options), missing=options.get("missing"))
@@ -211,8 +211,8 @@ def quantiles(
     Example:
         >>> cost = {"epsilon": 4.0, "delta": 1e-6}
         >>> found = quantiles({"age": [20.0, 40.0] * 500}, [0.9], bounds={"age": (0, 100)}, bins=50, **cost)
-        >>> bool(abs(found.values[0] - 40) < 3)
-        True
+        >>> round(float(found.values[0]), -1)
+        40.0
     """
     made: dict[str, Any] = {"group_by": _listed(options), "missing": options.get("missing")}
     ask = lambda known: Quantiles(known, quantiles, bins=bins, **made)  # noqa: E731

@@ -6,20 +6,25 @@ A `Planned` question is the whole protocol: `encode` runs on the clients and `ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cpsgd import planner
 from cpsgd.aggregator import Aggregator
-from cpsgd.errors import VectorError
+from cpsgd.errors import InfeasibleError, VectorError
+from cpsgd.mechanisms import RoundedGaussian
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.planner import Plan
+from cpsgd.planner.requirements import BEST
 from cpsgd.privacy import Guarantee
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import RoundSimulator
-from cpsgd.statistics.questions import MOST_COORDINATES, Answer, Question, Vectors
+from cpsgd.statistics.questions import MOST_COORDINATES, Answer, Geometry, Question, Vectors
 
 # Shorter vectors spend their time in the interpreter, where threads only wait for each other.
 _THREADED_DIM = 1 << 14
@@ -104,6 +109,37 @@ class Planned(Generic[Answer]):
         mechanism = self.protocol.mechanism
         spread = mechanism.scale**2 * (mechanism.noise.variance + mechanism.largest_rounding_variance) / count
         return spread + self.plan.error.clipping / self.protocol.dim
+
+
+def least_error(geometry: Geometry, clients: int, claim: Claim, requirements: Mapping[str, Any]) -> Plan:
+    """Returns the plan with the smallest error: shares of discrete Laplace noise at δ = 0, or others.
+
+    Raises:
+        InfeasibleError: Neither keeps the claim.
+    """
+    named = requirements.get("mechanism", BEST)
+    # Several rounds of Laplace noise cost their sum; two servers cannot prove the range of what wraps around.
+    pure = named in (BEST, DiscreteLaplace.name) and not requirements.get("pair")
+    pure &= not claim.delta or named != BEST or requirements.get("rounds", 1) == 1
+    found, failures = [], []
+    for laplace in (True, False) if pure and claim.delta and named == BEST else (pure,):
+        asked = {name: value for name, value in requirements.items() if value is not None}
+        if laplace:
+            asked |= {"mechanism": DiscreteLaplace.name, "rotate": False, "delta": 0.0}
+        elif not asked.keys() & {"bits", "max_error", "mechanism"}:
+            asked["mechanism"] = RoundedGaussian.name
+        try:
+            found.append(
+                planner.plan(
+                    clients, epsilon=claim.epsilon, **geometry.stated(l1=laplace), **{"delta": claim.delta, **asked}
+                )
+            )
+        except InfeasibleError as error:
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    wanted = requirements.get("max_error")
+    return min(found, key=lambda each: each.error.total if wanted is None else each.bits)
 
 
 def simulated(protocol: Protocol, round: int = 0) -> RoundSimulator:

@@ -6,19 +6,29 @@ rows there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError, VectorError
+from cpsgd.mechanisms import RoundedGaussian
+from cpsgd.planner import Plan
+from cpsgd.privacy import Guarantee
 from cpsgd.protocol import Protocol
+from cpsgd.statistics.charge import Charge
 from cpsgd.statistics.planned import simulated
 from cpsgd.statistics.questions import Matrix, Vectors
-from cpsgd.statistics.rows import by_user, check_one_user, own_rows, users_of
-from cpsgd.tables import Chunk, numbers, open_table
+from cpsgd.statistics.results import Reading, Statistic
+from cpsgd.statistics.rows import Bounds, Missing, by_user, check_bounds, check_one_user, own_rows, users_of
+from cpsgd.tables import Chunk, maybe_numbers, numbers, open_table
+
+if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger
 
 # Coordinates of messages that are held at a time, 16 MiB.
 _BLOCK = 1 << 22
@@ -67,29 +77,73 @@ def in_unit_ball(points: ArrayLike, radius: float, origin: ArrayLike | None = No
     return result
 
 
+Columns = int | Sequence[str] | Bounds
+"""Points' coordinates: names of columns with their bounds; or names or their number, with the radius of a ball."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ball:
     """The public ball that clients' points are in.
+
+    Where columns have bounds, values are moved to them, and a coordinate is the distance from their middle in units of
+    half their width. All such points are in the ball of radius √d.
 
     Attributes:
         columns: The names of the points' coordinates.
         radius: The bound on a point's distance from `origin`.
         origin: The ball's centre, zero if None.
+        bounds: The bounds of columns, which `origin` is then the middle of.
+        missing: What a missing value counts as; see `cpsgd.statistics.rows.Missing`.
     """
 
     columns: tuple[str, ...]
     radius: float
     origin: ArrayLike | None = None
+    bounds: dict[str, tuple[float, float]] | None = None
+    missing: Missing = None
 
     def __post_init__(self) -> None:
-        in_unit_ball(np.zeros((1, self.dim)), self.radius, self.origin)  # refuses a bad radius or origin
+        in_unit_ball(np.zeros((1, self.dim)), self.radius, None if self.bounds else self.origin)  # refuses a bad one
+        if self.missing == "drop" or (self.missing == "bounds" and not self.bounds):
+            raise ParameterError(
+                "A point has all its coordinates: a missing value is the middle of 'bounds', or a value."
+            )
 
     @classmethod
-    def of(cls, columns: int | Sequence[str], radius: float, origin: ArrayLike | None = None) -> Ball:
-        """Returns the ball with columns of these names; a number n stands for "0" to "n - 1", as an array's columns."""
+    def of(
+        cls, columns: Columns, radius: float | None, origin: ArrayLike | None = None, missing: Missing = None
+    ) -> Ball:
+        """Returns the ball with these columns; a number n stands for "0" to "n - 1", as an array's columns."""
+        if isinstance(columns, Mapping):
+            if radius is not None or origin is not None:
+                raise ParameterError("Bounds of columns say where points are: leave out radius and mean.")
+            bounds = check_bounds(columns)
+            middle = np.array([0.5 * low + 0.5 * high for low, high in bounds.values()])
+            return cls(tuple(bounds), len(bounds) ** 0.5, middle, bounds, missing)
+        if radius is None:
+            raise ParameterError("Give bounds of the columns, as {'age': (0, 100)}, or the radius of a ball of points.")
         if isinstance(columns, int) and not isinstance(columns, bool):
             columns = tuple(map(str, range(_validate.integer("columns", columns, low=1))))
-        return cls(_names(columns), radius, origin)
+        return cls(_names(columns), radius, origin, None, missing)
+
+    @property
+    def units(self) -> Matrix:
+        """One unit of each coordinate, in the columns' units."""
+        ends = (self.bounds or {}).values()
+        return np.array([0.5 * high - 0.5 * low for low, high in ends]) if self.bounds else np.ones(self.dim)
+
+    def inside(self, points: ArrayLike) -> Vectors:
+        """Returns points of the unit ball."""
+        if self.bounds is None:
+            return in_unit_ball(points, self.radius, self.origin)
+        low, high = np.array(list(self.bounds.values())).T
+        moved = np.clip(np.asarray(points, dtype=np.float64), low, high)  # NaN stays, and is refused
+        return in_unit_ball((moved - np.asarray(self.origin)) / self.units, self.radius)
+
+    def outside(self, places: Matrix) -> Matrix:
+        """Returns points of the unit ball in the columns' units."""
+        origin = 0.0 if self.origin is None else np.asarray(self.origin, dtype=np.float64)
+        return np.asarray(origin + self.radius * self.units * places)
 
     @property
     def dim(self) -> int:
@@ -113,8 +167,17 @@ class Ball:
 
     def of_rows(self, chunk: Chunk, title: str) -> Matrix:
         """Returns points of the unit ball for rows of the table with this title."""
-        rows = np.column_stack([numbers(name, chunk[name], title) for name in self.columns])
-        return in_unit_ball(rows, self.radius, self.origin).astype(np.float64)
+        return self.inside(np.column_stack([self._column(name, chunk, title) for name in self.columns])).astype(
+            np.float64
+        )
+
+    def _column(self, name: str, chunk: Chunk, title: str) -> Matrix:
+        if self.missing is None:
+            return numbers(name, chunk[name], title)
+        values, there = maybe_numbers(name, chunk[name], title)
+        low, high = (self.bounds or {}).get(name, (0.0, 0.0))
+        filled = 0.5 * low + 0.5 * high if self.missing == "bounds" else _validate.finite("missing", self.missing)
+        return np.where(there, values, filled)
 
     def _of_array(self, value: ArrayLike) -> Matrix:
         """Returns points in the unit ball from an array."""
@@ -127,38 +190,98 @@ class Ball:
             raise VectorError(f"Expected a point of {self.dim} coordinates, got an array of shape {np.shape(value)}.")
         if np.ma.is_masked(value):
             raise VectorError("Expected a point of numbers, got masked values; fill them in.")
-        return in_unit_ball(rows, self.radius, self.origin).astype(np.float64)
+        return self.inside(rows).astype(np.float64)
 
 
-def people_in_ball(
-    table: object,
-    columns: Sequence[str] | None,
-    user: str | None,
-    radius: float,
-    origin: ArrayLike | None = None,
-) -> Vectors:
+def people_in_ball(table: object, ball: Ball, user: str | None) -> Vectors:
     """Returns one point of the unit ball per client.
 
     Args:
-        table: An array of points, one row per client; with `columns` anything `open_table` takes.
-        columns: The named columns that are the points' coordinates; None if the array's columns are.
+        table: Anything `open_table` takes.
+        ball: The ball, with named columns.
         user: The column that says whose a row is.
-        radius: See `in_unit_ball`.
-        origin: See `in_unit_ball`.
     """
-    if columns is None:
-        if user is not None or not isinstance(table, np.ndarray | list | tuple):
-            raise ParameterError("Name the columns that are coordinates: an id would be one, too.")
-        return in_unit_ball(table, radius, origin)
-    ball, source = Ball(_names(columns), radius, origin), open_table(table)
+    if ball.bounds is None and isinstance(table, np.ndarray | list | tuple) and not (user or _are_mappings(table)):
+        rows = np.asarray(table)
+        if rows.ndim != 2 or ball.columns == tuple(map(str, range(rows.shape[1]))):
+            return ball.inside(rows)
+    source = open_table(table)
+    if user in ball.columns:
+        raise ParameterError(f"{user!r} says whose a row is; it cannot be a coordinate, too.")
     points = np.concatenate(
         [
             (by_user(ball.of_rows(chunk, source.title), sizes) / sizes[:, None]).astype(np.float32)
-            for chunk, sizes in users_of(source, user, ball.columns)
+            for chunk, sizes in users_of(source, user, ball.columns, missing=ball.missing is not None)
         ]
     )
     check_one_user(len(points), source.title)
     return points
+
+
+def columns_of(table: object, columns: Sequence[str] | None, bounds: Bounds | None, user: str | None) -> Columns:
+    """Returns the coordinates that were asked for: columns with bounds, columns, or all of an array of points."""
+    if bounds is not None:
+        stated = check_bounds(bounds)
+        names = tuple(stated) if columns is None else _names(columns)
+        if set(names) != set(stated):
+            raise ParameterError("Give bounds for each of the columns, and for no other.")
+        return {name: stated[name] for name in names}
+    if columns is not None:
+        return _names(columns)
+    if user is not None or not isinstance(table, np.ndarray | list | tuple) or _are_mappings(table):
+        raise ParameterError("Name the columns that are coordinates, with bounds: an id would be one, too.")
+    shape = np.shape(table)
+    if len(shape) != 2 or 0 in shape:
+        raise VectorError(f"Expected a table of points, one row per client, got an array of shape {shape}.")
+    return int(shape[1])
+
+
+def _are_mappings(table: object) -> bool:
+    return isinstance(table, list | tuple) and any(isinstance(row, Mapping) for row in table)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PointStatistic(Statistic):
+    """A statistic of points: a `Statistic` with the plan of its rounds.
+
+    Attributes:
+        plan: The protocol of every round, with a round's expected error.
+        guarantee: The proved (ε, δ) of all rounds together, for replacing all rows of one client.
+    """
+
+    plan: Plan
+    guarantee: Guarantee
+
+    @property
+    def bits_per_client(self) -> int:
+        """Bits that one client sends in all rounds, headers included."""
+        return self.plan.rounds * self.plan.protocol.bits_per_client
+
+
+def told(
+    statistic: str, ball: Ball, reading: Reading, planned: Plan, guarantee: Guarantee, users: int, confidence: float
+) -> dict[str, Any]:
+    """Returns what every statistic of points says."""
+    protocol = planned.protocol
+    return {
+        "statistic": statistic,
+        "reading": reading,
+        "confidence": confidence,
+        "users": users,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": "user",
+        "adjacency": str(guarantee.adjacency),
+        "method": guarantee.method,
+        "citation": guarantee.citation,
+        "assumption": guarantee.assumption,
+        "bits": protocol.bits_per_coordinate,
+        "dim": protocol.dim,
+        "bounds": ball.bounds or {},
+        "mechanism": protocol.mechanism.name,
+        "plan": planned,
+        "guarantee": guarantee,
+    }
 
 
 def _names(columns: object) -> tuple[str, ...]:
@@ -166,6 +289,11 @@ def _names(columns: object) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
         raise ParameterError("Expected columns to be a list of different names.")
     return names
+
+
+def noise_for_budget(ledger: Ledger | str | Path | None, population: str | None, delta: float) -> dict[str, str]:
+    """Returns the noise that an adaptive budget asks for: it counts Gaussian shifts, for which a pure ε is dear."""
+    return {"mechanism": RoundedGaussian.name} if delta and Charge.counts_shifts(ledger, population) else {}
 
 
 def private_mean(

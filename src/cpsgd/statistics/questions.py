@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
+from cpsgd.promise import Claim
 
 if TYPE_CHECKING:
     from cpsgd.privacy import Guarantee
@@ -69,13 +70,17 @@ class Geometry:
         side = dim**0.5
         return cls(dim, norm, distance, reason, side * norm, side * distance, rounding=rounding)
 
-    def stated(self) -> dict[str, Any]:
-        """Returns the planner's arguments."""
+    def stated(self, *, l1: bool = False) -> dict[str, Any]:
+        """Returns the planner's arguments; with `l1` those of noise that rests on sums of absolute differences."""
         norm = self.norm * self.rounding
-        distance = max(norm, self.distance * self.rounding)
-        if distance >= 2.0 * norm:
-            return {"dim": self.dim, "clip_norm": norm}
-        return {"dim": self.dim, "clip_norm": norm, "replace_one_distance": distance, "distance_reason": self.reason}
+        apart = {"replace_one_distance": max(norm, self.distance * self.rounding)}
+        if apart["replace_one_distance"] >= 2.0 * norm:
+            apart = {}
+        # Where nothing more is known, the planner takes √d times the Euclidean distance.
+        if l1 and self.l1_distance < self.dim**0.5 * min(self.distance, 2.0 * self.norm):
+            apart["replace_one_l1_distance"] = max(norm, self.l1_distance * self.rounding)
+        reason = {"distance_reason": self.reason} if apart else {}
+        return {"dim": self.dim, "clip_norm": norm} | apart | reason
 
 
 class Question(ABC, Generic[Answer]):
@@ -96,25 +101,23 @@ class Question(ABC, Generic[Answer]):
     ) -> Answer:
         """Returns the answer behind the private mean of `count` vectors, released with this guarantee."""
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Answer]:
-        """Plans a round in which every client answers.
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> Planned[Answer]:
+        """Plans a round in which every client answers, with the noise that has the smaller error.
+
+        That is discrete Laplace noise in shares, which spends no δ, or Gaussian-like noise, which is less where there
+        are many values. Without `bits` it is the fewest bits near the exact mechanism's error.
 
         Args:
             clients: Number of clients.
             epsilon: ε, for replacing all rows of one client.
-            delta: δ.
-            requirements: Others of `cpsgd.plan`: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, `pair`.
-                Without bits and mechanism it is noise before rounding, with the fewest bits within 10 % of the Gaussian
-                mechanism's error. That is planned at once; a search through all mechanisms may take a minute.
+            delta: δ; 0 if not given.
+            requirements: Others of `cpsgd.plan`: `bits`, `mechanism`, `dropout`, `colluding`, `secure`, `pair`. With
+                `bits` alone all mechanisms are searched through, which may take a minute.
 
         Raises:
             InfeasibleError: No protocol keeps (ε, δ).
         """
-        from cpsgd.mechanisms import RoundedGaussian
-        from cpsgd.planner import plan
-        from cpsgd.statistics.planned import Planned
+        from cpsgd.statistics.planned import Planned, least_error
 
         clients = _validate.integer("clients", clients, low=2)
-        if not requirements.keys() & {"bits", "max_error", "mechanism"}:
-            requirements["mechanism"] = RoundedGaussian.name
-        return Planned(self, plan(clients, epsilon=epsilon, delta=delta, **self.geometry.stated(), **requirements))
+        return Planned(self, least_error(self.geometry, clients, Claim(epsilon, delta), requirements))

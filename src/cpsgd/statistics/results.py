@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,6 @@ class Statistic:
         mechanism: Name of the noise.
         group_by: Columns of the groups.
         cut_off: Private estimates of what was cut off, where there are any.
-        details: Further results of k-means and principal components.
     """
 
     statistic: str
@@ -113,7 +112,6 @@ class Statistic:
     mechanism: str
     group_by: tuple[str, ...] = ()
     cut_off: tuple[CutOff, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def claim(self) -> Claim:
@@ -149,6 +147,11 @@ class Statistic:
         return table[0] if self.groups is None else table
 
     @property
+    def details(self) -> dict[str, Any]:
+        """Further results as plain JSON values: of k-means and principal components."""
+        return {}
+
+    @property
     def cautions(self) -> list[str]:
         """Sentences about what was cut off of more than a tenth of the users; `cut_off` has all estimates."""
         return [
@@ -169,14 +172,15 @@ class Statistic:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain JSON values."""
-        plain = {name: value for name, value in vars(self).items() if name != "reading"}
+        plain = {each.name: getattr(self, each.name) for each in fields(Statistic) if each.name != "reading"}
         entries = [
             {**({} if group is None else {"group": group}), "name": name, "value": value, "low": low, "high": high}
             for group, name, value, low, high in self.rows()
         ]
         bounds = {name: list(ends) for name, ends in self.bounds.items()}
         cut_off = [vars(cut) for cut in self.cut_off]
-        return plain | {"group_by": list(self.group_by), "cut_off": cut_off, "bounds": bounds, "values": entries}
+        plain |= {"group_by": list(self.group_by), "cut_off": cut_off, "bounds": bounds, "values": entries}
+        return plain | self.details
 
     # ------------------------------------------------------------------ frames
 

@@ -74,10 +74,14 @@ def users_of(
             advance(size_of(chunk))
         return
     for held in whole_users(table, user, columns):
-        _, number = labels(user, held[user], table.title, missing=missing)
+        number = held[user]
+        if number.dtype.kind not in "iu":
+            _, number = labels(user, number, table.title, missing=missing)
         order = np.argsort(number, kind="stable")
-        order = order[np.count_nonzero(number < 0) :]
-        starts = np.concatenate([[0], np.cumsum(np.bincount(number[number >= 0]))])
+        if number is not held[user]:
+            order = order[np.count_nonzero(number < 0) :]  # rows of nobody
+        own = number[order]
+        starts = np.concatenate([[0], np.flatnonzero(own[1:] != own[:-1]) + 1, [len(own)]])[: len(own) + 1]
         begin = 0
         while begin < len(starts) - 1:
             # The users who have at most so many rows together, and at least one user.
@@ -299,7 +303,7 @@ class RowQuestion(Question[Statistic]):
 
     # ------------------------------------------------------------------ between machines
 
-    def plan(self, clients: int, epsilon: float, delta: float, **requirements: Any) -> Planned[Statistic]:
+    def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> Planned[Statistic]:
         """Plans a round, with at most one group per client; see `Question.plan`."""
         clients = _validate.integer("clients", clients, low=2)
         if self.blocks > clients:

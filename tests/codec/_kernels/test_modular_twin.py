@@ -59,6 +59,15 @@ def test_extensions(kernel: Any, prime: int, degree: int) -> None:
         for top, row in zip(wide[degree:], powers.tolist(), strict=True):
             folded = [low + top * c for low, c in zip(folded, row, strict=True)]
         assert z == [c % prime for c in folded]
+    one, repeated = np.empty_like(a), np.ascontiguousarray(np.broadcast_to(b[:1], a.shape))
+    kernel.extension_product(a, b[:1], powers, prime, one)
+    kernel.extension_product(a, repeated, powers, prime, out)
+    assert np.array_equal(one, out)
+    found = np.empty_like(a)
+    kernel.extension_powers(b[:1], powers, prime, found)
+    assert found[0].tolist() == [1, *[0] * (degree - 1)]
+    kernel.extension_product(found[:-1], b[:1], powers, prime, out[1:])
+    assert np.array_equal(found[1:], out[1:])
 
 
 @kernels
@@ -93,6 +102,10 @@ def test_shapes_and_primes_are_checked() -> None:
         lambda: _native.modular_product(a, a, 7, a),
         lambda: _native.modular_gram(a, a, 7, a),
         lambda: _native.extension_product(a, a, a[:1].copy(), 7, a),
+        lambda: _native.extension_product(a, a[:0], a, 7, a),
+        lambda: _native.extension_powers(a, a, 7, a),
+        lambda: _native.extension_powers(a[:1], a[:1], 7, a),
+        lambda: _native.extension_powers(a[:1], a, 7, a[:0]),
         lambda: _native.modular_sum(a[0], a[0][:2].copy(), False, 7, a[0].copy()),
         lambda: _native.uniform_elements(a[0], 1, a[0].copy()),
         lambda: _native.uniform_elements(a[0], 2**31, a[0].copy()),

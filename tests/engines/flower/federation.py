@@ -49,13 +49,13 @@ for key in sys.argv[1:]:
 class Federation:
     """A SuperLink with `nodes` SuperNodes, which know their number as `partition-id`."""
 
-    def __init__(self, directory: Path, nodes: int, *, database: bool = False) -> None:
+    def __init__(self, directory: Path, nodes: int, *, database: bool = False, task: Path | None = None) -> None:
         """Starts nothing yet; keys, certificates and logs will be in `directory`, and the SuperLink's database, if any.
 
-        Without a database a SuperLink forgets everything with its process.
+        Without a database a SuperLink forgets everything with its process. `task` is a task of two servers, if any.
         """
         self.directory = directory
-        self._database = database
+        self._database, self._task = database, task
         self.nodes = nodes
         self.roster = directory / "roster"
         self.supernodes: list[subprocess.Popen[bytes]] = []
@@ -77,7 +77,7 @@ class Federation:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
@@ -165,7 +165,7 @@ class Federation:
                 raise TimeoutError(f"The node was not let in within {timeout:g} s:\n{self.logs()}")
             if self.supernodes[node].poll() is not None:
                 refused += 1
-                time.sleep(5.0)  # as RestartSec of a systemd unit
+                time.sleep(15.0)  # as RestartSec of a systemd unit
                 self.supernodes[node] = self._start_node(node)
             time.sleep(0.2)
         self._killed.discard(node)
@@ -221,7 +221,7 @@ class Federation:
         files = {
             "cpsgd-memory": self.directory / f"memory-{node}",
             "cpsgd-identity": self.directory / f"identity-{node}",
-            "cpsgd-roster": self.roster,
+            **({"cpsgd-roster": self.roster} if self._task is None else {"cpsgd-task": self._task}),
         }
         return f"partition-id={node} " + " ".join(f'{name}="{path}"' for name, path in files.items())
 

@@ -1,12 +1,15 @@
 """A whole federation of processes with TLS, node authentication and a roster, and noise that later rounds take away.
 
-In its first round a node lies, and after it the server is killed, and goes on; in the third round, which the second has
-prepared, a node is killed.
+In its first round a node lies. After it the server, the SuperLink and a node are killed, and go on: registered keys are
+in Flower's database, rounds in our checkpoint and ledger, answers in the nodes' memories. In the third round, which the
+second has prepared, a node is killed.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 
 from cpsgd import Protocol
 from cpsgd.correlated.turns import run_rules
+from cpsgd.ledger import Ledger
 
 from .federation import Federation
 
@@ -36,6 +40,7 @@ class Outcome:
     protocol: Protocol
     logs: str
     memories: list[list[list[str]]]
+    answered: list[list[list[str]]]
     lineages: list[str]
     rows: list[int]
 
@@ -51,7 +56,9 @@ class Outcome:
         return np.load(self.folder / f"model-{round}.npy").reshape(-1)
 
 
-@pytest.mark.parametrize("mechanism", ["shaped-gaussian", "correlated-gaussian"])
+@pytest.mark.parametrize(
+    "mechanism", ["shaped-gaussian", pytest.param("correlated-gaussian", marks=pytest.mark.thorough)]
+)
 def test_a_federation_of_processes(mechanism: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One test and not several of one fixture, which parallel workers would each make: a federation fills a machine."""
     # The first is what a plan takes for silos that stay, when nobody names a mechanism.
@@ -65,11 +72,12 @@ def test_a_federation_of_processes(mechanism: str, tmp_path_factory: pytest.Temp
     a_killed_server_went_on_and_each_round_is_charged_once(outcome)
     clients_have_confirmed_the_survivors(outcome)
     nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome)
+    memories_go_on_after_a_restart(outcome)
     rounds_take_away_the_noise_of_the_round_before_in_the_same_run(outcome)
 
 
 def run_federation(directory: Path, folder: Path, mechanism: str) -> Outcome:
-    with Federation(directory, NODES) as federation:
+    with Federation(directory, NODES, database=True) as federation:
         stop = threading.Event()
 
         def kill_the_sleeper() -> None:
@@ -81,6 +89,9 @@ def run_federation(directory: Path, folder: Path, mechanism: str) -> Outcome:
         settings = {"folder": str(folder), "dim": DIM, "roster": str(federation.roster), "mechanism": mechanism}
         federation.begin(APP, {**settings, "stop-after": 1})
         federation.kill_server(folder / "waiting", 180.0)
+        answered = [federation.memory(node) for node in range(NODES)]
+        federation.restart_superlink()
+        federation.restart_node(1)
         watcher = threading.Thread(target=kill_the_sleeper)
         watcher.start()
         try:
@@ -95,7 +106,7 @@ def run_federation(directory: Path, folder: Path, mechanism: str) -> Outcome:
     lineages = [path.read_text() for path in sorted(directory.glob("memory-*.lineages"))]
     rows = [len(list(directory.glob(f"memory-{node}.rows-*"))) for node in range(NODES)]
     result = json.loads((folder / "result.json").read_text())
-    return Outcome(folder, result, protocol, logs, memories, lineages, rows)
+    return Outcome(folder, result, protocol, logs, memories, answered, lineages, rows)
 
 
 def the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
@@ -147,6 +158,7 @@ def a_killed_server_went_on_and_each_round_is_charged_once(outcome: Outcome) -> 
     charged = outcome.result["charged"]
     assert charged == [[charged[0][0], round, True] for round in (1, 2, 3)]
     assert outcome.result["spent"] == pytest.approx(outcome.result["planned"], rel=1e-3)
+    assert Ledger(outcome.folder / "ledger").verify().overspent == ()
 
 
 def clients_have_confirmed_the_survivors(outcome: Outcome) -> None:
@@ -174,6 +186,14 @@ def nodes_remember_the_rounds_also_one_that_was_killed_in_it(outcome: Outcome) -
         assert stages == first + second + ([] if node == 1 else ["3 confirm", "3 unmask"])
 
 
+def memories_go_on_after_a_restart(outcome: Outcome) -> None:
+    """Nothing that was answered is forgotten, and no stage of a run is answered twice."""
+    for before, after in zip(outcome.answered, outcome.memories, strict=True):
+        assert after[: len(before)] == before
+        stages = [tuple(line) for line in after if not line[0].startswith("#")]
+        assert len(stages) == len(set(stages))
+
+
 def rounds_take_away_the_noise_of_the_round_before_in_the_same_run(outcome: Outcome) -> None:
     """A server that was killed goes on under another name, with lineages that begin anew."""
     for node in range(NODES):
@@ -197,3 +217,12 @@ def rounds_take_away_the_noise_of_the_round_before_in_the_same_run(outcome: Outc
         own, before = outcome.seeds(3, node)
         assert str(own) in outcome.lineages[node]
         assert str(before) not in outcome.lineages[node]
+
+
+@pytest.mark.thorough
+def test_without_a_database_a_superlink_forgets_its_nodes(tmp_path: Path) -> None:
+    with Federation(tmp_path, 1) as federation:
+        federation.restart_superlink()
+        listed = json.loads(federation._flwr("supernode", "list", "local", "--format", "json"))
+        assert listed["nodes"] == []
+        os.kill(federation.supernodes[0].pid, signal.SIGTERM)

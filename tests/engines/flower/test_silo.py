@@ -39,8 +39,8 @@ def planned() -> Plan:
     )
 
 
-def asked(clip_norm: float, examples: int) -> Message:
-    record = ConfigRecord({"clip-norm": clip_norm, "examples": examples})
+def asked(clip_norm: float, examples: int, rate: float = 1.0) -> Message:
+    record = ConfigRecord({"clip-norm": clip_norm, "examples": examples, "rate": rate})
     return Message(RecordDict({RECORD: record}), dst_node_id=1, message_type="train")
 
 

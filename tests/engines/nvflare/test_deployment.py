@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cpsgd import Protocol
 from cpsgd.engines.nvflare import CpsgdController
 from cpsgd.engines.nvflare.controller import REPORTS_FILE
 from cpsgd.ledger import Budget, Ledger
@@ -59,36 +61,56 @@ def listening(pids: list[int]) -> set[str]:
     return found
 
 
-def test_a_federation_of_processes(tmp_path: Path) -> None:
-    """The example's own way to start and end a federation, with a job whose numbers are known."""
-    helper, job = load(EXAMPLE / "federation.py"), load(APP / "job.py")
+@contextmanager
+def federation_of(tmp_path: Path) -> Iterator[tuple[Any, Path]]:
+    """Starts and ends a federation in the example's own way; yields it with an empty folder that has a ledger."""
+    helper = load(EXAMPLE / "federation.py")
     directory, folder = tmp_path / "federation", tmp_path / "outcome"
     directory.mkdir()
     folder.mkdir()
     with Ledger(folder / "ledger") as ledger:
-        ledger.create(Budget(population="sites", epsilon=8.0, delta=1e-5))
+        ledger.create(Budget(population="sites", epsilon=8.0, delta=1e-5, adjacency="zero-out", unit="example"))
     with helper.Federation(directory, SITES, free_port()) as federation:
-        arguments = [str(folder), str(federation.admin_kit), helper.ADMIN, str(federation.roster)]
-        command = [sys.executable, str(APP / "job.py"), *arguments]
-        done = subprocess.run(command, env=federation.environment(), check=False, capture_output=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        wait_for(lambda: (folder / "trained-1-site-2").exists(), federation)
+        yield federation, folder
+    assert not federation.living()
+
+
+def submit(federation: Any, folder: Path, *more: str) -> None:
+    """Submits the job, and returns when site-2 is in the second round."""
+    arguments = [str(folder), str(federation.admin_kit), federation.admin_kit.name, str(federation.roster), *more]
+    command = [sys.executable, str(APP / "job.py"), *arguments]
+    done = subprocess.run(command, env=federation.environment(), check=False, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: (folder / "trained-1-site-2").exists(), federation)
+
+
+def test_a_federation_of_processes(tmp_path: Path) -> None:
+    """A job whose numbers are known."""
+    job, directory = load(APP / "job.py"), tmp_path / "federation"
+    with federation_of(tmp_path) as (federation, folder):
+        submit(federation, folder)
         addresses = listening(federation.living())
         federation.kill("site-2")
         wait_for(lambda: len(rounds(directory)) == 2, federation)
-    assert not federation.living()
     assert addresses == {"0100007F"}  # 127.0.0.1
     reports = rounds(directory)
+    check_reports(reports)
+    protocol = CpsgdController(**job.SETTINGS).make_plan(job.DIM).protocol
+    the_model_is_that_of_the_protocol_in_process(protocol, folder, directory)
+    everybody_trained_once_a_round_and_remembers_it(federation, folder)
+    everybody_drew_its_examples_once_a_round(folder)
+    assert "471108154711" not in json.dumps(reports)
+    with Ledger(folder / "ledger") as ledger:
+        assert len(ledger.events("sites")) == 2
+        assert 6.0 < ledger.total("sites").epsilon <= 8.0  # 8 with one site less in both rounds
+
+
+def check_reports(reports: list[dict[str, Any]]) -> None:
+    """All sites were in the first round, and all but the killed one in the second."""
     first, second = reports
     assert (first["round"], first["released"], first["survivors"], first["dropped"]) == (1, True, 5, {})
     assert (second["round"], second["released"], second["survivors"]) == (2, True, 4)
     assert second["dropped"] == {"site-2": "no answer in time"}
-    the_model_is_that_of_the_protocol_in_process(job, folder, directory)
-    everybody_trained_once_a_round_and_remembers_it(federation, folder)
-    assert "471108154711" not in json.dumps(reports)
-    with Ledger(folder / "ledger") as ledger:
-        assert len(ledger.events("sites")) == 2
-        assert ledger.total("sites").epsilon <= 8.0
 
 
 def rounds(directory: Path) -> list[dict[str, Any]]:
@@ -107,11 +129,10 @@ def wait_for(condition: Any, federation: Any) -> None:
         time.sleep(0.1)
 
 
-def the_model_is_that_of_the_protocol_in_process(job: ModuleType, folder: Path, directory: Path) -> None:
+def the_model_is_that_of_the_protocol_in_process(protocol: Protocol, folder: Path, directory: Path) -> None:
     """Bit for bit: the sum of the integers that the surviving sites' protocol made, decoded here."""
-    protocol = CpsgdController(**job.SETTINGS).make_plan(job.DIM).protocol
     assert protocol.modulus is not None
-    model = np.zeros(job.DIM, np.float32)
+    model = np.zeros(protocol.dim, np.float32)
     for round, survivors in ((1, SITES), (2, [site for site in SITES if site != "site-2"])):
         sent = [np.load(folder / f"sent-{round}-{site}.npy") for site in survivors]
         sums = np.sum(sent, axis=0, dtype=np.uint64) % np.uint64(protocol.modulus)
@@ -127,3 +148,16 @@ def everybody_trained_once_a_round_and_remembers_it(federation: Any, folder: Pat
         lines = [line.split() for line in federation.memory(site).read_text().splitlines()]
         # The site that was killed had counted its round before it began to train.
         assert [line[1] for line in lines if len(line[2]) == 32] == ["1", "2"]
+
+
+def everybody_drew_its_examples_once_a_round(folder: Path) -> None:
+    """Anew in each round, and nobody as another."""
+    draws = []
+    for site in SITES:
+        lines = [line.split() for line in (folder / f"drawn-{site}").read_text().splitlines()]
+        # The site that is killed in the second round sleeps before it draws.
+        assert len(lines) == (1 if site == "site-2" else 2)
+        assert {(count, rate) for count, rate, *_ in lines} == {("100", "0.2")}
+        draws += [tuple(chosen) for _, _, *chosen in lines]
+    # Two of nine draws of 100 coins are alike with a probability of 36 · 0.68^100, below 1e-15.
+    assert len(set(draws)) == 9

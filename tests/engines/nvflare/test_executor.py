@@ -225,7 +225,7 @@ def test_silos_send_sums_of_clipped_gradients(tmp_path: Path) -> None:
     server = controller(num_rounds=1, examples=6)
     after = run(server, members, tmp_path / "server")
     assert server.reports[0].released
-    accepted = {"clip-norm": pytest.approx(sum_norm(1.0, 6)), "examples": 6, "round": 1}
+    accepted = {"clip-norm": pytest.approx(sum_norm(1.0, 6)), "examples": 6, "rate": 1.0, "round": 1}
     assert received[0].meta["cpsgd"] == accepted
     # At a model of zeros the gradient of the bias is ±1/5 or 4/5, the same for all examples: clipped to norm 1 or less.
     assert 0.0 < np.linalg.norm(after) < 6.0 + 9 * np.sqrt(server.make_plan(DIM).error.total)

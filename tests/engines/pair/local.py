@@ -10,7 +10,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cpsgd import Protocol, plan
-from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader, Prepared
+from cpsgd.engines.pair.books import Admitted, Books
+from cpsgd.engines.pair.helper import Helper
+from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.store import ReportStore, Verdict
 from cpsgd.engines.pair.task import Admission, PairTask, Secrets, create_task
 from cpsgd.errors import MessageError

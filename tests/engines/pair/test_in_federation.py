@@ -129,6 +129,41 @@ def test_clients_without_the_task_or_with_another_refuse(running: Servers, tmp_p
     assert not report.faults.keys() & {100, 101}
 
 
+def test_a_client_with_a_task_takes_part_in_no_other_rounds(running: Servers) -> None:
+    """A server that asks for secure sums instead could play all other clients itself."""
+    from cpsgd.engines.flower import CpsgdStrategy
+    from tests.engines.flower.local import LocalGrid, model, task
+
+    with task():
+        members = flower_nodes(running)
+        for secure in (True, False):
+            other = plan(5, DIM, 8.0, 1e-5, rounds=ROUNDS, colluding=1, secure=secure, **PLAN)  # type: ignore[arg-type]
+            strategy = CpsgdStrategy(other, secure=secure, node_timeout=0.5, grace=0.0)
+            strategy.start(LocalGrid(members), model(DIM), num_rounds=1, timeout=20.0)
+            [report] = strategy.reports
+            assert not report.released
+            assert all("two servers of that task" in reason for reason in report.dropped.values())
+    assert [node.trained for node in members] == [0] * 5
+
+
+def test_with_a_task_an_identity_needs_no_roster(tmp_path: Path) -> None:
+    from cpsgd.federation.client_files import Signing
+    from cpsgd.secagg import create_identity
+
+    key = create_identity(tmp_path / "key")
+    settings = {"cpsgd-task": "/task.json", "cpsgd-identity": str(tmp_path / "key")}
+    found = Signing.of(settings)
+    assert found.roster is None
+    assert found.identity is not None
+    assert found.identity.private_bytes_raw() == key.private_bytes_raw()
+    for wrong, said in (
+        ({"cpsgd-roster": "/roster"}, "drop cpsgd-roster"),
+        ({"cpsgd-identity": "/none"}, "cannot use"),
+    ):
+        with pytest.raises(RoundRefusedError, match=said):
+            Signing.of({**settings, **wrong})
+
+
 @pytest.mark.parametrize("path", ["task.json", 7, "/nowhere/task.json", ""])
 def test_a_setting_that_names_no_task_is_refused(path: object) -> None:
     with pytest.raises(RoundRefusedError, match="cpsgd-task"):

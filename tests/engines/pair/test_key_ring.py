@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpsgd.engines.pair.books import Books
 from cpsgd.engines.pair.key_ring import KeyRing
-from cpsgd.engines.pair.servers import Books, Leader, Prepared
+from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.store import ReportStore, Verdict
 from cpsgd.engines.pair.task import MOST_KEYS, PairTask, Secrets, create_task, make_keys, public_keys
 from cpsgd.errors import MessageError, ParameterError, StageError, StoreError

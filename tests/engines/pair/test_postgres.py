@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpsgd.engines.pair.answers import combine
+from cpsgd.engines.pair.leader import Leader
 from cpsgd.engines.pair.parties import Collector, Sender
-from cpsgd.engines.pair.servers import Leader, combine
 from cpsgd.engines.pair.store import Decided, ReportStore, Verdict
 from cpsgd.errors import StoreError
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan, plan
-from cpsgd.engines.pair.servers import combine, ledger_charge, own_messages
+from cpsgd.engines.pair.answers import combine, ledger_charge
+from cpsgd.engines.pair.books import own_messages
 from cpsgd.engines.pair.task import create_task
 from cpsgd.errors import ParameterError, StoreError, ThresholdError
 from cpsgd.ledger import Budget, Ledger

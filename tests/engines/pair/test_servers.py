@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd import Protocol
-from cpsgd.engines.pair import servers
+from cpsgd import Protocol, plan
+from cpsgd.engines.pair.answers import Answer, combine, ledger_charge
+from cpsgd.engines.pair.books import Books
+from cpsgd.engines.pair.helper import Helper
+from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.parties import Sender
-from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, combine, ledger_charge
 from cpsgd.engines.pair.store import ReportStore, Verdict
 from cpsgd.engines.pair.task import PairTask, create_task
 from cpsgd.errors import (
@@ -30,12 +32,13 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.neighbours import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.secagg.pair.upload import Upload
 
 from .local import CLIENTS, DIM, Pair, protocol
 
 GOOD = int(Verdict.ACCEPTED)
+SAMPLED = ("fixed-size:0.1", "poisson:0.1")
 ADMISSIONS = pytest.mark.parametrize("admission", ["open", "roster", "tokens"])
 
 
@@ -175,18 +178,33 @@ def test_a_task_has_no_more_rounds_than_its_promise() -> None:
         create_task(protocol(), leader="http://a", helper="http://b", rounds=3)
 
 
-def test_a_promise_of_rounds_apart_is_refused() -> None:
-    # Servers would take a sender in both rounds, and the promise counts one.
+@pytest.mark.parametrize("participation", [Participation.apart(2), *map(Participation.parse, SAMPLED)], ids=str)
+@pytest.mark.parametrize("admission", ["open", "roster", "tokens"])
+def test_a_promise_that_servers_cannot_keep_is_refused(participation: Participation, admission: Any) -> None:
+    """Servers would take a sender in rounds that are not apart; and they see who sends, so that nothing is sampled.
+
+    With a roster, too: the one who runs a server knows who of it was drawn, and ε of one draw in ten is not his.
+    """
     found = protocol()
     assert found.promise is not None
-    conditions = replace(found.promise.conditions, participation=Participation.apart(2))
-    with pytest.raises(ParameterError, match="apart:2"):
+    adjacency = Adjacency.ZERO_OUT if participation.scheme == "poisson" else Adjacency.REPLACE_ONE
+    conditions = replace(found.promise.conditions, participation=participation, adjacency=adjacency)
+    with pytest.raises(ParameterError, match=f"'{participation}'.*'once'.* or 'every'"):
         create_task(
             replace(found, promise=replace(found.promise, conditions=conditions)),
             leader="http://a",
             helper="http://b",
             rounds=2,
+            admission=admission,
         )
+
+
+@pytest.mark.parametrize("participation", SAMPLED)
+def test_no_plan_for_two_servers_rests_on_who_was_drawn(participation: str) -> None:
+    """An ε of 2 in five rounds, by one draw in ten, was 4.0 to a server for a client that was drawn once."""
+    adjacency = "zero-out" if participation.startswith("poisson") else "replace-one"
+    with pytest.raises(ParameterError, match="both of two servers see who sends"):
+        plan(1000, 100, 2.0, 1e-6, bits=10, pair=True, rounds=5, participation=participation, adjacency=adjacency)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
@@ -485,6 +503,6 @@ def test_servers_refuse_the_wrong_secrets_and_stores(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="own"):
             ReportStore(str(tmp_path / "leader.db"), task=task, role=role, dim=DIM)
     with pytest.raises(EmptyError):
-        combine(pair.task, 0, *[servers._ANSWER.pack(0, bytes(32)) + bytes(pair.task.shape(0).packed_bytes(DIM))] * 2)
+        combine(pair.task, 0, *[Answer(0, bytes(32), np.zeros(DIM, np.uint32)).to_bytes(pair.task.shape(0))] * 2)
     assert isinstance(Helper(pair.helper.books), Helper)
     assert isinstance(Leader(pair.leader.books), Leader)

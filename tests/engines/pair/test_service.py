@@ -17,10 +17,11 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from cpsgd.engines.pair import service
+from cpsgd.engines.pair import intake
+from cpsgd.engines.pair.books import Books
+from cpsgd.engines.pair.intake import leader_app
 from cpsgd.engines.pair.running import free_port
-from cpsgd.engines.pair.servers import Books
-from cpsgd.engines.pair.service import helper_app, leader_app
+from cpsgd.engines.pair.service import helper_app
 from cpsgd.engines.pair.task import check_address
 from cpsgd.errors import ParameterError
 
@@ -48,8 +49,8 @@ class Web:
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(service, "_PATIENCE", 1.0)
-    monkeypatch.setattr(service, "_PAUSE", 0.01)
+    monkeypatch.setattr(intake, "_PATIENCE", 1.0)
+    monkeypatch.setattr(intake, "_PAUSE", 0.01)
     found = Web(Pair(tmp_path))
     with ExitStack() as stack:
         for client, app in ((found.leader, found.apps["leader"]), (found.helper, found.apps["helper"])):
@@ -89,7 +90,7 @@ def test_reports_are_accepted_counted_and_repeated(web: Web) -> None:
         assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
     assert web.leader.get("/round").json() == {"round": 0, "rounds": 2, "accepted": 8, "refused": 0, "needed": 8}
     assert "cpsgd_pair_accepted 8" in web.leader.get("/metrics").text
-    assert "8 of at least 8" in web.helper.get("/").text
+    assert web.helper.get("/").json()["verdicts"] == {"accepted": 8}
     assert web.helper.get("/task").json() == web.pair.task.to_dict()
     for server, headers in ((web.leader, web.collector), (web.helper, web.helper_collector)):
         assert server.post("/rounds/0/close", headers=headers).json()["accepted"] == 8
@@ -149,6 +150,7 @@ def test_errors_of_our_own_show_nothing(web: Web, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         patch.setattr(web.pair.leader.books.store, "round", fail)
+        patch.setattr(web.pair.leader.books.store, "rounds", fail)
         assert is_problem(web.leader.get("/round"), 500, "failed")
         assert is_problem(web.leader.get("/"), 500, "failed")
         assert is_problem(web.leader.get("/metrics"), 500, "failed")
@@ -156,10 +158,10 @@ def test_errors_of_our_own_show_nothing(web: Web, monkeypatch: pytest.MonkeyPatc
         patch.setattr(web.pair.leader, "evaluate", fail)
         assert is_problem(web.post(0), 500, "failed")
     with monkeypatch.context() as patch:
-        patch.setattr("cpsgd.engines.pair.servers.open_leader", fail)
+        patch.setattr("cpsgd.engines.pair.leader.open_leader", fail)
         assert is_problem(web.post(0), 400, "malformed")
     with monkeypatch.context() as patch:
-        patch.setattr("cpsgd.engines.pair.servers.verify", fail)
+        patch.setattr("cpsgd.engines.pair.helper.verify", fail)
         assert is_problem(web.post(0), 422, "unreadable")
     # And the service goes on.
     assert web.post(0).json() == {"verdict": "accepted"}
@@ -195,7 +197,7 @@ def test_addresses_that_show_secrets_are_refused(url: str) -> None:
 
 def test_uploads_that_never_end_take_bounded_memory_and_time(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that sends a head and then nothing is answered, and is not waited for for ever."""
-    monkeypatch.setattr(service, "_SLOWEST", 0.2)
+    monkeypatch.setattr(intake, "_SLOWEST", 0.2)
     upload = web.pair.upload(0).to_bytes()
 
     def slowly() -> Iterator[bytes]:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, combine
+from cpsgd.engines.pair.answers import combine
+from cpsgd.engines.pair.books import Books
+from cpsgd.engines.pair.helper import Helper
+from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.store import ReportStore
 from cpsgd.engines.pair.task import create_task
 from cpsgd.secagg.pair.extension import is_prime

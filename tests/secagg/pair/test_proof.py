@@ -344,3 +344,11 @@ def test_two_points_would_tell_the_integers() -> None:
 def seeded_report(values: Elements, number: int) -> ReportParts:
     seeds = np.random.default_rng(number).bytes(64)
     return forged(TOY, values, seeds=seeds, report=number.to_bytes(16, "little"))
+
+
+@pytest.mark.parametrize("levels", [2, 3, 8])
+@pytest.mark.parametrize("dim", [1, 7, 100, 5000, 51_370])
+def test_the_number_of_nodes_sends_the_least(dim: int, levels: int) -> None:
+    chosen = RoundShape.choose(prime=65_537, dim=dim, task=b"t", levels=levels)
+    others = [replace(chosen, nodes=nodes) for nodes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)]
+    assert chosen.columns + chosen.quotients == min(each.columns + each.quotients for each in others)

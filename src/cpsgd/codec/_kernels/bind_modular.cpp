@@ -42,16 +42,31 @@ void bind_modular(nb::module_& m) {
       "extension_product",
       [](Elements a, Elements b, Elements powers, std::uint32_t prime, Matrix<std::uint32_t> out) {
         const std::size_t degree = a.shape(1);
-        require(degree >= 1 && degree <= 128 && same_shape(b, a.shape(0), degree) &&
+        const bool one = b.shape(0) == 1;
+        require(degree >= 1 && degree <= 128 && same_shape(b, one ? 1 : a.shape(0), degree) &&
                     same_shape(out, a.shape(0), degree) && same_shape(powers, degree - 1, degree),
                 "elements have other degrees than each other, or one above 128");
         unlocked([&] {
           kernels().extension_product(aligned(a), aligned(b), aligned(powers), checked(prime),
-                                      aligned(out), a.shape(0), degree);
+                                      aligned(out), a.shape(0), degree, one);
         });
       },
       nb::arg("a").noconvert(), nb::arg("b").noconvert(), nb::arg("powers").noconvert(),
       nb::arg("prime"), nb::arg("out").noconvert());
+  m.def(
+      "extension_powers",
+      [](Elements t, Elements powers, std::uint32_t prime, Matrix<std::uint32_t> out) {
+        const std::size_t degree = t.shape(1);
+        require(degree >= 1 && degree <= 128 && t.shape(0) == 1 && out.shape(0) >= 1 &&
+                    out.shape(1) == degree && same_shape(powers, degree - 1, degree),
+                "elements have other degrees than each other, or one above 128");
+        unlocked([&] {
+          kernels().extension_powers(aligned(t), aligned(powers), checked(prime), aligned(out),
+                                     out.shape(0), degree);
+        });
+      },
+      nb::arg("t").noconvert(), nb::arg("powers").noconvert(), nb::arg("prime"),
+      nb::arg("out").noconvert());
   m.def(
       "modular_polynomial",
       [](Input<std::uint32_t> x, Input<std::uint32_t> coefficients, std::uint32_t prime,

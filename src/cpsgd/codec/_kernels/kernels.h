@@ -147,7 +147,9 @@ struct Kernels {
                        std::size_t columns);
   void (*extension_product)(const std::uint32_t* a, const std::uint32_t* b,
                             const std::uint32_t* powers, std::uint32_t prime, std::uint32_t* out,
-                            std::size_t count, std::size_t degree);
+                            std::size_t count, std::size_t degree, bool one);
+  void (*extension_powers)(const std::uint32_t* t, const std::uint32_t* powers, std::uint32_t prime,
+                           std::uint32_t* out, std::size_t count, std::size_t degree);
   void (*modular_polynomial)(const std::uint32_t* x, const std::uint32_t* coefficients,
                              std::size_t size, std::uint32_t prime, std::uint32_t* out,
                              std::size_t n);

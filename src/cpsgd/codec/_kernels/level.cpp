@@ -169,6 +169,7 @@ extern const Kernels kernels = {
     modular_product,
     modular_gram,
     extension_product,
+    extension_powers,
     modular_polynomial,
     modular_sum,
     uniform_elements,

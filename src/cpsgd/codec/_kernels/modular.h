@@ -100,33 +100,54 @@ static void modular_gram(const std::uint32_t* a, const std::uint32_t* b, std::ui
 
 constexpr std::size_t kLargestDegree = 128;
 
-// Products in F_p[X]/f, `count` of them: `powers` has X^K, ..., X^(2K-2) modulo f as its rows.
+// One product in F_p[X]/f: `powers` has X^K, ..., X^(2K-2) modulo f as its rows. `out` may be a or
+// b.
+static void multiply_elements(const std::uint32_t* a, const std::uint32_t* b,
+                              const std::uint32_t* powers, const Modulus& modulus,
+                              std::uint32_t* out, std::size_t degree) {
+  std::uint64_t wide[2 * kLargestDegree];
+  for (std::size_t j = 0; j < 2 * degree; ++j) wide[j] = 0;
+  std::size_t left = modulus.terms;
+  for (std::size_t i = 0; i < degree; ++i) {
+    const std::uint64_t factor = a[i];
+    for (std::size_t j = 0; j < degree; ++j) wide[i + j] += factor * b[j];
+    if (--left == 0) {
+      for (std::size_t j = 0; j + 1 < 2 * degree; ++j) wide[j] = modulus.reduce(wide[j]);
+      left = modulus.terms;
+    }
+  }
+  for (std::size_t j = 0; j + 1 < 2 * degree; ++j) wide[j] = modulus.reduce(wide[j]);
+  left = modulus.terms;
+  for (std::size_t i = 0; i + 1 < degree; ++i) {
+    const std::uint64_t factor = wide[degree + i];
+    for (std::size_t j = 0; j < degree; ++j) wide[j] += factor * powers[i * degree + j];
+    if (--left == 0) {
+      for (std::size_t j = 0; j < degree; ++j) wide[j] = modulus.reduce(wide[j]);
+      left = modulus.terms;
+    }
+  }
+  for (std::size_t j = 0; j < degree; ++j) out[j] = modulus.reduce(wide[j]);
+}
+
+// Products of `count` elements with as many others, or with one other.
 static void extension_product(const std::uint32_t* a, const std::uint32_t* b,
                               const std::uint32_t* powers, std::uint32_t prime, std::uint32_t* out,
-                              std::size_t count, std::size_t degree) {
+                              std::size_t count, std::size_t degree, bool one) {
   const Modulus modulus(prime);
-  for (std::size_t n = 0; n < count; ++n, a += degree, b += degree, out += degree) {
-    std::uint64_t wide[2 * kLargestDegree] = {};
-    std::size_t left = modulus.terms;
-    for (std::size_t i = 0; i < degree; ++i) {
-      const std::uint64_t factor = a[i];
-      for (std::size_t j = 0; j < degree; ++j) wide[i + j] += factor * b[j];
-      if (--left == 0) {
-        for (std::size_t j = 0; j + 1 < 2 * degree; ++j) wide[j] = modulus.reduce(wide[j]);
-        left = modulus.terms;
-      }
-    }
-    for (std::size_t j = 0; j + 1 < 2 * degree; ++j) wide[j] = modulus.reduce(wide[j]);
-    left = modulus.terms;
-    for (std::size_t i = 0; i + 1 < degree; ++i) {
-      const std::uint64_t factor = wide[degree + i];
-      for (std::size_t j = 0; j < degree; ++j) wide[j] += factor * powers[i * degree + j];
-      if (--left == 0) {
-        for (std::size_t j = 0; j < degree; ++j) wide[j] = modulus.reduce(wide[j]);
-        left = modulus.terms;
-      }
-    }
-    for (std::size_t j = 0; j < degree; ++j) out[j] = modulus.reduce(wide[j]);
+  const std::size_t step = one ? 0 : degree;
+  for (std::size_t n = 0; n < count; ++n, a += degree, b += step, out += degree) {
+    multiply_elements(a, b, powers, modulus, out, degree);
+  }
+}
+
+// t^0, ..., t^(count-1).
+static void extension_powers(const std::uint32_t* t, const std::uint32_t* powers,
+                             std::uint32_t prime, std::uint32_t* out, std::size_t count,
+                             std::size_t degree) {
+  const Modulus modulus(prime);
+  for (std::size_t j = 0; j < degree; ++j) out[j] = j == 0;
+  for (std::size_t n = 1; n < count; ++n, out += degree) {
+    multiply_elements(out, t, powers, modulus, out + degree, degree);
   }
 }
 

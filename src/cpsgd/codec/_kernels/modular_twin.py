@@ -25,7 +25,10 @@ def modular_gram(a: Elements, b: Elements, prime: int, sums: Elements) -> None:
 
 
 def extension_product(a: Elements, b: Elements, powers: Elements, prime: int, out: Elements) -> None:
-    """Writes the products of the rows of `a` and `b` as elements of F_p[X]/f; `powers` has X^K, ... modulo f."""
+    """Writes the products of the rows of `a` and `b`, or of its one row, as elements of F_p[X]/f.
+
+    `powers` has X^K, ... modulo f.
+    """
     count, degree = a.shape
     wide = np.zeros((count, 2 * degree - 1), dtype=np.uint64)
     for i in range(degree):
@@ -35,6 +38,14 @@ def extension_product(a: Elements, b: Elements, powers: Elements, prime: int, ou
     for i in range(degree - 1):
         low += wide[:, degree + i, None] * powers[i] % prime
     np.copyto(out, low % prime, casting="unsafe")
+
+
+def extension_powers(t: Elements, powers: Elements, prime: int, out: Elements) -> None:
+    """Writes t^0, t^1, ..., one in a row."""
+    out[0] = 0
+    out[0, 0] = 1
+    for n in range(1, len(out)):
+        extension_product(out[n - 1 : n], t, powers, prime, out[n : n + 1])
 
 
 def modular_polynomial(x: Elements, coefficients: Elements, prime: int, out: Elements) -> None:

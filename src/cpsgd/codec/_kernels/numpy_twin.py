@@ -19,6 +19,7 @@ from cpsgd.codec._kernels.accounting_twin import log_sums as log_sums
 from cpsgd.codec._kernels.accounting_twin import raise_to_excess as raise_to_excess
 from cpsgd.codec._kernels.accounting_twin import tilted_sums as tilted_sums
 from cpsgd.codec._kernels.by_values import ByValues
+from cpsgd.codec._kernels.modular_twin import extension_powers as extension_powers
 from cpsgd.codec._kernels.modular_twin import extension_product as extension_product
 from cpsgd.codec._kernels.modular_twin import modular_gram as modular_gram
 from cpsgd.codec._kernels.modular_twin import modular_polynomial as modular_polynomial

@@ -169,23 +169,49 @@ struct Divider {
   }
 };
 
+// Writes the digits of a word. What is left is the last digit, or too large for one if no client
+// packed it: the caller's range check sees it.
+static void write_digits(std::uint64_t word, std::size_t digits, std::uint64_t radix,
+                         const Divider& divide, std::uint32_t* values) {
+  for (std::size_t j = 0; j + 1 < digits; ++j) {
+    const std::uint64_t quotient = divide(word);
+    values[j] = static_cast<std::uint32_t>(word - quotient * radix);
+    word = quotient;
+  }
+  values[digits - 1] = word > 0xFFFFFFFFu ? 0xFFFFFFFFu : static_cast<std::uint32_t>(word);
+}
+
 static void unpack_groups(const std::uint8_t* bytes, std::size_t n, const Grouping& grouping,
                           std::uint32_t* values) {
   const Divider divide(grouping.radix);
+  const std::size_t full = n / grouping.digits, rest = n % grouping.digits;
+  const std::size_t size = (full * grouping.bits + (rest ? grouping.last_bits : 0) + 7) / 8;
+  std::size_t group = 0, bit = 0;
+  if (grouping.bits <= 57) {
+    // Eight bytes hold a whole group, wherever in the first byte it begins.
+    const std::uint64_t mask = (std::uint64_t{1} << grouping.bits) - 1;
+    for (; group < full && bit / 8 + 8 <= size; ++group, bit += grouping.bits) {
+      std::uint64_t word;
+      std::memcpy(&word, bytes + bit / 8, 8);
+      word = (word >> bit % 8) & mask;
+      std::uint32_t* digits = values + group * grouping.digits;
+      if (grouping.digits == 1) {
+        *digits = word > 0xFFFFFFFFu ? 0xFFFFFFFFu : static_cast<std::uint32_t>(word);
+      } else {
+        write_digits(word, grouping.digits, grouping.radix, divide, digits);
+      }
+    }
+  }
   BitQueue queue;
-  for (std::size_t i = 0; i < n; i += grouping.digits) {
+  bytes += bit / 8;
+  if (bit % 8 != 0) {
+    queue.push(*bytes++ >> bit % 8, 8 - static_cast<int>(bit % 8));
+  }
+  for (std::size_t i = group * grouping.digits; i < n; i += grouping.digits) {
     const std::size_t digits = n - i < grouping.digits ? n - i : grouping.digits;
     const int width = digits == grouping.digits ? grouping.bits : grouping.last_bits;
     for (; queue.waiting < width; ++bytes) queue.push(*bytes, 8);
-    std::uint64_t word = queue.pop(width);
-    for (std::size_t j = 0; j + 1 < digits; ++j) {
-      const std::uint64_t quotient = divide(word);
-      values[i + j] = static_cast<std::uint32_t>(word - quotient * grouping.radix);
-      word = quotient;
-    }
-    // What is left is the last digit, or too large for one if no client packed it: the caller's
-    // range check sees it.
-    values[i + digits - 1] = word > 0xFFFFFFFFu ? 0xFFFFFFFFu : static_cast<std::uint32_t>(word);
+    write_digits(queue.pop(width), digits, grouping.radix, divide, values + i);
   }
 }
 

@@ -62,9 +62,10 @@ def cpsgd_mod(
             message. The guarantees above then hold only for those who see no more than the model.
         require_memory: Refuses every round on a SuperNode that was started without `cpsgd-memory`.
         require_roster: Refuses every round on a SuperNode that was started without `cpsgd-identity` and `cpsgd-roster`.
-        limits: The fields of `Limits`: epsilon, delta, rounds, colluding, adjacency, examples, disjoint, min_clients
-            and fingerprint. With `examples` the train function returns the *sum* of at most that many clipped gradients
-            (`silo_sum`) in place of a model; with `disjoint` they are other ones in every round (`accepted_round`).
+        limits: The fields of `Limits`: epsilon, delta, rounds, colluding, adjacency, examples, disjoint, rate,
+            min_clients and fingerprint. With `examples` the train function returns the *sum* of at most that many
+            clipped gradients (`silo_sum`) in place of a model; with `disjoint` they are other ones in every round
+            (`accepted_round`), and with `rate` `silo_sum` draws them.
     """
     agreed = Limits(**limits)
     if isinstance(allow_metrics, str):
@@ -101,7 +102,8 @@ def cpsgd_mod(
             dim = protocol.dim - (0 if extras is None else extras.size)
             start = flatten(sent, dim)
             # The train function sees what was accepted here, not what the server wrote.
-            accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": agreed.examples or 0})
+            examples, rate = agreed.examples or 0, agreed.rate
+            accepted = ConfigRecord({"clip-norm": protocol.clip_norm, "examples": examples, "rate": rate})
             accepted[ROUND] = session.round
             message.content = RecordDict({**dict(message.content.items()), RECORD: accepted})
             replies.append(_call(call_next, message, context))
@@ -152,7 +154,7 @@ def silo_sum(
     """Returns the sum of the examples' clipped gradients, for a train function under `cpsgd_mod(examples=...)`.
 
     What each gradient is clipped to follows from the protocol that the mod has accepted. Of more examples than
-    `examples` the first ones count.
+    `examples` the first ones count. With a `rate` each of these is drawn by itself, in secret, anew in every round.
 
     Args:
         message: The train function's message, as the mod hands it over.
@@ -168,10 +170,10 @@ def silo_sum(
         ParameterError: The train function does not run under `cpsgd_mod(examples=...)`.
     """
     accepted = message.content.config_records.get(RECORD) or ConfigRecord()
-    examples, clip_norm = accepted.get("examples"), accepted.get("clip-norm")
-    if not isinstance(examples, int) or examples < 1:
+    examples, rate, clip_norm = (accepted.get(name) for name in ("examples", "rate", "clip-norm"))
+    if not isinstance(examples, int) or examples < 1 or not isinstance(rate, float):
         raise ParameterError("silo_sum needs a train function with mods=[cpsgd_mod(examples=...)].")
-    found = example_sum(model, loss, features, labels, clip_norm=clip_norm, examples=examples)
+    found = example_sum(model, loss, features, labels, clip_norm=clip_norm, examples=examples, rate=rate)
     return records.make_arrays(found)
 
 

@@ -158,8 +158,8 @@ class CpsgdExecutor(Executor):
             dim = protocol.dim - (0 if extras is None else extras.size)
             start = flatten(sent.params, dim)
             # The train script sees what was accepted here, and nothing else of what the server wrote.
-            accepted = {"clip-norm": protocol.clip_norm, "examples": limits.examples or 0, "round": session.round}
-            meta = {ACCEPTED: accepted}
+            examples = {"examples": limits.examples or 0, "rate": limits.rate}
+            meta = {ACCEPTED: {"clip-norm": protocol.clip_norm, "round": session.round, **examples}}
             rounds = {"current_round": sent.current_round, "total_rounds": sent.total_rounds}
             task = FLModelUtils.to_shareable(FLModel(ParamsType.FULL, sent.params, meta=meta, **rounds))
             found = self._train(task, fl_ctx, abort_signal)
@@ -226,7 +226,7 @@ def silo_sum(
     """Returns the sum of the examples' clipped gradients, for a train script under limits with `examples`.
 
     What each gradient is clipped to follows from the protocol that the client has accepted. Of more examples than
-    `examples` the first ones count.
+    `examples` the first ones count. With a `rate` each of these is drawn by itself, in secret, anew in every round.
 
     Args:
         received: The model that `flare.receive()` returned.
@@ -244,10 +244,10 @@ def silo_sum(
     import torch
 
     accepted = (received.meta or {}).get(ACCEPTED, {})
-    examples = accepted.get("examples")
-    if not isinstance(examples, int) or examples < 1:
+    examples, rate, clip_norm = (accepted.get(name) for name in ("examples", "rate", "clip-norm"))
+    if not isinstance(examples, int) or examples < 1 or not isinstance(rate, float):
         raise ParameterError("silo_sum needs a train script under CpsgdExecutor(limits={'examples': ...}).")
-    found = example_sum(model, loss, features, labels, clip_norm=accepted.get("clip-norm"), examples=examples)
+    found = example_sum(model, loss, features, labels, clip_norm=clip_norm, examples=examples, rate=rate)
     return FLModel(ParamsType.FULL, {name: torch.from_numpy(array) for name, array in found.items()})
 
 

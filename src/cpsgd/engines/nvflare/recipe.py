@@ -14,6 +14,7 @@ from nvflare.recipe.spec import Recipe
 
 from cpsgd.engines.nvflare.controller import CpsgdController
 from cpsgd.engines.nvflare.executor import CpsgdExecutor
+from cpsgd.neighbours import Participation
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,8 @@ class CpsgdRecipe(Recipe):
             delta: δ of the guarantee.
             examples: Protects single examples, at most this many in a client's sum; None protects whole clients.
             plan: Further arguments of `cpsgd.plan`.
-            limits: Limits of the clients, unless a site has its own; by default ε, δ and `examples`.
+            limits: Limits of the clients, unless a site has its own; by default ε, δ, `examples`, and the rate and
+                adjacency of `plan` where examples are drawn ("participation": "poisson:RATE").
             allow_metrics: Names of metrics that may leave a client, in clear.
             secure: Secure aggregation, which the clients then insist on.
             require_memory: Sites without `cpsgd-memory` refuse every round.
@@ -86,8 +88,11 @@ class CpsgdRecipe(Recipe):
             task_script_args=train_args,
             params_exchange_format=ExchangeFormat.NUMPY if is_persistor else ExchangeFormat.PYTORCH,
         )
-        agreed = {"epsilon": epsilon, "delta": delta, "examples": examples} if limits is None else limits
-        executor = CpsgdExecutor(trainer, agreed, allow_metrics, secure, require_memory, require_roster)
+        if limits is None:
+            sampling = Participation.parse((plan or {}).get("participation", "every"))
+            drawn = {"rate": sampling.rate, "adjacency": "zero-out"} if sampling.sampled else {}
+            limits = {"epsilon": epsilon, "delta": delta, "examples": examples, **drawn}
+        executor = CpsgdExecutor(trainer, limits, allow_metrics, secure, require_memory, require_roster)
         job.to_clients(executor, tasks=["*"])
         job.to_clients(train_script)
         super().__init__(job)

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cpsgd.engines.pair.answers import combine
+from cpsgd.engines.pair.books import RefusedReportError
+from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.parties import as_json, ask, connect
 from cpsgd.engines.pair.running import PairServerOptions, open_books
-from cpsgd.engines.pair.servers import Leader, Prepared, RefusedReportError, combine
 from cpsgd.engines.pair.store import Verdict
 from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import ParameterError, StageError

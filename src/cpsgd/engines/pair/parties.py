@@ -13,7 +13,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import ArrayLike, NDArray
 
-from cpsgd.engines.pair.servers import combine
+from cpsgd.engines.pair.answers import combine
 from cpsgd.engines.pair.task import PairTask, Secrets, check_address
 from cpsgd.errors import ParameterError, RoundRefusedError, TransportError
 

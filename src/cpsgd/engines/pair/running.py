@@ -18,8 +18,11 @@ from urllib.parse import urlsplit
 
 from cpsgd._durable import create_file
 from cpsgd._plain import build, parse
+from cpsgd.engines.pair.answers import ledger_charge
+from cpsgd.engines.pair.books import Admitted, Books
+from cpsgd.engines.pair.helper import Helper
 from cpsgd.engines.pair.key_ring import KeyRing
-from cpsgd.engines.pair.servers import Admitted, Books, Helper, Leader, ledger_charge
+from cpsgd.engines.pair.leader import Leader
 from cpsgd.engines.pair.store import ReportStore
 from cpsgd.engines.pair.task import PairTask, Secrets, make_keys, public_keys
 from cpsgd.errors import ParameterError
@@ -102,7 +105,8 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
     """
     import uvicorn
 
-    from cpsgd.engines.pair.service import helper_app, leader_app
+    from cpsgd.engines.pair.intake import leader_app
+    from cpsgd.engines.pair.service import helper_app
     from cpsgd.engines.pair.task import LOOPBACK
 
     if (options.certificate is None) != (options.key is None):

@@ -5,7 +5,7 @@
 | `GET /task` | anybody, both servers | the task's file |
 | `GET /round` | anybody, both | the open round, with counts |
 | `GET /metrics` | anybody, both | figures as Prometheus text |
-| `GET /` | anybody, both | progress for people |
+| `GET /` | anybody, both | progress and figures as JSON, for `cpsgd dashboard` |
 | `POST /reports` | clients, leader | one upload; the answer is its verdict |
 | `POST /verify` | the leader, helper | a batch of evaluations; the answer is a verdict for each |
 | `POST /rounds/N/close`, `POST /rounds/N/reveal` | the collector, both | ends a round; gives this server's sum |
@@ -13,45 +13,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import html
 import json
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from cpsgd.engines.pair.parties import trusted
-from cpsgd.engines.pair.servers import Books, Helper, Leader, Prepared, RefusedReportError
+from cpsgd.engines.pair.books import Books, RefusedReportError
+from cpsgd.engines.pair.helper import Helper
+from cpsgd.engines.pair.progress import Figures
 from cpsgd.engines.pair.store import Verdict
-from cpsgd.engines.pair.task import check_address
 from cpsgd.errors import EmptyError, LedgerError, MessageError, StageError, StoreError, ThresholdError
-from cpsgd.secagg.pair.upload import Upload, upload_bytes
 
 logger = logging.getLogger("cpsgd.pair")
 
-# Reports in a batch and on their way, at most, and bytes that the shares of a batch and waiting uploads may take.
-_BATCH, _BATCH_BYTES = 128, 1 << 26
-_WAITING, _WAITING_BYTES = 2048, 1 << 28
-_WORKERS = 2
-# Seconds: before a client is told to ask again, and between two tries to reach the helper.
-_PATIENCE, _PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 10.0
+# Bytes of a request to the helper, at most.
 _REQUEST_BYTES = 1 << 28
-# Seconds that a client may take to send its upload.
-_SLOWEST = 300.0
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -94,35 +79,6 @@ async def body_of(request: Request, most: int) -> bytes:
     return bytes(found)
 
 
-@dataclass
-class Figures:
-    """Counters of this process."""
-
-    verdicts: Counter[str] = field(default_factory=Counter)
-    waiting: int = 0
-    seconds: float = 0.0
-
-    def text(self, books: Books) -> str:
-        """Returns the figures as Prometheus reads them."""
-        number = min(books.current, books.task.rounds - 1)
-        state = books.store.round(number)
-        lines = [
-            "# TYPE cpsgd_pair_round gauge",
-            f"cpsgd_pair_round {books.current}",
-            "# TYPE cpsgd_pair_accepted gauge",
-            f"cpsgd_pair_accepted {state.accepted}",
-            "# TYPE cpsgd_pair_refused gauge",
-            f"cpsgd_pair_refused {state.refused}",
-            "# TYPE cpsgd_pair_waiting gauge",
-            f"cpsgd_pair_waiting {self.waiting}",
-            "# TYPE cpsgd_pair_busy_seconds counter",
-            f"cpsgd_pair_busy_seconds {self.seconds:.6f}",
-            "# TYPE cpsgd_pair_reports counter",
-            *(f'cpsgd_pair_reports{{verdict="{name}"}} {count}' for name, count in sorted(self.verdicts.items())),
-        ]
-        return "\n".join(lines) + "\n"
-
-
 class Service:
     """The requests that both servers answer."""
 
@@ -134,7 +90,7 @@ class Service:
         """Returns the addresses that both have."""
         collector = self.books.secrets.collector
         return [
-            Route("/", refusing(self.page), methods=["GET"]),
+            Route("/", refusing(self.progress), methods=["GET"]),
             Route("/task", refusing(self.task), methods=["GET"]),
             Route("/round", refusing(self.round), methods=["GET"]),
             Route("/metrics", refusing(self.metrics), methods=["GET"]),
@@ -168,30 +124,11 @@ class Service:
 
     async def metrics(self, request: Request) -> Response:
         """Returns the figures for Prometheus."""
-        return PlainTextResponse(await run_in_threadpool(self.figures.text, self.books))
+        return PlainTextResponse(await run_in_threadpool(self.figures.prometheus, self.books))
 
-    async def page(self, request: Request) -> Response:
-        """Returns a page of the progress."""
-        books = self.books
-        number = min(books.current, books.task.rounds - 1)
-        state = await run_in_threadpool(books.store.round, number)
-        share = min(1.0, state.accepted / books.task.surviving)
-        rows = {
-            "task": books.task.id.hex(),
-            "round": f"{number + 1} of {books.task.rounds}, {state.state}",
-            "accepted": f"{state.accepted:,} of at least {books.task.surviving:,}",
-            "refused": f"{state.refused:,}",
-            "waiting": f"{self.figures.waiting:,}",
-            "protects": str(books.task.protocol.promise),
-        }
-        table = "".join(f"<tr><th>{html.escape(k)}<td>{html.escape(v)}" for k, v in rows.items())
-        return HTMLResponse(
-            "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=2>"
-            "<meta name=viewport content='width=device-width'><title>cpsgd pair</title>"
-            "<style>body{font:16px system-ui;max-width:42em;margin:2em auto;padding:0 1em;color-scheme:light dark}"
-            "th{text-align:left;padding-right:1em}progress{width:100%}</style>"
-            f"<h1>{books.role}</h1><progress value={share:.4f}></progress><table>{table}</table></html>"
-        )
+    async def progress(self, request: Request) -> Response:
+        """Returns progress and figures as JSON."""
+        return JSONResponse(await run_in_threadpool(self.figures.progress, self.books))
 
     async def close(self, request: Request) -> Response:
         """Ends a round."""
@@ -251,198 +188,10 @@ def helper_app(helper: Helper) -> Starlette:
 
     async def verify(request: Request) -> Response:
         data = await body_of(request, _REQUEST_BYTES)
-        start = time.perf_counter()
+        start = time.monotonic()
         verdicts = await run_in_threadpool(helper.verify, data)
-        service.figures.seconds += time.perf_counter() - start
-        service.figures.verdicts.update(Verdict(code).name.lower() for code in verdicts)
+        service.figures.count(verdicts, start)
         return Response(verdicts, media_type="application/octet-stream")
 
     guarded = service.guarded(verify, helper.books.secrets.peer)
     return application([*service.routes(), Route("/verify", guarded, methods=["POST"])])
-
-
-# ------------------------------------------------------------------ the leader
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """An upload whose sender waits for an answer."""
-
-    data: bytes
-    answer: asyncio.Future[Verdict]
-
-
-class Intake:
-    """Takes uploads in, gathers them into batches, and asks the helper about each batch.
-
-    Two batches are on their way at once: while the helper works on one, the leader reads the next.
-    """
-
-    def __init__(self, leader: Leader, client: httpx.AsyncClient) -> None:
-        self.books = leader.books
-        self.service = Service(self.books, self.settled)
-        self.figures = self.service.figures
-        self.leader, self._client = leader, client
-        self.size = upload_bytes(self.books.task.shape(0), tokens=self.books.tokens)
-        self._batch = max(1, min(_BATCH, _BATCH_BYTES // (4 * self.books.task.protocol.dim)))
-        self._most = max(2 * self._batch, min(_WAITING, _WAITING_BYTES // self.size))
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
-        self._waiting: dict[bytes, Waiting] = {}
-        self._closing: set[int] = set()
-        self._arriving = 0
-        self._restored = False
-
-    async def report(self, request: Request) -> Response:
-        """Takes one upload, and answers when both servers have decided."""
-        if self._arriving >= self._most:
-            return busy()
-        self._arriving += 1
-        try:
-            async with asyncio.timeout(_SLOWEST):
-                data = await body_of(request, self.size)
-        except TimeoutError:
-            return problem(408, "slow", "The upload took too long.")
-        finally:
-            self._arriving -= 1
-        upload = Upload.from_bytes(data)
-        if upload.round in self._closing:
-            return verdict_response(Verdict.ROUND_CLOSED)
-        waiting = self._waiting.get(upload.id)
-        if waiting is None:
-            if len(self._waiting) >= self._most:
-                return busy()
-            waiting = Waiting(data, asyncio.get_running_loop().create_future())
-            self._waiting[upload.id] = waiting
-            self._queue.put_nowait(waiting)
-        elif waiting.data != data:
-            return verdict_response(Verdict.REUSED_ID)
-        try:
-            return verdict_response(await asyncio.wait_for(asyncio.shield(waiting.answer), _PATIENCE))
-        except TimeoutError:
-            return busy()
-
-    async def work(self) -> None:
-        """Settles batch after batch, for ever; first what was on its way when the leader stopped."""
-        await self._restore()
-        await asyncio.gather(*(self._batches() for _ in range(_WORKERS)))
-
-    async def _restore(self) -> None:
-        """Settles the reports that were under way when the leader stopped; tries until it succeeds."""
-        pause = _PAUSE
-        while not self._restored:
-            try:
-                kept = await run_in_threadpool(self.leader.restore)
-                for start in range(0, len(kept), self._batch):
-                    batch = kept[start : start + self._batch]
-                    await self._ask(batch, await run_in_threadpool(self.leader.evaluate, batch))
-                self._restored = True
-            except Exception:
-                logger.exception("What was on its way cannot be restored; trying again.")
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _batches(self) -> None:
-        """Settles waiting reports in batches, for ever."""
-        while True:
-            batch = [await self._queue.get()]
-            while len(batch) < self._batch and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            start = time.perf_counter()
-            try:
-                answers = await self._settle([each.data for each in batch])
-            except StoreError as error:
-                logger.error("A batch failed: %s", error)
-                answers = [error] * len(batch)
-            except Exception as error:
-                logger.exception("A batch failed.")
-                answers = [error] * len(batch)
-            self.figures.seconds += time.perf_counter() - start
-            for waiting, answer in zip(batch, answers, strict=True):
-                self._waiting.pop(waiting.data[16:32], None)
-                if isinstance(answer, Verdict):
-                    self.figures.verdicts[answer.name.lower()] += 1
-                if waiting.answer.done():
-                    continue
-                if isinstance(answer, Verdict):
-                    waiting.answer.set_result(answer)
-                else:
-                    waiting.answer.set_exception(answer)
-                    waiting.answer.exception()  # nobody may be there any more to hear it
-            self.figures.waiting = len(self._waiting)
-
-    async def _settle(self, batch: list[bytes]) -> list[Verdict | Exception]:
-        """Takes uploads through both servers."""
-
-        def prepare() -> tuple[list[Prepared | Verdict | MessageError], list[Prepared], bytes]:
-            found = self.leader.read(batch)
-            prepared = [each for each in found if isinstance(each, Prepared)]
-            return found, prepared, self.leader.evaluate(prepared) if prepared else b""
-
-        found, prepared, request = await run_in_threadpool(prepare)
-        verdicts = iter(await self._ask(prepared, request) if prepared else [])
-        return [next(verdicts) if isinstance(each, Prepared) else each for each in found]
-
-    async def _ask(self, batch: list[Prepared], request: bytes) -> list[Verdict]:
-        """Asks the helper until it answers, and puts the verdicts on record: what it counted must be counted here."""
-        pause = _PAUSE
-        while True:
-            try:
-                response = await self._client.post("/verify", content=request)
-                response.raise_for_status()
-                return await run_in_threadpool(self.leader.settle, batch, response.content)
-            except Exception as error:
-                if not isinstance(error, httpx.HTTPError):
-                    logger.exception("A batch cannot be settled; trying again.")
-                logger.warning("The helper does not answer (%s); asking again.", type(error).__name__)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def settled(self, round: int) -> bool:
-        """Takes no more uploads of a round, and returns whether all that were on their way arrived in time."""
-        if round == self.books.current:
-            self._closing.add(round)
-        deadline = time.monotonic() + _PATIENCE
-        while (self._waiting or not self._restored) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        return self._restored and not self._waiting
-
-
-def leader_app(
-    leader: Leader,
-    *,
-    trust: Path | None = None,
-    insecure: bool = False,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> Starlette:
-    """Returns the leader as a web application.
-
-    Args:
-        leader: What it does.
-        trust: File of the certificates that the helper's must be signed by; the system's if not given.
-        insecure: Asks the helper also at an http address of another machine.
-        transport: Carries requests to the helper, for tests.
-    """
-    url = check_address(leader.books.task.helper.url, insecure=insecure)
-    client = httpx.AsyncClient(
-        base_url=url,
-        headers={"Authorization": f"Bearer {leader.books.secrets.peer.hex()}"},
-        timeout=60.0,
-        verify=trusted(trust) if url.startswith("https") else False,
-        trust_env=False,
-        transport=transport,
-    )
-    intake = Intake(leader, client)
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        worker = asyncio.create_task(intake.work())
-        try:
-            yield
-        finally:
-            worker.cancel()
-            with suppress(asyncio.CancelledError):
-                await worker
-            await client.aclose()
-
-    routes = [*intake.service.routes(), Route("/reports", refusing(intake.report), methods=["POST"])]
-    return application(routes, lifespan=lifespan)

@@ -33,14 +33,15 @@ _TABLES = (
     "refused INTEGER NOT NULL, sums {blob} NOT NULL, answer {blob})",
     "CREATE TABLE IF NOT EXISTS reports (id {blob} PRIMARY KEY, round INTEGER NOT NULL, sender {blob}, "
     "digest {blob} NOT NULL, verdict INTEGER NOT NULL)",
-    "CREATE UNIQUE INDEX IF NOT EXISTS one_report_per_sender ON reports (round, sender)",
-    "CREATE INDEX IF NOT EXISTS senders ON reports (sender)",
+    "CREATE UNIQUE INDEX IF NOT EXISTS one_report_per_sender ON reports (round, sender) WHERE sender IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS senders ON reports (sender) WHERE sender IS NOT NULL",
     "CREATE TABLE IF NOT EXISTS pending (id {blob} PRIMARY KEY, round INTEGER NOT NULL, upload {blob} NOT NULL)",
 )
 
 
-# Seconds that a store is waited for.
-_PATIENCE = 10.0
+# Seconds that a store is waited for, and pages (of 4 kB) that SQLite's journal may take: uploads on their way are
+# deleted before most of them would be copied from there.
+_PATIENCE, _JOURNAL_PAGES = 10.0, 8192
 
 
 class Verdict(IntEnum):
@@ -151,8 +152,8 @@ class ReportStore:
             for setting in (
                 "locking_mode = EXCLUSIVE",
                 "journal_mode = WAL",
-                "synchronous = FULL",
                 "secure_delete = ON",
+                f"wal_autocheckpoint = {_JOURNAL_PAGES}",
             ):
                 file.execute(f"PRAGMA {setting}")
             return file
@@ -190,10 +191,16 @@ class ReportStore:
             yield self._statements()[1]
 
     @contextmanager
-    def _transaction(self) -> Iterator[Run]:
-        """Yields a transaction: everything in the block happens, or nothing."""
+    def _transaction(self, *, lasting: bool = True) -> Iterator[Run]:
+        """Yields a transaction: everything in the block happens, or nothing.
+
+        One that is not lasting may be undone by a loss of power, until the next lasting one. PostgreSQL's all last: it
+        may fail alone, and this process would not know what was undone.
+        """
         with self._lock, self._failing():
             cursor, run = self._statements()
+            if not self._postgres:
+                cursor.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
             cursor.execute("BEGIN" if self._postgres else "BEGIN IMMEDIATE")
             try:
                 yield run
@@ -236,6 +243,12 @@ class ReportStore:
             with self._reading() as run:
                 row = run("SELECT state, accepted, refused FROM rounds WHERE round = ?", (number,)).fetchone()
             return RoundState(number, *row) if row else RoundState(number, "open", 0, 0)
+
+    def rounds(self, most: int) -> list[RoundState]:
+        """Returns the last rounds that the store knows of, in order."""
+        with self._reading() as run:
+            rows = run("SELECT round, state, accepted, refused FROM rounds ORDER BY round DESC LIMIT ?", (most,))
+            return [RoundState(*row) for row in reversed(rows.fetchall())]
 
     def current(self) -> int:
         """Returns the number of the first round that is not closed."""
@@ -298,6 +311,8 @@ class ReportStore:
 
     def senders(self, number: int | None, senders: Collection[bytes]) -> set[bytes]:
         """Returns those senders who have a report in a round, or in any round where none is given."""
+        if not senders:
+            return set()
         where, which = ("", ()) if number is None else ("round = ? AND ", (number,))
         with self._reading() as run:
             rows = run(
@@ -308,13 +323,15 @@ class ReportStore:
     def settle(self, number: int, decided: Sequence[Decided], sums: Elements) -> None:
         """Puts verdicts on record, replaces the round's sums, and forgets the uploads kept for them, all at once.
 
+        A leader's need not last: undone, the uploads are still kept, and the helper repeats its verdicts on them.
+
         Raises:
             StoreError: A report has a verdict already, or its sender another report: nothing is changed.
         """
         accepted = sum(each.verdict is Verdict.ACCEPTED for each in decided)
         with self._lock:
             before = self.round(number)
-            with self._transaction() as run:
+            with self._transaction(lasting=self._role != "leader") as run:
                 self._begin(run, number)
                 rows = [(each.id, number, each.sender, each.digest, int(each.verdict)) for each in decided]
                 run("INSERT INTO reports VALUES (?, ?, ?, ?, ?)", rows, each=True)

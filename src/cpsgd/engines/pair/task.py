@@ -106,7 +106,12 @@ class PairTask:
                 f"The protocol's promise is about {promise.conditions.rounds} rounds, and the task has {self.rounds}: "
                 "plan for that many."
             )
-        if (who := promise.conditions.participation).scheme == "apart":
+        if (who := promise.conditions.participation).secrecy is not None:
+            raise ParameterError(
+                f"The promise is for participation {str(who)!r}: ε rests on a secret, who was drawn, and both servers "
+                "see who sends. Plan with 'once' (a client is in one round of the task) or 'every'."
+            )
+        if who.scheme == "apart":
             raise ParameterError(
                 f"The promise is for participation {str(who)!r}, and servers do not see to it that a sender's rounds "
                 "are that far apart: plan with 'once' or 'every'."
@@ -206,8 +211,7 @@ class PairTask:
         modulus = self.protocol.modulus
         assert modulus is not None  # checked above
         task = self.fingerprint + round.to_bytes(4, "little")
-        levels = self.protocol.mechanism.values
-        return prepared(RoundShape.choose(prime=modulus, dim=self.protocol.dim, task=task, levels=levels))
+        return prepared(modulus, self.protocol.dim, task, self.protocol.mechanism.values)
 
     # ------------------------------------------------------------------ as a file
 

@@ -1,4 +1,4 @@
-"""Data sets: embedded digits, MNIST, Fashion-MNIST, infinite digits, and your own arrays, tables and PyTorch data sets.
+"""Data sets: digits, MNIST, Fashion-MNIST, changelogs, infinite digits, and your own arrays, tables and PyTorch data.
 
 Every data set is a population of clients addressed by number (`batch`) and a test set that no client holds.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.learning.datasets.arrays import ArrayDataset, from_arrays
+from cpsgd.learning.datasets.changelogs import load_changelogs
 from cpsgd.learning.datasets.digits import infinite_digits, load_digits
 from cpsgd.learning.datasets.fashion import load_fashion_mnist
 from cpsgd.learning.datasets.from_tables import from_frame
@@ -38,6 +39,7 @@ __all__ = [
     "infinite_digits",
     "infinite_mnist",
     "load",
+    "load_changelogs",
     "load_digits",
     "load_fashion_mnist",
     "load_mnist",

@@ -14,7 +14,7 @@ from importlib import import_module
 
 from cpsgd.errors import ConditionError
 from cpsgd.privacy.accountant import Rounds
-from cpsgd.privacy.proofs.argument import COMPOSED, Proof, Proved, alone, check
+from cpsgd.privacy.proofs.argument import COMPOSED, Proof, Proved, alone, check, seen_cost
 from cpsgd.run import Run
 
 Found = dict[str, Proved | str]
@@ -83,7 +83,7 @@ def round_cost(run: Run, tail: float) -> Rounds:
         raise ConditionError("These rounds have no equivalent Gaussian.")
     if tail == 0.0 and not owner.pure:
         raise ConditionError("Nothing is proved about these rounds at δ = 0; allow a delta above 0.")
-    return owner.cost(run, tail)
+    return seen_cost(run, owner, tail, run.sampling)
 
 
 def joint_cost(run: Run, tail: float) -> Rounds:

@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import ClassVar
 
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law, Normal, Steps
-from cpsgd.neighbours import Participation
+from cpsgd.neighbours import Participation, SeenSampling
 from cpsgd.privacy import accountant, gaussian
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, composed_epsilon
 from cpsgd.promise import Claim, Conditions
@@ -43,6 +44,8 @@ _SAMPLER_SHARES = (1e-6, 0.1)
 # Half of what is put aside at most: the planner's samplers.
 _PLANNED_SAMPLER_SHARE = 0.05
 _TOLERANCE = 1e-4
+# Numbers of colluders that are told apart: where a cost is a closed form, and where it is a certificate.
+_CLOSED_PIECES, _PIECES = 8, 3
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,31 @@ def counted_tail(scheme: Participation) -> float:
     return math.nextafter(scheme.rate, 1.0) if scheme.scheme == "fixed-size" else 1.0
 
 
+def seen_cost(run: Run, proof: Proof, tail: float, sampling: Participation) -> Rounds:
+    """Returns one round as equivalent Gaussians, with a pair (μ, rate) for every number of colluders in the sum.
+
+    Neighbouring numbers are taken together where there are many: with the noise beside the most colluders, and the rate
+    beside the fewest.
+
+    Args:
+        run: One round, the fewest messages that it may have.
+        proof: The proof that gives equivalent Gaussians.
+        tail: The mass of tails.
+        sampling: Who takes part, as colluders see it.
+    """
+    if not isinstance(sampling, SeenSampling):
+        return proof.cost(run, tail)
+    pieces = min(_CLOSED_PIECES if proof.effort == 0 else _PIECES, sampling.colluding + 1)
+    edges = [(sampling.colluding + 1) * i // pieces for i in range(pieces + 1)]
+    costs, seen = [], []
+    for first, after in pairwise(edges):
+        honest = run.honest + sampling.colluding - (after - 1)
+        conditions = replace(run.conditions, sizes=((honest, 1),), participation=sampling, colluding=0)
+        costs.append(proof.cost(replace(run, conditions=conditions), tail))
+        seen.append((costs[-1].mu, sampling.rate_beside(first)))
+    return replace(accountant.costliest(costs, 1), seen=tuple(seen))
+
+
 def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> tuple[float, float]:
     """Returns the smallest ε of rounds as equivalent Gaussians over these shares of δ for the tails, and their cost.
 
@@ -240,7 +268,7 @@ def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> t
     for share in shares:
         try:
             spent = [
-                replace(proof.cost(of_size(run, size), share * delta / run.rounds), count=count)
+                replace(seen_cost(of_size(run, size), proof, share * delta / run.rounds, run.sampling), count=count)
                 for size, count in run.sizes
             ]
             epsilon = composed_epsilon(spent, delta=delta, participation=run.sampling)

@@ -5,7 +5,9 @@ distance τ = i + f (i whole, 0 <= f < 1) is rounded at random before the noise 
 i a + log(1 + f (e^a - 1)). That is at most (e^a - 1) τ, and at most a τ + c(a) with c the cumulant of rounding. So d
 coordinates whose distances add up to at most S₁ lose at most
 
-    ε = min((e^a - 1) S₁, a S₁ + d c(a)),    S₁ = √d S, and no more than d times the reach.
+    ε = min((e^a - 1) S₁, a S₁ + d c(a)).
+
+S₁ is at most √d S, d times the reach, and what the protocol states (`Protocol.l1_sensitivity`).
 
 With fewer honest clients than shares masses are log-convex on either side of 0, and a coordinate never loses more than
 H(⌈τ⌉), H(z) = log f(0)/f(z), which is concave: d coordinates lose at most d H(⌈S₁/d⌉ + 1), which may be less.
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cpsgd._lazy import Late
 from cpsgd.mechanisms.discrete_laplace import PolyaLaw
 from cpsgd.mechanisms.sums import rounding_cumulant
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import Rounds, pure_epsilon
 from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs.argument import Proof, Proved
@@ -62,7 +65,7 @@ class PureLaplace(Proof):
 
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns one round: (ε, 0)-DP is μ-GDP with Φ(μ/2) = e^ε/(1 + e^ε) (Dong, Roth and Su 2022, section 2)."""
-        epsilon = _epsilon(_law(run), run.protocol.dim, base.sensitivity(run), run.protocol.reach(run.adjacency))
+        epsilon = _epsilon(run)
         # log(e^-ε / (1 + e^-ε)), also where e^ε is too large a number.
         mu = -2.0 * float(special.ndtri_exp(-epsilon - math.log1p(math.exp(-epsilon))))
         return Rounds(mu * (1.0 + 1e-12) + 4e-15, pure=epsilon)
@@ -71,11 +74,18 @@ class PureLaplace(Proof):
         self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
     ) -> float:
         """Returns the smallest scale at which the rounds' ε add up to no more than is allowed."""
-        return base.scale_for(run, _allowed(run, claim))
+        allowed = _allowed(run, claim)
+        if allowed >= run.protocol.dim * run.protocol.reach(run.adjacency):
+            return 0.0
+        scale = _distance(run) / allowed * (1.0 + 1e-12)
+        # What is stated grows by the grid's resolution, hence with s; never beyond √d 2D, so this ends.
+        while (found := base.scaled(run, scale).protocol.l1_sensitivity(run.adjacency)) > allowed:
+            scale *= max(found / allowed, 1.0 + 1e-4) * (1.0 + 1e-12)
+        return scale
 
     def rough_scale(self, run: Run, claim: Claim) -> float:
         """Returns the same where the range of coordinates does not help."""
-        return base.distance(run) / _allowed(run, claim)
+        return _distance(run) / _allowed(run, claim)
 
     def least_scale(self, run: Run, claim: Claim) -> float:
         """Returns the same; at δ > 0 several rounds may cost less than their ε added up."""
@@ -89,18 +99,25 @@ def _law(run: Run) -> PolyaLaw:
 
 
 def _allowed(run: Run, claim: Claim) -> float:
-    """Returns the largest S, rounded down, with which the rounds' ε add up to no more than is claimed."""
+    """Returns the largest S₁, rounded down, with which the rounds' ε add up to no more than is claimed."""
     loss, dim, rate = _law(run).step_loss, run.protocol.dim, run.sampling.rate
     each = claim.epsilon / base.counted(run) * (1.0 - 1e-12)
     allowed = each if rate == 1.0 else math.log1p(math.expm1(each) / rate) * (1.0 - 1e-12)
     total = max(allowed / math.expm1(loss), (allowed - dim * rounding_cumulant(loss)) / loss)
-    return total / math.sqrt(dim) * (1.0 - 1e-12)
+    return total * (1.0 - 1e-12)
 
 
-def _epsilon(law: PolyaLaw, dim: int, sensitivity: float, reach: float) -> float:
+def _distance(run: Run) -> float:
+    """Returns the largest sum of absolute differences of two neighbours' vectors."""
+    stated = run.protocol.replace_one_l1_distance if run.adjacency is Adjacency.REPLACE_ONE else None
+    return min(math.sqrt(run.protocol.dim) * base.distance(run), stated or math.inf)
+
+
+def _epsilon(run: Run) -> float:
     """Returns ε of one round, rounded up."""
-    loss, farthest = law.step_loss, min(sensitivity, reach)
-    total = min(math.sqrt(dim) * sensitivity, dim * reach) * _SAFE
+    law, dim = _law(run), run.protocol.dim
+    loss, farthest = law.step_loss, min(base.sensitivity(run), run.protocol.reach(run.adjacency))
+    total = run.protocol.l1_sensitivity(run.adjacency) * _SAFE
     found = min(math.expm1(loss) * total, loss * total + dim * rounding_cumulant(loss))
     if law.parts < law.shares:
         found = min(found, dim * law.losses(min(math.ceil(farthest), math.ceil(total / dim) + 1)))

@@ -117,23 +117,16 @@ class Extension:
         return found
 
     def multiply(self, a: Elements, b: Elements) -> Elements:
-        """Returns the products of the rows of `a` and `b`; a single row is multiplied with all others."""
-        count = max(len(a), len(b))
-        left, right = (x if len(x) == count else np.repeat(x, count, axis=0) for x in (a, b))
-        out = np.empty((count, self.degree), dtype=np.uint32)
-        left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
-        kernels.extension_product(left, right, self._powers, self.prime, out)
+        """Returns the products of the rows of `a` and `b`; a single row of `b` is multiplied with all of `a`."""
+        out = np.empty(a.shape, dtype=np.uint32)
+        kernels.extension_product(np.ascontiguousarray(a), np.ascontiguousarray(b), self._powers, self.prime, out)
         return out
 
     def powers_of(self, t: Elements, count: int) -> Elements:
         """Returns t^0, ..., t^(count-1) as rows."""
-        found = self.element(1)
-        step = t
-        while len(found) < count:
-            # Rows 0, ..., m-1 times t^m are rows m, ..., 2m-1.
-            found = np.concatenate([found, self.multiply(found, step)])
-            step = self.multiply(step, step)
-        return found[:count]
+        out = np.empty((count, self.degree), dtype=np.uint32)
+        kernels.extension_powers(t, self._powers, self.prime, out)
+        return out
 
     def add(self, a: Elements, b: Elements) -> Elements:
         """Returns a + b, element by element."""

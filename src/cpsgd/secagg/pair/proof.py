@@ -6,7 +6,7 @@ the chance of r). The client sends q = P / Z, and the servers check Σ_c r_c F(W
 does not know, from shares of W_c(t) and q(t). docs/proofs/pair.md has the proofs; after Boneh, Boyle, Corrigan-Gibbs,
 Gilboa, Ishai, "Zero-Knowledge Proofs on Secret-Shared Data via Fully Linear PCPs", CRYPTO 2019.
 
-Everything here is a function of bytes: who may call it how often is for `servers.py` to see to.
+Everything here is a function of bytes: who may call it how often is for `engines/pair` to see to.
 """
 
 from __future__ import annotations
@@ -226,15 +226,12 @@ class Basis:
 
 
 @lru_cache(maxsize=8)
-def prepared(shape: RoundShape) -> RoundShape:
-    """Computes a shape's matrices once, before the first report; returns the shape."""
+def prepared(prime: int, dim: int, task: bytes, levels: int = 2) -> RoundShape:
+    """Returns a shape whose matrices are computed once, before the first report."""
+    shape = RoundShape.choose(prime=prime, dim=dim, task=task, levels=levels)
     _ = shape.to_points, shape.vanishing_inverses, shape.node_polynomials, shape.quotient_polynomials
-    _ = (
-        shape.vanishing,
-        shape.taylor,
-        shape.context,
-        shape.field.multiply(shape.field.element(1), shape.field.element(1)),
-    )
+    _ = shape.vanishing, shape.taylor, shape.context
+    shape.field.multiply(shape.field.element(1), shape.field.element(1))
     return shape
 
 

@@ -24,6 +24,8 @@ from cpsgd.secagg.pair.streams import ID_BYTES, SEED_BYTES, digest
 
 _MAGIC = b"cpsgd pair 1\0\0\0\0"
 _HEAD = struct.Struct("<16s16sI32s64sI")
+ID = slice(16, 32)
+"""Where an upload has the report's id."""
 NOBODY = bytes(32)
 """The sender of a report where nobody vouches for reports."""
 TOKEN_BYTES = 32

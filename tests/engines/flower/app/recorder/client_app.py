@@ -67,7 +67,7 @@ def mark_confirmations(message: Message, context: Context, call_next: ClientAppC
 def garble(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Node 2 replaces its upload of round 1 by random bytes."""
     asked = asked_for(message)
-    wrong = context.node_config["partition-id"] == 2 and asked.round == 1 and asked.stage is Stage.MASK
+    wrong = context.node_config["partition-id"] == 2 and asked.round == 1 and asked.stage in (Stage.MASK, Stage.UPLOAD)
     reply = call_next(message, context)
     if wrong:
         upload = reply.content.array_records["cpsgd"]["upload"]

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from cpsgd import plan
 from cpsgd.engines.flower import CpsgdStrategy
+from cpsgd.engines.pair.in_federation import PairLeader
 from cpsgd.errors import PopulationError
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import read_roster
@@ -33,8 +34,14 @@ def main(grid: Grid, context: Context) -> None:
     run: dict[str, Any] = {"rounds": rounds, "participation": "every"}
     if context.run_config["correlated"]:
         run |= {"correlated": 2, "mechanism": str(context.run_config["mechanism"])}
-    best = plan(4, dim, 8.0, 1e-5, **run, secure=True, dropout=0.25, colluding=1, bits=14)
-    roster = read_roster(Path(str(context.run_config["roster"])))
+    roster, way = Path(str(context.run_config["roster"])), dict[str, Any](secure=True, bits=14)
+    terms: dict[str, Any] = {"roster": read_roster(roster)}
+    if context.run_config["pair"]:
+        files = Path(str(context.run_config["pair"]))
+        names = (files / name for name in ("task.json", "leader.json", "collector.json"))
+        terms = {"pair": PairLeader(*names, store=str(files / "leader.db"), roster=roster)}
+        way = {"pair": True, "bits": 9, "mechanism": "coins"}
+    best = plan(4, dim, 8.0, 1e-5, **run, **way, dropout=0.25, colluding=1)
     (folder / "protocol.json").write_text(best.protocol.to_json())
 
     def save(round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -49,9 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     with Ledger(folder / "ledger") as ledger:
         with contextlib.suppress(PopulationError):  # a run that goes on has its budget
             ledger.create(Budget(population="nodes", epsilon=8.0, delta=1e-5))
-        strategy = CpsgdStrategy(
-            best, checkpoint=folder / "checkpoint", ledger=ledger, population="nodes", roster=roster
-        )
+        strategy = CpsgdStrategy(best, checkpoint=folder / "checkpoint", ledger=ledger, population="nodes", **terms)
         result = strategy.start(
             grid,
             ArrayRecord({"weight": Array(np.zeros((dim // 10, 10), np.float32))}),

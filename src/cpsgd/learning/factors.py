@@ -1,0 +1,270 @@
+"""Units whose gradients are products of the layer's inputs and its outputs' gradients: dense layers and their kind.
+
+An example's gradient by a linear layer's weights is a sum of outer products, Σ_t b_t ⊗ a_t: a_t are the layer's inputs
+at position t, b_t the gradients of its outputs. So its norm follows from a and b alone ("ghost norms", Goodfellow 2015;
+Li, Tramèr, Liang, Hashimoto, ICLR 2022), and so does the sum over examples, each with a weight (Bu, Wang, Zha, Karypis,
+ICML 2023). No gradient of a single example is stored where a and b are smaller, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cpsgd._torch import torch
+from cpsgd.learning.pieces import OuterProduct, Piece, cleaned, length, portions, weighed
+from cpsgd.learning.units import MOST_CANCELLED, Tensor, Unit
+
+functional = torch.nn.functional
+_nn: Any = torch.nn
+
+
+class FactorUnit(Unit):
+    """A unit whose weights have gradients Σ_t b_t ⊗ a_t. It keeps rows where they are smaller than a and b."""
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        super().__init__(name, module)
+        # Pairs of what `inputs_of` turns into a, and b [examples, positions, outputs].
+        self._factors: list[tuple[Tensor, Tensor]] = []
+
+    def inputs_of(self, kept: Tensor) -> Tensor:
+        """Returns a [examples, positions, inputs] from what was kept of some examples."""
+        return kept
+
+    def record(self, kept: Tensor, back: Tensor, inputs: int) -> None:
+        """Keeps one call: b, and what a follows from; `inputs` is the length of an a_t."""
+        self.check(len(back))
+        positions, outputs = back.shape[1:]
+        if not self.rows and not self._factors and positions == 1 and "weight" in self.parameters:
+            self._factors.append((kept, back))
+            return
+        if self._bias_is_back:  # of the first call
+            self.add_rows({"bias": self._factors[0][1].sum(1)})
+        if "bias" in self.parameters:
+            self.add_rows({"bias": back.sum(1)})
+        if "weight" not in self.parameters:
+            return
+        smaller = positions > 1 and inputs * outputs <= positions * (inputs + outputs)
+        if "weight" in self.rows or (smaller and not self._factors):
+            parts = [
+                torch.bmm(b.transpose(1, 2), self.inputs_of(a))
+                for a, b in portions(4 * positions * (inputs + outputs), kept, back)
+            ]
+            self.add_rows({"weight": torch.cat(parts) if len(parts) != 1 else parts[0]})
+        else:
+            self._factors.append((kept, back))
+
+    @property
+    def _bias_is_back(self) -> bool:
+        """Whether there was one call, of one position: the bias's gradient is b."""
+        return bool(self._factors) and "bias" in self.parameters and "bias" not in self.rows
+
+    def pieces(self) -> list[Piece]:
+        """Returns rows, and the factors of one call of one position."""
+        found = super().pieces()
+        if self._is_pair:
+            ((kept, back),) = self._factors
+            found.append(OuterProduct(back[:, 0], self.inputs_of(kept)[:, 0], self._bias_is_back))
+        return found
+
+    @property
+    def _is_pair(self) -> bool:
+        return len(self._factors) == 1 and self._factors[0][1].shape[1] == 1
+
+    def rest_norm(self) -> Tensor | None:
+        """Returns the norms that follow from a and b of several positions."""
+        return None if self._is_pair or not self._factors else self.ghost()
+
+    def ghost(self) -> Tensor:
+        """Returns √Σ_{t,t'} <a_t, a_t'> <b_t, b_t'>, and what rounding may have taken away from it."""
+        positions = sum(b.shape[1] for _, b in self._factors)
+        size = 8 * positions * (positions + self._factors[0][1].shape[2])
+        found = []
+        for parts in zip(*(portions(size, a, b) for a, b in self._factors), strict=True):
+            a, b = _joined([self.inputs_of(a) for a, _ in parts]), _joined([b for _, b in parts])
+            a_lengths, b_lengths = self.lengths(a), length(b)
+            # Products of vectors of length 1: those of the vectors themselves could be too small for float32.
+            with full_precision():
+                alike, products = self.similarity(a, a_lengths), products_of(b, b_lengths)
+            lengths = a_lengths * b_lengths
+            most = lengths.sum(1).square()
+            # Each of the two products is off by (terms + 2) 2^-24, their own product by 2^-24.
+            lost = (a.shape[2] + b.shape[2] + 8) * 2.0**-24
+            cosines = (alike * products).double()
+            squares = (torch.bmm(cosines, lengths[:, :, None])[:, :, 0] * lengths).sum(1).add_(most, alpha=lost)
+            found.append(torch.maximum(squares, most * MOST_CANCELLED**2).sqrt_())
+        return torch.cat(found) if len(found) != 1 else found[0]
+
+    @property
+    def positions(self) -> int:
+        """The most products of a pass that are added up for an example."""
+        return sum((back.shape[1] for _, back in self._factors), 1)
+
+    def similarity(self, a: Tensor, lengths: Tensor) -> Tensor:
+        """Returns <a_t, a_t'> / |a_t| |a_t'| of all positions."""
+        return products_of(a, lengths)
+
+    def lengths(self, a: Tensor) -> Tensor:
+        """Returns |a_t|."""
+        return length(a)
+
+    def add_rest(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
+        """Adds the weighted sums, of a and b by one product of matrices."""
+        for kept, back in [] if self._is_pair else self._factors:
+            for a, b, weight, good in portions(self.bytes_of(kept, back), kept, back, weights, finite):
+                self.add_product(sums["weight"], a, weighed(b, weight, good).flatten(0, 1), good)
+
+    def add_product(self, total: Tensor, kept: Tensor, back: Tensor, finite: Tensor | None) -> None:
+        """Adds Σ b_t ⊗ a_t over all examples and positions to `total`."""
+        flat = total.view(back.shape[1], -1)
+        flat.addmm_(back.t(), self.inputs_of(cleaned(kept, finite)).flatten(0, 1))
+
+    def bytes_of(self, kept: Tensor, back: Tensor) -> int:
+        """Returns the bytes that one example takes in a weighted sum."""
+        return 8 * back.shape[1] * back.shape[2] + 8 * kept[0].numel()
+
+    def forget(self) -> None:
+        """Drops rows, a and b."""
+        super().forget()
+        self._factors = []
+
+
+class Linear(FactorUnit):
+    """A `torch.nn.Linear` on inputs [examples, ..., features]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x Wᵀ + b."""
+        return functional.linear(x, self.module.weight, self.module.bias)
+
+    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> Tensor | None:
+        """Keeps x and the gradient."""
+        self.record(x.reshape(len(x), -1, x.shape[-1]), gradient.reshape(len(x), -1, gradient.shape[-1]), x.shape[-1])
+        return gradient @ self.module.weight if needed else None
+
+
+class Convolution(FactorUnit):
+    """A `torch.nn.Conv1d` or `Conv2d` of one group with padding by zeros."""
+
+    @classmethod
+    def takes(cls, module: torch.nn.Module) -> bool:
+        """Returns whether the module is such a convolution."""
+        if type(module) not in (torch.nn.Conv1d, torch.nn.Conv2d):
+            return False
+        of: Any = module
+        return of.groups == 1 and of.padding_mode == "zeros" and not isinstance(of.padding, str)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the convolution."""
+        module = self.module
+        kind = functional.conv1d if isinstance(module, torch.nn.Conv1d) else functional.conv2d
+        found: Tensor = kind(x, module.weight, module.bias, module.stride, module.padding, module.dilation)
+        return found
+
+    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> Tensor | None:
+        """Keeps x and the gradient; the windows of x are made when they are needed."""
+        module = self.module
+        self.record(x, gradient.flatten(2).transpose(1, 2), math.prod(module.weight.shape[1:]))
+        if not needed:
+            return None
+        kind = _nn.grad.conv1d_input if isinstance(module, torch.nn.Conv1d) else _nn.grad.conv2d_input
+        found: Tensor = kind(x.shape, module.weight, gradient, module.stride, module.padding, module.dilation)
+        return found
+
+    def inputs_of(self, kept: Tensor) -> Tensor:
+        """Returns the windows of the inputs, one per position of the output."""
+        kernel, stride, padding, dilation = (
+            getattr(self.module, key) for key in ("kernel_size", "stride", "padding", "dilation")
+        )
+        if len(kernel) == 1:
+            kept, padding = kept[:, :, None], (0, *padding)
+            kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
+        if any(padding):
+            kept = functional.pad(kept, (padding[1], padding[1], padding[0], padding[0]))
+        count, channels, *lengths = kept.shape
+        places = [
+            (size - spread * (width - 1) - 1) // step + 1
+            for size, spread, width, step in zip(lengths, dilation, kernel, stride, strict=True)
+        ]
+        by_example, by_channel, *by_place = kept.stride()
+        inside = [jump * spread for jump, spread in zip(by_place, dilation, strict=True)]
+        between = [jump * step for jump, step in zip(by_place, stride, strict=True)]
+        shape = (count, channels, *kernel, *places)
+        windows = kept.as_strided(shape, (by_example, by_channel, *inside, *between), kept.storage_offset())
+        return windows.reshape(count, channels * math.prod(kernel), math.prod(places)).transpose(1, 2)
+
+    def bytes_of(self, kept: Tensor, back: Tensor) -> int:
+        """Returns the bytes of an example's windows and gradients."""
+        return 8 * back.shape[1] * (back.shape[2] + int(math.prod(self.module.weight.shape[1:])))
+
+
+class Embedding(FactorUnit):
+    """A `torch.nn.Embedding`: a_t is one at the number of a row, and zero elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the rows."""
+        return functional.embedding(x, self.module.weight)
+
+    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> None:
+        """Keeps the numbers and the gradient."""
+        numbers, back = x.reshape(len(x), -1), gradient.reshape(len(x), -1, gradient.shape[-1])
+        if self.module.padding_idx is not None:
+            back = back * (numbers != self.module.padding_idx)[:, :, None]
+        self.check(len(back))
+        self._factors.append((numbers[:, :, None], back))
+
+    def similarity(self, a: Tensor, lengths: Tensor) -> Tensor:
+        """Returns 1 where two positions have the same number."""
+        return (a == a.transpose(1, 2)).float()
+
+    def lengths(self, a: Tensor) -> Tensor:
+        """Returns 1."""
+        return torch.ones(a.shape[:2], dtype=torch.float64, device=a.device)
+
+    @property
+    def _is_pair(self) -> bool:
+        """False: positions with the same number must be added up."""
+        return False
+
+    def add_product(self, total: Tensor, kept: Tensor, back: Tensor, finite: Tensor | None) -> None:
+        """Adds b_t to the row of its number."""
+        total.index_add_(0, kept.reshape(-1), back)
+
+
+def products_of(vectors: Tensor, lengths: Tensor) -> Tensor:
+    """Returns the products of an example's vectors, each divided by its length; zero for vectors of zeros."""
+    units = (vectors / lengths.clamp(min=2.0**-200)[:, :, None]).float()  # divided in float64
+    return torch.bmm(units, units.transpose(1, 2))
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Returns the positions of several calls together."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
+
+
+_backends: Any = torch.backends
+# Where PyTorch keeps how float32 products are rounded, from 2.9 on.
+_PRECISIONS: list[Any] = [
+    place
+    for place in (_backends.cuda.matmul, getattr(_backends.mkldnn, "matmul", None))
+    if hasattr(place, "fp32_precision")
+]
+
+
+class full_precision:  # noqa: N801  # a context like torch.no_grad
+    """Keeps products of float32 matrices from being rounded to TF32 or bfloat16 within the context."""
+
+    def __enter__(self) -> None:
+        self._all = None if _PRECISIONS else torch.get_float32_matmul_precision()
+        self._before = [place.fp32_precision for place in _PRECISIONS]
+        self._set(["ieee"] * len(_PRECISIONS), self._all and "highest")
+
+    def __exit__(self, *error: object) -> None:
+        self._set(self._before, self._all)
+
+    @staticmethod
+    def _set(each: list[str], together: str | None) -> None:
+        for place, value in zip(_PRECISIONS, each, strict=True):
+            place.fp32_precision = value
+        if together is not None:
+            torch.set_float32_matmul_precision(together)

@@ -1,0 +1,127 @@
+"""A layer with trainable parameters, and its examples' gradients from one backward pass: norms, and a weighted sum.
+
+Each trainable layer is a *unit*. It runs in an autograd function of its own, which hands the unit the layer's inputs
+and the gradients of its outputs, and computes the gradient by the inputs only. A unit keeps a gradient per example, or
+less where the norms follow from less (`cpsgd.learning.factors`).
+
+Rounding: norms are upper bounds of those of the float32 numbers that are kept, up to a factor `NORM_ROUNDING`, and
+weighted sums are taken in float64, so that what one example adds to a sum has a norm that is proved (`MARGIN`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from cpsgd._torch import torch
+from cpsgd.errors import ParameterError
+from cpsgd.learning.pieces import Piece, Row
+
+Tensor = torch.Tensor
+
+MARGIN = 2.0**-10
+"""Share of the clip norm that is left for rounding in the sum of a batch."""
+
+NORM_ROUNDING = 1.0 + 2.0**-29
+"""Float64 norms of up to 2^22 terms, and products of two such, are below the exact ones by less than this factor."""
+
+MOST_CANCELLED = 2.0**-8
+"""An example's norm counts as at least this share of Σ_t |a_t| |b_t|: where terms cancel further, rounding is felt."""
+
+
+class Unit(ABC):
+    """A layer with trainable parameters, and what one backward pass left there.
+
+    Attributes:
+        name: Name of the module in the model.
+        parameters: Its trainable parameters, by name.
+        count: Examples of the pass; None before its first call.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        """Refers to the module, which stays as it is."""
+        self.name = name
+        self.module: Any = module
+        self.parameters = {key: p for key, p in module.named_parameters() if p.requires_grad}
+        self.count: int | None = None
+        # Each example's gradient, one row each, by the name of the parameter.
+        self.rows: dict[str, Tensor] = {}
+
+    def call(self, *arguments: Any, **options: Any) -> Any:
+        """Runs the module in a way that autograd comes back to the unit."""
+        (x,) = (*arguments, *options.values())
+        return _Pass.apply(self, x, next(iter(self.parameters.values())))  # type: ignore[no-untyped-call]
+
+    @abstractmethod
+    def forward(self, x: Any) -> Any:
+        """Returns the module's output; called without autograd."""
+
+    @abstractmethod
+    def backward(self, x: Any, gradient: Any, needed: bool) -> Any:
+        """Keeps what the pass says of the parameters, and returns the gradient by the input if it is `needed`."""
+
+    def pieces(self) -> list[Piece]:
+        """Returns rows and factors that the pass left."""
+        return [Row(row, key) for key, row in self.rows.items()]
+
+    def rest_norm(self) -> Tensor | None:
+        """Returns the norms, in float64, of what the pass left beside the pieces; None for nothing."""
+        return None
+
+    def add_rest(  # noqa: B027  # most units have no rest
+        self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]
+    ) -> None:
+        """Adds the weighted sum of that rest to the `sums`, as `Row.add` does."""
+
+    @property
+    def positions(self) -> int:
+        """The most products of a pass that are added up for an example."""
+        return 1
+
+    def forget(self) -> None:
+        """Drops what the last pass left."""
+        self.rows, self.count = {}, None
+
+    def add_rows(self, rows: Mapping[str, Tensor]) -> None:
+        """Adds each example's gradient of one call, [examples, ...] by the name of the parameter."""
+        for key, row in rows.items():
+            flat = row.flatten(1)
+            self.check(len(flat))
+            self.rows[key] = self.rows[key] + flat if key in self.rows else flat
+
+    def check(self, count: int) -> None:
+        """Raises `ParameterError` if two calls in one pass had other numbers of examples."""
+        if self.count not in (None, count):
+            raise ParameterError(
+                f"The layer {self.name} got {count:,} rows, and {self.count:,} before: its inputs' first dimension "
+                "must be the examples."
+            )
+        self.count = count
+
+
+class _Pass(torch.autograd.Function):
+    """Runs a unit of one input. A parameter is an input, too, so that the output has a gradient; it gets none."""
+
+    @staticmethod
+    def forward(ctx: Any, unit: Unit, x: Tensor, parameter: Tensor) -> Any:
+        """Runs the module."""
+        ctx.unit = unit
+        ctx.save_for_backward(x)
+        return unit.forward(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Hands the input and the output's gradient to the unit."""
+        (x,) = ctx.saved_tensors
+        return None, ctx.unit.backward(x, gradients[0], ctx.needs_input_grad[1]), None
+
+
+def rounding_share(examples: int, positions: int) -> float:
+    """Returns the most, in clip norms, that rounding moves two neighbours' sums of so many examples apart.
+
+    A float64 sum of n = examples × positions products is off by at most 2 n 2^-53 Σ|terms|, and Σ|terms| is at most
+    `examples` clip norms over the least share that may be left of cancelling terms. Neighbours are off by as much each.
+    """
+    return 4.0 * examples * examples * positions * 2.0**-53 / MOST_CANCELLED

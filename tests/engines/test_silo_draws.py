@@ -1,0 +1,102 @@
+"""The examples that a silo draws for its sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cpsgd.engines import silo
+from cpsgd.engines.silo import drawn, example_sum
+from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.learning.models import mlp
+from cpsgd.neighbours import Participation
+from cpsgd.privacy.one_example import example_norm, most_drawn
+from cpsgd.randomness import Keystream
+
+LOSS = torch.nn.functional.cross_entropy
+ROWS = 120
+FEATURES = np.random.default_rng(1).normal(size=(ROWS + 3, 6)).astype(np.float32)
+LABELS = np.random.default_rng(2).integers(0, 3, ROWS + 3)
+RATE = 0.1
+MOST = most_drawn(ROWS, Participation.poisson(RATE))
+
+
+def summed(rate: float = RATE, features: np.ndarray = FEATURES, labels: np.ndarray = LABELS) -> np.ndarray:
+    found = example_sum(mlp(6, 3, (), seed=0), LOSS, features, labels, clip_norm=9.0, examples=ROWS, rate=rate)
+    return np.concatenate([array.reshape(-1) for array in found.values()])
+
+
+def by_hand(rows: np.ndarray, most: int) -> np.ndarray:
+    total = np.zeros(21)
+    for row in rows:
+        network = mlp(6, 3, (), seed=0)
+        one = LOSS(network(torch.from_numpy(FEATURES[row])[None]), torch.tensor([LABELS[row]]))
+        gradient = np.concatenate([s.numpy().reshape(-1) for s in torch.autograd.grad(one, list(network.parameters()))])
+        total += gradient * min(1.0, example_norm(9.0, most) / np.linalg.norm(gradient))
+    return total
+
+
+def test_each_is_drawn_by_itself_with_its_probability() -> None:
+    rounds = np.zeros((400, 1000), dtype=bool)
+    for row in rounds:
+        row[drawn(1000, 0.3)] = True
+    # 400,000 draws, and 399 or 999 pairs beside each other 400 times: six deviations, a false alarm in 10⁸.
+    assert abs(rounds.mean() - 0.3) < 6 * np.sqrt(0.21 / 400_000)
+    for pairs in (rounds[1:] & rounds[:-1], rounds[:, 1:] & rounds[:, :-1]):
+        assert abs(pairs.mean() - 0.09) < 6 * np.sqrt(0.09 * 0.91 * 1.6 / pairs.size)
+    # And no example is drawn in far too many or too few of the rounds: a union bound over 1,000, eight deviations.
+    assert abs(rounds.mean(axis=0) - 0.3).max() < 8 * np.sqrt(0.21 / 400)
+
+
+@pytest.mark.parametrize(("word", "rate", "expected"), [(0, 1e-7, 5), (2**64 - 1, 1.0 - 2.0**-53, 0), (2**63, 0.5, 0)])
+def test_the_probability_is_rounded_down(
+    word: int, rate: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = np.frombuffer(word.to_bytes(8, "little") * 5, dtype=np.uint8)
+    monkeypatch.setattr(Keystream, "take", lambda self, size: stream[:size])
+    assert len(drawn(5, rate)) == expected
+
+
+@pytest.mark.parametrize("rows", [[], [7], [0, 3, 119], range(MOST)])
+def test_the_sum_is_that_of_the_drawn_examples(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = np.array(list(rows), dtype=np.int64)
+    monkeypatch.setattr(silo, "drawn", lambda count, rate: chosen)
+    np.testing.assert_allclose(summed(), by_hand(chosen, MOST), atol=1e-5)
+
+
+def test_of_too_many_the_first_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silo, "drawn", lambda count, rate: np.arange(count))
+    np.testing.assert_allclose(summed(), by_hand(np.arange(MOST), MOST), atol=1e-5)
+
+
+def test_draws_are_among_the_first_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, float]] = []
+    monkeypatch.setattr(silo, "drawn", lambda count, rate: (asked.append((count, rate)), np.arange(1))[1])
+    summed()
+    summed(features=FEATURES[:5], labels=LABELS[:5])
+    assert asked == [(ROWS, RATE), (5, RATE)]
+
+
+def test_as_many_gradients_are_computed_whatever_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of an answer, which everybody sees, would tell how many examples were drawn."""
+    computed: list[int] = []
+    genuine = ClientUpdates.chunks
+
+    def counting(self: ClientUpdates, batch: Any) -> Any:
+        for part in genuine(self, batch):
+            computed[-1] += len(part)
+            yield part
+
+    monkeypatch.setattr(ClientUpdates, "chunks", counting)
+    for count in (0, 1, MOST // 2, MOST, ROWS):
+        monkeypatch.setattr(silo, "drawn", lambda rows, rate, count=count: np.arange(count))
+        computed.append(0)
+        summed()
+    assert computed == [MOST] * 5
+
+
+def test_a_silo_without_examples_sends_zero() -> None:
+    assert not summed(features=FEATURES[:0], labels=LABELS[:0]).any()
