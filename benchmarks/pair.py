@@ -37,6 +37,9 @@ PRIMES = {1_000: 337, 10_000: 3_779, 100_000: 78_041}
 DIMS = (1_000, 51_370, 2**20)
 LOADS = {1_000: 3_000, 51_370: 400}
 AT_ONCE = 32
+# Assumed prices: dollars for a core and hour on demand, and for a gigabyte that leaves a cloud (what comes in is free).
+CORE_HOUR, GIGABYTE_OUT = 0.05, 0.09
+PRIO3_BYTES_PER_COORDINATE = 16
 console = Console(width=110)
 
 
@@ -216,13 +219,44 @@ def load(dim: int, reports: int, at_once: int = AT_ONCE) -> dict[str, Any]:
     }
 
 
+def million(row: dict[str, Any], reports: int = 1_000_000) -> list[dict[str, Any]]:
+    """Returns what a million reports cost each server, by the processor time that a load took."""
+    found = []
+    sent_on = task_bytes(row) * reports / 1e9
+    for role, in_gb, out_gb in (("leader", row["upload_bytes"] * reports / 1e9, sent_on), ("helper", sent_on, 0.0)):
+        hours = row[f"{role}_cpu_ms"] * reports / 3.6e6
+        found.append(
+            {
+                "server": role,
+                "dim": row["dim"],
+                "core_hours": hours,
+                "per_second_and_core": 1e3 / row[f"{role}_cpu_ms"],
+                "gb_in": in_gb,
+                "gb_out": out_gb,
+                "dollars": CORE_HOUR * hours + GIGABYTE_OUT * out_gb,
+                "prio3_gb_in": PRIO3_BYTES_PER_COORDINATE * row["dim"] * reports / 1e9 if role == "leader" else 0.0,
+            }
+        )
+    return found
+
+
+def task_bytes(row: dict[str, Any]) -> int:
+    """Returns the bytes that the leader sends to the helper for a report: head, sealed seed and evaluations."""
+    shape = prepared(row["prime"], row["dim"], b"benchmark", row["levels"])
+    return 116 + 80 + shape.evaluation_bytes
+
+
 def show(title: str, rows: list[dict[str, Any]]) -> None:
     table = Table(title=title)
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
-        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for value in row.values()))
+        table.add_row(*(_text(value) for value in row.values()))
     console.print(table)
+
+
+def _text(value: object) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -230,6 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     parser.add_argument("--only", choices=("parts", "load", "liars"), help="measure only one of them")
     parser.add_argument("--reports", type=int, help="reports of each load; 3,000 and 400 if not given")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="clients that wait for an answer at any time")
     chosen = parser.parse_args(arguments)
     report: dict[str, Any] = {}
     if chosen.only in (None, "parts"):
@@ -239,9 +274,11 @@ def main(arguments: list[str] | None = None) -> None:
         report["liars"] = [liar(clients) for clients in PRIMES]
         show("One liar, in units of an honest client's largest influence", report["liars"])
     if chosen.only in (None, "load"):
-        report["load"] = [load(dim, chosen.reports or reports) for dim, reports in LOADS.items()]
+        report["load"] = [load(dim, chosen.reports or reports, chosen.at_once) for dim, reports in LOADS.items()]
         for row in report["load"]:
             console.print_json(json.dumps(row))
+        report["million"] = [cost for row in report["load"] for cost in million(row)]
+        show(f"A million reports, at ${CORE_HOUR} per core-hour and ${GIGABYTE_OUT} per GB out", report["million"])
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -31,3 +31,13 @@ def test_reports_are_counted_per_second() -> None:
     assert found["per_second"] > 1
     assert found["leader_cpu_ms"] >= 0
     assert 10 < found["helper_mb"] < 1000
+
+
+def test_a_million_reports_cost_what_their_parts_do() -> None:
+    row = {"dim": 1000, "prime": 8191, "levels": 2, "upload_bytes": 2441, "leader_cpu_ms": 0.36, "helper_cpu_ms": 0.18}
+    leader, helper = pair.million(row)
+    assert (leader["core_hours"], helper["core_hours"]) == (pytest.approx(0.1), pytest.approx(0.05))
+    assert leader["gb_in"] == pytest.approx(2.441)
+    assert leader["gb_out"] == helper["gb_in"] > 0.5
+    assert leader["dollars"] == pytest.approx(0.005 + 0.09 * leader["gb_out"])
+    pair.show("costs", [leader, helper])

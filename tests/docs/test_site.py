@@ -23,9 +23,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from cpsgd.cli.app import app
 from docs._site import book
 from docs._site.examples import fenced
 from docs._site.pages import PACKAGES, public_names, uri_of
+from docs._site.plans import CLIENTS, DIMS, EPSILONS, read
+from docs._site.plans import OUT as PLANS
+from docs._site.plans import points as plan_points
 
 ROOT = Path(__file__).parents[2]
 LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "object": "data"}
@@ -192,6 +196,60 @@ def test_search_works_from_the_disk(site: Path) -> None:
         field.send_keys("modulus")
         wait = WebDriverWait(browser, 20)
         assert wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".md-search-result__item"))
+
+
+@BROWSER
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+def test_the_planner_shows_its_table_of_plans(site: Path, width: int, scheme: str) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.select import Select
+
+    with opened(width, scheme) as browser:
+        browser.get((site / "how-to" / "planner.html").as_uri())
+        for name, chosen in (("clients", "10,000"), ("dim", "1,000"), ("epsilon", "0.5")):
+            Select(browser.find_element(By.ID, f"planner-{name}")).select_by_visible_text(chosen)
+        for secure in (False, True):
+            kept = points_of(read(), secure=secure, clients=10_000, dim=1_000, epsilon=0.5)
+            best = next((point for point in kept if point[3] <= 1.1), None) or min(kept, key=lambda point: point[3])
+            shown = browser.find_elements(By.CSS_SELECTOR, "#planner-table tbody tr")
+            assert len(shown) == len(kept)
+            (marked,) = browser.find_elements(By.CSS_SELECTOR, "#planner-table .best")
+            assert marked.text.split()[0] == f"{best[0]:g}"
+            assert marked.text.split()[-1] == best[4]
+            command = browser.find_element(By.ID, "planner-command").text
+            assert command == (
+                "cpsgd plan --clients 10000 --dim 1000 --epsilon 0.5 --delta 0.000001 "
+                f"--bits {best[0]:g}{' --secure' if secure else ''}"
+            )
+            app.parse_args(command.split()[1:], exit_on_error=False, print_error=False)
+            assert f"{best[0]:g} bit" in browser.find_element(By.ID, "planner-said").text
+            circles = browser.find_elements(By.CSS_SELECTOR, "#planner-chart circle")
+            assert len(circles) == len([point for point in kept if point[3] <= 100])
+            browser.execute_script("document.getElementById('planner-secure').click()")
+        assert browser.execute_script(LOOK)["fetched"] == []
+
+
+def points_of(table: dict[str, Any], *, secure: bool, clients: int, dim: int, epsilon: float) -> list[list[Any]]:
+    """Returns a plan's points in the planner's table."""
+    grid = itertools.product((False, True), table["clients"], table["dims"], table["epsilons"])
+    return dict(zip(grid, table["plans"], strict=True))[secure, clients, dim, epsilon]
+
+
+def test_the_planners_table_is_small_and_right() -> None:
+    table = read()
+    assert PLANS.stat().st_size < 300_000
+    assert (tuple(table["clients"]), tuple(table["dims"]), tuple(table["epsilons"])) == (CLIENTS, DIMS, EPSILONS)
+    case = {"clients": 100, "dim": 1_000_000, "epsilon": 4.0}
+    for secure in (False, True):
+        kept, found = points_of(table, secure=secure, **case), plan_points(**case, secure=secure)
+        # A planner that became better makes the table cautious, not wrong.
+        errors = {point[0]: point[2] for point in kept}
+        assert errors.keys() == {point[0] for point in found}
+        for bits, _, error, *_ in found:
+            assert 0.999 * error <= errors[bits] <= 1.1 * error
+    for points in table["plans"]:
+        assert all(error > 0.0 and ratio > 0.99 for _, _, error, ratio, _ in points)
 
 
 def test_the_picture_book_is_drawn_by_its_script(tmp_path: Path) -> None:

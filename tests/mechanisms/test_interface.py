@@ -737,6 +737,14 @@ def test_deviations_cover_the_sums_of_clients_who_hold_the_same(mechanism: Mecha
         assert away <= deviation.offset + min((nats + deviation.at(slope)) / slope for slope in slopes)
 
 
+@every_integer
+def test_rounded_values_lie_within_the_range_where_noise_is_added_to_them(mechanism: Mechanism) -> None:
+    clients, range_ = 30, mechanism.coordinate_range
+    for clip_norm, within in ((1.5, mechanism.noise.separate), (0.9 * range_, False)):
+        found = mechanism.deviations(clients=clients, dim=64, clip_norm=clip_norm, rotate=False)
+        assert (range_ * clients / mechanism.scale in [each.offset for each in found]) == within
+
+
 @pytest.mark.parametrize("mechanism", FLOAT, ids=str)
 def test_sums_of_floats_do_not_wrap_around(mechanism: Mechanism) -> None:
     assert mechanism.deviations(clients=30, dim=64, clip_norm=1.5, rotate=False) == []

@@ -16,10 +16,9 @@ rounded, as in `rounded_gaussian`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
 from cpsgd import _validate
 from cpsgd.codec.clip import Grid
@@ -32,40 +31,24 @@ from cpsgd.correlated.draws import (
     farthest_point,
     own_shifts,
 )
+from cpsgd.correlated.run_gaussian import ROUNDING, RunGaussian, RunNoise, resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
-from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
-from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.correlated.weights import WEIGHT_BITS
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import CELL
-from cpsgd.mechanisms.interface import Extent, Search
 from cpsgd.mechanisms.law import RoundedNormal
-from cpsgd.mechanisms.rounded_gaussian import (
-    MAX_WINDOW,
-    MOST_SIGMA,
-    RoundedGaussian,
-    RoundedNoise,
-    cut_off,
-    reach_of,
-    uniformity,
-    usual_fields,
-)
+from cpsgd.mechanisms.rounded_gaussian import MOST_SIGMA, uniformity, usual_fields
 
 LEAST_SIGMA = 4.0
 # The finer draws of a client's own noise add so much to its variance, at most.
 _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
-_ROUNDING = 1.0 + 8 * 2.0**-53
 # The deviation of the own noise, in cells of its grid.
 _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
 
-@lru_cache(maxsize=64)
-def correlation_of(bands: int, rounds: int, separation: int | None) -> Correlation:
-    """Returns one object for all mechanisms that have it: its sensitivity takes a while to compute."""
-    return Correlation(bands, rounds, separation)
-
-
 @dataclass(frozen=True)
-class CorrelatedNoise(RoundedNoise):
+class CorrelatedNoise(RunNoise):
     """The noise of a lineage and of each client's own; what is proved is about a whole run."""
 
     of: CorrelatedGaussian
@@ -79,11 +62,6 @@ class CorrelatedNoise(RoundedNoise):
     def settled_variance(self) -> float:
         """Variance once a lineage has gone on for b rounds: the largest."""
         return (self.of.noise_deviation * self.of.correlation.spread) ** 2 + self.own_variance
-
-    @property
-    def deviation(self) -> float:
-        """σ, the standard deviation of a client's z, in steps."""
-        return self.of.noise_deviation
 
     @property
     def taken_away(self) -> float:
@@ -113,20 +91,16 @@ class CorrelatedNoise(RoundedNoise):
                 f"Of {honest} honest clients the noise of {exposed} may be told by those who hold their seeds: there "
                 "is no privacy. Use more clients, fewer bands, or fewer untrusted_holders."
             )
-        deviation = math.sqrt((honest - exposed) * self.counted_variance) / _ROUNDING
+        deviation = math.sqrt((honest - exposed) * self.counted_variance) / ROUNDING
         return RoundedNormal(deviation, math.sqrt(self.variance), self.of.lowest, "correlated-gaussian")
 
     @property
     def variation(self) -> float:
         """Total variation over all rounds: the mass cut off, and the distance of samplers and grids from their laws."""
-
-        def resolution(ratio: float) -> float:
-            return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
-
         # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
         drawn = self.of.bands * (resolution(self.of.noise_ratio) + fine_gaussian.GRID_VARIATION)
         own = len(self.of.shifts) * resolution(_OWN_RATIO) + fine_gaussian.GRID_VARIATION
-        return MORE * self.of.run_length * (self.cut + drawn + own) * _ROUNDING
+        return MORE * self.of.run_length * (self.cut + drawn + own) * ROUNDING
 
     def slack(self, honest: int) -> float:
         """Returns λ over all rounds of the run: of the own noise, given all z; and of z on its grid, given all sums."""
@@ -141,12 +115,6 @@ class CorrelatedNoise(RoundedNoise):
         uneven = 2.2 * math.exp(-2.0 * math.pi**2 * (own * z / (own + z)) * (1.0 - 1e-12))
         every = 2.0 * self.of.bands * MORE * honest * uneven
         return self.of.run_length * (-math.log1p(-excess) + every) * (1.0 + 1e-12)
-
-    @property
-    def cut(self) -> float:
-        """Upper bound on the probability that a message leaves the window, whatever seeds its client was handed."""
-        room = 0.5 * self.of.window - self.taken
-        return cut_off(room * (1.0 - 1e-12) / self.fresh_deviation)
 
     @property
     def taken(self) -> float:
@@ -167,7 +135,7 @@ class CorrelatedNoise(RoundedNoise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrelatedGaussian(RoundedGaussian):
+class CorrelatedGaussian(RunGaussian):
     """Gaussian noise that is correlated over the rounds of a run, and then rounding to the nearest integer.
 
     Attributes:
@@ -183,31 +151,19 @@ class CorrelatedGaussian(RoundedGaussian):
 
     name = "correlated-gaussian"
     title = "Gaussian noise that later rounds take away, before rounding"
-    summary = f"{RoundedGaussian.summary}; {{bands}} bands over a run of {{run_length:,}} rounds"
-    planned = False
     least_deviation = LEAST_SIGMA
     step_deviations: ClassVar[tuple[float, float]] = (LEAST_SIGMA, MOST_SIGMA)
     caution: ClassVar[str | None] = (
         "its guarantee is that of a whole run, which is charged as one; means of single rounds are no more accurate"
     )
 
-    bands: int
-    run_length: int
-    separation: int | None = None
     untrusted_holders: int | None = None
 
     def __post_init__(self) -> None:
-        correlation = Correlation(self.bands, self.run_length, self.separation)
-        normal: dict[str, object] = {
-            "bands": correlation.bands,
-            "run_length": correlation.rounds,
-            "separation": correlation.separation,
-        }
-        if self.untrusted_holders is not None:
-            normal["untrusted_holders"] = _validate.integer("untrusted_holders", self.untrusted_holders, low=0)
-        for name, value in normal.items():
-            object.__setattr__(self, name, value)
         super().__post_init__()
+        if self.untrusted_holders is not None:
+            holders = _validate.integer("untrusted_holders", self.untrusted_holders, low=0)
+            object.__setattr__(self, "untrusted_holders", holders)
         if self.noise_deviation < LEAST_SIGMA:
             raise ParameterError(
                 f"Expected noise_deviation in [{LEAST_SIGMA:g}, {MOST_SIGMA:g}] steps where noise is correlated, got "
@@ -216,11 +172,6 @@ class CorrelatedGaussian(RoundedGaussian):
             )
 
     # ------------------------------------------------------------------ the run
-
-    @property
-    def correlation(self) -> Correlation:
-        """The weights of earlier rounds' noise, the run's length, and the participation of clients."""
-        return correlation_of(self.bands, self.run_length, self.separation)
 
     @cached_property
     def lineages(self) -> Lineages:
@@ -271,11 +222,6 @@ class CorrelatedGaussian(RoundedGaussian):
         return LineageKernel(self.lineages, limit=limit, window=self.window, fraction_bits=self.finest_bits)
 
     @property
-    def centre(self) -> float:
-        """The middle of the window, and half a point of the finest grid: halves are rounded up."""
-        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
-
-    @property
     def shifts(self) -> tuple[int, ...]:
         """Left shifts of the draws of a client's own noise, coarsest first."""
         return own_shifts(self.finest_bits)
@@ -291,30 +237,6 @@ class CorrelatedGaussian(RoundedGaussian):
     def exposed(self) -> int:
         """Honest clients per round whose z may be known: untrusted clients that hold its seed may reveal it."""
         return (self.bands - 1) * (self.untrusted_holders or 0)
-
-    @property
-    def extent(self) -> Extent:
-        """The extent of a round, times the sensitivity of the run's weights."""
-        return replace(super().extent, growth=self.correlation.sensitivity * _ROUNDING)
-
-    # ------------------------------------------------------------------ planning
-
-    @classmethod
-    def candidates(cls, search: Search) -> Iterator[Self]:
-        """Raises `InfeasibleError`: the planner needs a run, which `correlated` asks for."""
-        raise InfeasibleError("Correlated noise is planned for a run of rounds: give correlated, the number of bands.")
-
-    @classmethod
-    def with_room(cls, *, noise_deviation: float, step: float, coordinate_range: float, cut: float, **run: Any) -> Self:
-        """Returns the mechanism whose window a message leaves with a probability of at most `cut`.
-
-        Raises:
-            ParameterError: No window is wide enough, or something is out of range.
-        """
-        fixed: dict[str, Any] = {"noise_deviation": noise_deviation, "step": step, **run}
-        widest = cls(window=MAX_WINDOW, coordinate_range=coordinate_range, **fixed)
-        needed = 2.0 * (widest.noise.taken + reach_of(cut) * widest.noise.fresh_deviation) * (1.0 + 1e-9)
-        return replace(widest, window=math.ceil(needed))
 
     # ------------------------------------------------------------------ as data
 

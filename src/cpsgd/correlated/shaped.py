@@ -20,10 +20,10 @@ is rounded to that grid; what this moves is a total variation that δ pays for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,24 +31,16 @@ from numpy.typing import NDArray
 from cpsgd.codec.clip import Grid
 from cpsgd.codec.rounding import PythonKernel
 from cpsgd.correlated.draws import Points, draw, farthest_point, wide_parts
-from cpsgd.correlated.mechanism import correlation_of
+from cpsgd.correlated.run_gaussian import ROUNDING, RunGaussian, RunNoise, resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
 from cpsgd.correlated.shaped_sums import SimulatedSilos
 from cpsgd.correlated.uniform_fractions import excess
 from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
-from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import DRAW_BYTES
-from cpsgd.mechanisms.interface import Extent, Search
 from cpsgd.mechanisms.law import RoundedNormal
-from cpsgd.mechanisms.rounded_gaussian import (
-    MAX_WINDOW,
-    RoundedGaussian,
-    RoundedNoise,
-    cut_off,
-    reach_of,
-    usual_fields,
-)
+from cpsgd.mechanisms.rounded_gaussian import usual_fields
 from cpsgd.neighbours import Participation
 
 LEAST_SIGMA, MOST_SIGMA = 1.0, 64.0
@@ -56,7 +48,6 @@ LEAST_SIGMA, MOST_SIGMA = 1.0, 64.0
 _FARTHEST = 15.5
 # The vector's grid has at most so many bits per step, and at most 2^23 points either way.
 _MOST_BITS, _POINT_BITS = 16, 23
-_ROUNDING = 1.0 + 8 * 2.0**-53
 _HALF_WORD = 32
 
 
@@ -214,7 +205,7 @@ class SiloMemory(RunMemory):
 
 
 @dataclass(frozen=True)
-class ShapedNoise(RoundedNoise):
+class ShapedNoise(RunNoise):
     """A silo's noise z and its rounding errors, all of which later rounds take away."""
 
     of: ShapedGaussian
@@ -228,11 +219,6 @@ class ShapedNoise(RoundedNoise):
     def settled_variance(self) -> float:
         """Variance after b rounds: the largest."""
         return self.variance * self.of.correlation.spread**2
-
-    @property
-    def deviation(self) -> float:
-        """σ, the standard deviation of a silo's z, in steps."""
-        return self.of.noise_deviation
 
     @property
     def taken_away(self) -> float:
@@ -253,7 +239,7 @@ class ShapedNoise(RoundedNoise):
         """Returns N(0, n σ²), n the number of honest silos."""
         if honest < 1:
             raise ConditionError("No honest silo's noise is in the sum: there is no privacy.")
-        deviation = math.sqrt(honest * self.counted_variance) / _ROUNDING
+        deviation = math.sqrt(honest * self.counted_variance) / ROUNDING
         return RoundedNormal(deviation, math.sqrt(self.variance), self.of.lowest, self.of.name)
 
     @property
@@ -262,11 +248,8 @@ class ShapedNoise(RoundedNoise):
 
         What the rounding of the correction moves comes on top (`state_variation`).
         """
-        drawn = sum(
-            fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
-            for ratio, _ in self.of.draws
-        )
-        return MORE * self.of.run_length * (self.cut + drawn + fine_gaussian.GRID_VARIATION) * _ROUNDING
+        drawn = sum(resolution(ratio) for ratio, _ in self.of.draws)
+        return MORE * self.of.run_length * (self.cut + drawn + fine_gaussian.GRID_VARIATION) * ROUNDING
 
     def state_variation(self, honest: int, dim: int) -> float:
         """Returns the total variation of all messages of the run that comes of the correction's grid.
@@ -288,12 +271,6 @@ class ShapedNoise(RoundedNoise):
         return -math.log1p(-found) * (1.0 + 1e-12) if found < 1.0 else math.inf
 
     @property
-    def cut(self) -> float:
-        """Upper bound on the probability that a message leaves the window."""
-        room = 0.5 * self.of.window - self.taken
-        return cut_off(room * (1.0 - 1e-12) / self.fresh_deviation)
-
-    @property
     def taken(self) -> float:
         """Upper bound on the part of the window, either way, that the vector and rounding errors take."""
         return self.of.farthest_point + 0.5 * (1.0 + self.of.correlation.inherited) + 2.0**-20
@@ -310,21 +287,15 @@ class ShapedNoise(RoundedNoise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapedGaussian(RoundedGaussian):
+class ShapedGaussian(RunGaussian):
     """Gaussian noise and rounding errors that later rounds of the same silo take away, for silos that stay.
 
     Attributes:
         noise_deviation: σ, standard deviation of the noise z that each silo draws in a round, in steps; from 1 to 64.
-        bands: b, the number of rounds that a draw of noise is in: its own, and the b - 1 that take it away.
-        run_length: T, the rounds of the run that the guarantee is about.
-        separation: The least distance of two rounds of what is protected, 1 where it may be in all; None where it is in
-            one round of the run at most.
     """
 
     name = "shaped-gaussian"
     title = "Gaussian noise and rounding that later rounds take away, for silos that stay"
-    summary = f"{RoundedGaussian.summary}; {{bands}} bands over a run of {{run_length:,}} rounds"
-    planned = False
     least_deviation = LEAST_SIGMA
     step_deviations: ClassVar[tuple[float, float]] = (LEAST_SIGMA, MOST_SIGMA)
     untrusted_holders: ClassVar[int | None] = None
@@ -332,18 +303,7 @@ class ShapedGaussian(RoundedGaussian):
         "its guarantee is that of a whole run, which is charged as one; silos keep a secret state from round to round"
     )
 
-    bands: int
-    run_length: int
-    separation: int | None = None
-
     def __post_init__(self) -> None:
-        correlation = Correlation(self.bands, self.run_length, self.separation)
-        for name, value in (
-            ("bands", correlation.bands),
-            ("run_length", correlation.rounds),
-            ("separation", correlation.separation),
-        ):
-            object.__setattr__(self, name, value)
         super().__post_init__()
         if not LEAST_SIGMA <= self.noise_deviation <= MOST_SIGMA:
             raise ParameterError(
@@ -353,11 +313,6 @@ class ShapedGaussian(RoundedGaussian):
             )
 
     # ------------------------------------------------------------------ the run
-
-    @property
-    def correlation(self) -> Correlation:
-        """The weights of earlier rounds' noise, the run's length, and the participation."""
-        return correlation_of(self.bands, self.run_length, self.separation)
 
     @cached_property
     def memory(self) -> SiloMemory:
@@ -403,11 +358,6 @@ class ShapedGaussian(RoundedGaussian):
         return SiloKernel(self)
 
     @property
-    def centre(self) -> float:
-        """The middle of the window, and half a point of the finest grid: halves are rounded up."""
-        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
-
-    @property
     def largest_rounding_variance(self) -> float:
         """Zero: the rounding is part of the noise that is taken away."""
         return 0.0
@@ -422,30 +372,6 @@ class ShapedGaussian(RoundedGaussian):
     def noise(self) -> ShapedNoise:
         """The noise of a silo."""
         return ShapedNoise(self)
-
-    @property
-    def extent(self) -> Extent:
-        """The extent of a round, times the sensitivity of the run's weights."""
-        return replace(super().extent, growth=self.correlation.sensitivity * _ROUNDING)
-
-    # ------------------------------------------------------------------ planning
-
-    @classmethod
-    def candidates(cls, search: Search) -> Iterator[Self]:
-        """Raises `InfeasibleError`: the planner needs a run, which `correlated` asks for."""
-        raise InfeasibleError("Shaped rounding is planned for a run of rounds: give correlated, the number of bands.")
-
-    @classmethod
-    def with_room(cls, *, noise_deviation: float, step: float, coordinate_range: float, cut: float, **run: Any) -> Self:
-        """Returns the mechanism whose window a message leaves with a probability of at most `cut`.
-
-        Raises:
-            ParameterError: No window is wide enough, or something is out of range.
-        """
-        fixed: dict[str, Any] = {"noise_deviation": noise_deviation, "step": step, **run}
-        widest = cls(window=MAX_WINDOW, coordinate_range=coordinate_range, **fixed)
-        needed = 2.0 * (widest.noise.taken + reach_of(cut) * widest.noise.fresh_deviation) * (1.0 + 1e-9)
-        return replace(widest, window=math.ceil(needed))
 
     # ------------------------------------------------------------------ as data
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning import device_sums
+from cpsgd.learning import device_weights
 from cpsgd.learning.layers import units_of
 from cpsgd.learning.models import check_model, trainable
 from cpsgd.learning.units import MARGIN, NORM_ROUNDING, Unit, rounding_share
@@ -118,9 +118,9 @@ class ClippedSums:
         """Adds the weighted gradients to the sum, and returns their norms."""
         pieces = [(piece, self._units[unit]) for unit in used for piece in unit.pieces()]
         rest = [norm for unit in used if (norm := unit.rest_norm()) is not None]
-        fused = self._compiled and 0 < len(pieces) <= device_sums.MOST_PIECES
+        fused = self._compiled and 0 < len(pieces) <= device_weights.MOST_PIECES
         if fused:
-            norms, weights = device_sums.add_weighted(pieces, rest, count=count, most=most, scale=scale)
+            norms, weights = device_weights.add_weighted(pieces, rest, count=count, most=most, scale=scale)
         else:
             norms = torch.linalg.vector_norm(torch.stack([*(piece.norm() for piece, _ in pieces), *rest]), dim=0)
             # A norm that is not a number has no weight; comparisons with it are false.

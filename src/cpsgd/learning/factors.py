@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpsgd._torch import torch
-from cpsgd.learning.pieces import Pair, Piece, cleaned, length, portions, weighed
+from cpsgd.learning.pieces import OuterProduct, Piece, cleaned, length, portions, weighed
 from cpsgd.learning.units import MOST_CANCELLED, Tensor, Unit
 
 functional = torch.nn.functional
@@ -65,7 +65,7 @@ class FactorUnit(Unit):
         found = super().pieces()
         if self._is_pair:
             ((kept, back),) = self._factors
-            found.append(Pair(back[:, 0], self.inputs_of(kept)[:, 0], self._bias_is_back))
+            found.append(OuterProduct(back[:, 0], self.inputs_of(kept)[:, 0], self._bias_is_back))
         return found
 
     @property

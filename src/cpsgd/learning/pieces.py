@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Pair:
+class OuterProduct:
     """Factors of each example's gradient by a dense layer's weights: b ⊗ a.
 
     Attributes:
@@ -69,7 +69,7 @@ class Pair:
                 sums["bias"].add_(back.sum(1))
 
 
-Piece = Row | Pair
+Piece = Row | OuterProduct
 
 
 def length(rows: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ def federation_of(tmp_path: Path) -> Iterator[tuple[Any, Path]]:
     folder.mkdir()
     with Ledger(folder / "ledger") as ledger:
         ledger.create(Budget(population="sites", epsilon=8.0, delta=1e-5))
+        ledger.create(Budget(population="examples", epsilon=8.0, delta=1e-5, adjacency="zero-out", unit="example"))
     with helper.Federation(directory, SITES, free_port()) as federation:
         yield federation, folder
     assert not federation.living()
@@ -98,10 +99,11 @@ def test_a_federation_of_processes(tmp_path: Path) -> None:
     protocol = CpsgdController(**job.SETTINGS).make_plan(job.DIM).protocol
     the_model_is_that_of_the_protocol_in_process(protocol, folder, directory)
     everybody_trained_once_a_round_and_remembers_it(federation, folder)
+    everybody_drew_its_examples_once_a_round(folder)
     assert "471108154711" not in json.dumps(reports)
     with Ledger(folder / "ledger") as ledger:
-        assert len(ledger.events("sites")) == 2
-        assert ledger.total("sites").epsilon <= 8.0
+        assert len(ledger.events("examples")) == 2
+        assert 6.0 < ledger.total("examples").epsilon <= 8.0  # 8 with one site less in both rounds
 
 
 def check_reports(reports: list[dict[str, Any]]) -> None:
@@ -147,3 +149,16 @@ def everybody_trained_once_a_round_and_remembers_it(federation: Any, folder: Pat
         lines = [line.split() for line in federation.memory(site).read_text().splitlines()]
         # The site that was killed had counted its round before it began to train.
         assert [line[1] for line in lines if len(line[2]) == 32] == ["1", "2"]
+
+
+def everybody_drew_its_examples_once_a_round(folder: Path) -> None:
+    """Anew in each round, and nobody as another."""
+    draws = []
+    for site in SITES:
+        lines = [line.split() for line in (folder / f"drawn-{site}").read_text().splitlines()]
+        # The site that is killed in the second round sleeps before it draws.
+        assert len(lines) == (1 if site == "site-2" else 2)
+        assert {(count, rate) for count, rate, *_ in lines} == {("100", "0.2")}
+        draws += [tuple(chosen) for _, _, *chosen in lines]
+    # Two of nine draws of 100 coins are alike with a probability of 36 · 0.68^100, below 1e-15.
+    assert len(set(draws)) == 9

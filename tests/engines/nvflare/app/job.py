@@ -12,14 +12,13 @@ from nvflare.recipe import ProdEnv
 from cpsgd.engines.nvflare import CpsgdRecipe
 
 DIM = 2000
-SETTINGS: dict[str, Any] = {
-    "num_clients": 5,
-    "num_rounds": 2,
-    "epsilon": 8.0,
-    "delta": 1e-5,
-    "plan": {"dropout": 0.2, "bits": 14},
+LIMITS: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "rounds": 2, "min_clients": 4, "colluding": 1}
+_BOTH: dict[str, Any] = {"num_clients": 5, "num_rounds": 2, "epsilon": 8.0, "delta": 1e-5}
+SETTINGS = _BOTH | {
+    "examples": 100,
+    "plan": {"dropout": 0.2, "bits": 14, "participation": "poisson:0.2", "adjacency": "zero-out"},
 }
-PAIR_SETTINGS = SETTINGS | {"plan": {"dropout": 0.2, "bits": 9, "mechanism": "coins"}}
+PAIR_SETTINGS = _BOTH | {"plan": {"dropout": 0.2, "bits": 9, "mechanism": "coins"}}
 
 
 def pair_files(folder: Path, roster: str) -> dict[str, str]:
@@ -37,10 +36,10 @@ def main() -> None:
         model=NPModelPersistor(model=[[0.0] * 10] * (DIM // 10)),
         train_script=str(Path(__file__).parent / "train.py"),
         train_args=folder,
-        limits={"epsilon": 8.0, "delta": 1e-5, "rounds": 2, "min_clients": 4, "colluding": 1},
+        limits=LIMITS if pair else LIMITS | {"examples": 100, "rate": 0.2, "adjacency": "zero-out"},
         roster="" if pair else roster,
         ledger=str(Path(folder) / "ledger"),
-        population="sites",
+        population="sites" if pair else "examples",
         pace={"stage": 60.0, "grace": 3.0},
         **settings,
     )

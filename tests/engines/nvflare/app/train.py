@@ -1,4 +1,4 @@
-"""A train script whose update is known, and which writes down the integers that the protocol makes of it.
+"""A train script that draws its examples, where single ones are protected, and writes down what was drawn and sent.
 
 In the second round, which NVFlare calls 1, site-2 falls asleep while it trains (the test kills it then).
 """
@@ -12,8 +12,24 @@ from typing import Any
 
 import numpy as np
 import nvflare.client as flare
+import torch
+from torch.nn.functional import cross_entropy
 
 from cpsgd import Protocol
+from cpsgd.engines import silo
+from cpsgd.engines.nvflare import silo_sum
+
+
+class Linear(torch.nn.Module):
+    """A linear model with the name and shape of the server's array."""
+
+    def __init__(self, name: str, array: Any) -> None:
+        super().__init__()
+        self.register_parameter(name, torch.nn.Parameter(torch.from_numpy(np.array(array, dtype=np.float32))))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Returns one number per column."""
+        return inputs @ next(self.parameters())
 
 
 def main() -> None:
@@ -30,6 +46,16 @@ def main() -> None:
         return values
 
     Protocol.encode_integers = recorded  # type: ignore[method-assign, assignment]
+    draw = silo.drawn
+
+    def counted(count: int, rate: float) -> Any:
+        """Notes each draw, and which examples were drawn."""
+        chosen = draw(count, rate)
+        with (folder / f"drawn-{site}").open("a") as file:
+            file.write(f"{count} {rate} {' '.join(map(str, chosen))}\n")
+        return chosen
+
+    silo.drawn = counted
     while flare.is_running():
         received = flare.receive()
         if received is None:
@@ -38,12 +64,17 @@ def main() -> None:
             mark.write("once")
         if (site, received.current_round) == ("site-2", 1):
             time.sleep(600.0)
-        draw = np.random.default_rng(int(site[-1]))
-        moved = {
-            name: (array + 0.01 * draw.normal(size=array.shape)).astype(np.float32)
-            for name, array in received.params.items()
-        }
-        flare.send(flare.FLModel(params=moved, metrics={"secret": 0.471108154711}))
+        ((name, array),) = received.params.items()
+        generator = np.random.default_rng(int(site[-1]))
+        if received.meta["cpsgd"]["examples"]:
+            features = generator.normal(size=(100, array.shape[0])).astype(np.float32)
+            found = silo_sum(received, Linear(name, array), cross_entropy, features, np.arange(100) % array.shape[1])
+            found.params = {name: tensor.numpy() for name, tensor in found.params.items()}
+        else:
+            moved = (array + 0.01 * generator.normal(size=array.shape)).astype(np.float32)
+            found = flare.FLModel(params={name: moved})
+        found.metrics = {"secret": 0.471108154711}
+        flare.send(found)
 
 
 if __name__ == "__main__":

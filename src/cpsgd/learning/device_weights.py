@@ -1,8 +1,8 @@
 """Weighted sums of examples' gradients on a GPU in few launches, where units keep rows and factors of dense layers.
 
 A step of a small model takes a GPU less time than it takes Python to start its operations. So one kernel
-(`device_sums.cu`) finds all norms and weights, and writes weighted copies in float64; products of matrices add them up.
-Examples that are not finite become zeros there, which takes no question to the GPU.
+(`device_weights.cu`) finds all norms and weights, and writes weighted copies in float64; products of matrices add these
+up. Examples that are not finite become zeros there, which takes no question to the GPU.
 """
 
 from __future__ import annotations
@@ -88,4 +88,4 @@ def _kernel(device: torch.device, widths: tuple[int, ...], kinds: tuple[int, ...
         "KINDS": ", ".join(map(str, kinds)),
         "INFINITY_BITS": _INFINITY,
     }
-    return kernels.compiled(device, "weigh", ("learning/device_sums.cu",), names)
+    return kernels.compiled(device, "weigh", ("learning/device_weights.cu",), names)

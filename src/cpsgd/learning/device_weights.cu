@@ -1,6 +1,6 @@
 // Norms of examples' gradients, their weights, and weighted copies for the sums, by one launch: a block has one example.
 // An example's squared norm is that of its rows, |b|² (|a|² + 1) for factors b and a of a dense layer, the 1 for a bias,
-// and that of what is `beside` if there is a `rest`. `device_sums.py` defines SOURCES and TARGETS (the parameters), COUNT, and for each tensor WIDTHS and KINDS.
+// and that of what is `beside` if there is a `rest`. `device_weights.py` defines SOURCES and TARGETS (the parameters), COUNT, and for each tensor WIDTHS and KINDS.
 
 #define ROW 0
 #define BACK 1       // b of a layer without a bias; its a comes next

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cpsgd.learning import device_noise, device_sums
+from cpsgd.learning import device_noise, device_weights
 from cpsgd.learning.clipped_sums import ClippedSums
 from tests.learning.test_layers import COUNT, MODELS, examples
 from tests.simulation.device.emulator import emulate
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no GPU the kernel is emulated."""
     if DEVICE.type == "cpu":
-        device_sums._kernel.cache_clear()
+        device_weights._kernel.cache_clear()
         device_noise._kernel.cache_clear()
         emulate(monkeypatch)
 
@@ -52,9 +52,9 @@ def test_norms_and_sums_equal_those_of_plain_pytorch(
     if bad is not None and kind != "numbers":
         x[2] = bad
     launched = []
-    honest = device_sums.add_weighted
+    honest = device_weights.add_weighted
     monkeypatch.setattr(
-        device_sums,
+        device_weights,
         "add_weighted",
         lambda *given, **options: launched.append(1) or honest(*given, **options),
     )
@@ -69,7 +69,7 @@ def test_norms_and_sums_equal_those_of_plain_pytorch(
 
 @pytest.mark.usefixtures("kernels")
 def test_more_layers_than_one_launch_takes_go_by_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_sums, "MOST_PIECES", 1)
+    monkeypatch.setattr(device_weights, "MOST_PIECES", 1)
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5)).to(DEVICE)
     x, y = torch.randn(COUNT, 3, device=DEVICE), torch.zeros(COUNT, dtype=torch.int64, device=DEVICE)
