@@ -69,7 +69,7 @@ mutants: install
 # A sample of about 13,000 generated ones, by quick tests. It fails where more than MOST of them survive.
 SHARE ?= 0.006
 SEED ?= 1
-MOST ?= 0.3
+MOST ?= 0.25
 GENERATED := OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m mutants.generated
 survivors: install
 	$(GENERATED) --share $(SHARE) --seed $(SEED) --minutes 3 --seconds 3 --most $(MOST)

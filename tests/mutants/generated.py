@@ -157,7 +157,7 @@ class Session:
         waiting = list(self.chosen)
         while waiting or running:
             if waiting and time.monotonic() > self.deadline:
-                self.left_out, waiting = waiting, []
+                self.left_out, waiting = self.left_out + waiting, []
             if waiting and len(running) < self.workers:
                 mutant = waiting.pop(0)
                 tests = reached[_place(mutant)]
@@ -172,11 +172,14 @@ class Session:
                 child, status = os.wait()
                 mutant = running.pop(child)
                 code = os.waitstatus_to_exitcode(status)
-                if code == _BROKEN or (mutant.change == _UNCHANGED and code != _SURVIVED):
-                    raise session.Failed(f"{mutant.name} could not be tried (exit code {code})")
                 if mutant.change == _UNCHANGED:
-                    continue
-                if code == _SURVIVED:
+                    if code != _SURVIVED:
+                        print(f"{mutant.name} could not be tried (exit code {code})", flush=True)
+                        raise session.Failed("tests that notice a control notice everything")
+                elif code == _BROKEN:
+                    print(f"{mutant.name} cannot be put into a running process", flush=True)
+                    self.left_out.append(mutant)
+                elif code == _SURVIVED:
                     self.survivors.append(mutant)
                 elif code != _FOUND:
                     self.ended.append(mutant)
@@ -368,7 +371,7 @@ def main() -> int:
     share = len(survivors) / max(len(tried), 1)
     said = (
         f"{len(survivors)} of {len(tried)} mutants survive ({100 * share:.1f} %); {len(session.ended)} ran for too "
-        f"long or crashed, which is noticed; {len(session.left_out)} were not tried for want of time."
+        f"long or crashed, which is noticed; {len(session.left_out)} could not be tried."
     )
     print(said)
     if given.table:
