@@ -3,9 +3,10 @@
     python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json]
     python benchmarks/private_statistics.py --pipeline-dp PYTHON | --messages | --large
 
-By default: one count, one sum, means of 1 to 100 columns and histograms of 2 to 1,000 bins on one machine, beside the
-noise that OpenDP's own accounting asks for. With --pipeline-dp also beside PipelineDP, run by a Python that has it, for
-add-remove neighbours. With --messages: what few-bit messages of clients cost.
+By default: one count, one sum, means of 1 to 100 columns and histograms of 2 to 1,000 bins, on one machine, between
+clients, and between clients with secure sums, beside the noise that OpenDP's own accounting asks for. With
+--pipeline-dp also beside PipelineDP, run by a Python that has it, for add-remove neighbours. With --messages: what
+few-bit messages of clients cost.
 
 All others for replace-one neighbours. Errors are root-mean-square, over columns or bins and repetitions; means in units
 of the width of a column's bounds, histograms in rows. "gaussian" is the exactly calibrated Gaussian mechanism on the
@@ -37,7 +38,7 @@ from cpsgd import statistics
 from cpsgd.errors import CpsgdError
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.simulation.cpu import RoundSimulator
-from cpsgd.statistics import Histogram, Mean
+from cpsgd.statistics import Count, Histogram, Mean, Sum
 from cpsgd.statistics.rows import RowQuestion
 
 Table = NDArray[np.float64]
@@ -169,23 +170,31 @@ def table_of(n: int, columns: int) -> dict[str, Any]:
     return found | {"yes": generator.integers(2, size=n), "bin": generator.integers(1000, size=n)}
 
 
-def cases(n: int) -> dict[str, tuple[Callable[..., Any], Any, float, float]]:
-    """Returns how to ask each question, its exact values, and its L1 and L2 sensitivity."""
+def cases(n: int) -> dict[str, tuple[Callable[..., Any], RowQuestion, Any, Any, float, float]]:
+    """Returns how to ask each question, the question, its table, exact values, and L1 and L2 sensitivity."""
     data = table_of(n, 100)
     found: dict[str, Any] = {
-        "one count": (partial(statistics.count, data, columns=["yes"]), data["yes"].sum(), 1.0, 1.0),
-        "one sum": (partial(statistics.sum, data, bounds={"c0": (0, 1)}), data["c0"].sum(), 1.0, 1.0),
+        "one count": (
+            *(partial(statistics.count, data, columns=["yes"]), Count(["yes"]), data),
+            *(data["yes"].sum(), 1.0, 1.0),
+        ),
+        "one sum": (
+            *(partial(statistics.sum, data, bounds={"c0": (0, 1)}), Sum({"c0": (0, 1)}), data),
+            *(data["c0"].sum(), 1.0, 1.0),
+        ),
     }
     for d in (1, 3, 10, 30, 100):
         names = [f"c{i}" for i in range(d)]
         bounds = dict.fromkeys(names, (0.0, 1.0))
         exact = np.array([data[name].mean() for name in names])
-        found[f"mean of {d}"] = (partial(statistics.mean, data, bounds=bounds), exact, d / n, math.sqrt(d) / n)
+        ask = partial(statistics.mean, data, bounds=bounds)
+        found[f"mean of {d}"] = (ask, Mean(bounds), data, exact, d / n, math.sqrt(d) / n)
     for bins in (2, 10, 100, 1000):
         exact = np.bincount(data["bin"] % bins, minlength=bins)
         code = {"bin": data["bin"] % bins}
         ask = partial(statistics.histogram, code, "bin", categories=range(bins))
-        found[f"histogram of {bins}"] = (ask, exact, 2.0, math.sqrt(2.0))
+        question = Histogram("bin", categories=range(bins))
+        found[f"histogram of {bins}"] = (ask, question, code, exact, 2.0, math.sqrt(2.0))
     return found
 
 
@@ -209,7 +218,7 @@ def opendp_scale(kind: str, sensitivity: float, required: dict[str, float]) -> f
 def one_machine(required: dict[str, float], rounds: int) -> list[dict[str, Any]]:
     """Returns errors of this library and of OpenDP at the same guarantee, for replace-one neighbours."""
     rows = []
-    for name, (ask, exact, l1, l2) in cases(1000).items():
+    for name, (ask, question, data, exact, l1, l2) in cases(1000).items():
         dim = np.size(exact)
         repeats = max(40, rounds * 10 // max(1, dim))
         squares, kinds, start = [], set(), time.process_time()
@@ -225,9 +234,31 @@ def one_machine(required: dict[str, float], rounds: int) -> list[dict[str, Any]]
         for kind, sensitivity in (("laplace", l1), ("gaussian", l2)):
             scale = opendp_scale(kind, sensitivity, required)
             entry[f"opendp {kind}"] = float(np.std(opendp_noise(kind, scale, (max(20_000, dim),))))
-        entry["ratio"] = entry["ours"] / min(entry["opendp laplace"], entry["opendp gaussian"])
+        best = min(entry["opendp laplace"], entry["opendp gaussian"])
+        entry["ratio"] = entry["ours"] / best
+        for kind, secure in (("clients", False), ("secure sums", True)):
+            error, asked = between_clients(question, data, exact, required, max(40, repeats // 2), secure=secure)
+            entry |= {f"{kind} ratio": error / best, f"{kind} noise": asked.protocol.mechanism.name}
+            entry |= {f"{kind} delta": asked.plan.guarantee.delta, f"{kind} bits": asked.plan.bits}
         rows.append(entry | {"seconds": seconds})
     return rows
+
+
+def between_clients(
+    question: RowQuestion, data: Any, exact: Any, required: dict[str, float], rounds: int, *, secure: bool
+) -> tuple[float, Any]:
+    """Returns the error of rounds between clients, each with one row, and the plan."""
+    names = question.needed
+    chunk = {name: np.asarray(data[name]) for name in names}
+    n = len(chunk[names[0]])
+    asked = question.plan(n, required["epsilon"], required["delta"], secure=secure)
+    vectors = question.vectors(chunk, np.ones(n, dtype=np.int64)).astype(np.float32)
+    squares = []
+    for _ in range(rounds):
+        simulator = RoundSimulator(asked.protocol, 0, threads=1)
+        simulator.add(vectors)
+        squares.append(np.mean((asked.result(simulator.mean(), n).values - exact) ** 2))
+    return math.sqrt(np.mean(squares)), asked
 
 
 PIPELINE = """
@@ -362,11 +393,13 @@ def main() -> None:
 
 
 def show_one_machine(found: dict[str, Any]) -> None:
-    print("question              ours    OpenDP Laplace  OpenDP Gaussian  ratio  noise (seconds)")
+    print("question             ours   OpenDP Laplace, Gaussian  ratio  clients  secure  noise (between clients: bits)")
     for row in found["one machine"]:
         print(
-            f"{row['question']:<18}{row['ours']:8.4g}{row['opendp laplace']:16.4g}{row['opendp gaussian']:17.4g}"
-            f"{row['ratio']:7.3f}  {row['mechanism']}, δ = {row['delta']:g} ({row['seconds']:.4f})"
+            f"{row['question']:<18}{row['ours']:8.4g}{row['opendp laplace']:14.4g}{row['opendp gaussian']:12.4g}"
+            f"{row['ratio']:9.3f}{row['clients ratio']:9.3f}{row['secure sums ratio']:8.3f}  "
+            f"{row['mechanism']}, δ = {row['delta']:g} ({row['clients noise']}, δ = {row['clients delta']:g}: "
+            f"{row['clients bits']:g})"
         )
     for library, entries in found.get("add-remove", {}).items():
         for name, entry in entries.items():

@@ -74,6 +74,7 @@ def trained(data: Dataset, row: dict[str, Any], kind: Kind, seed: int, options: 
             rounds=rounds,
             participation=who,
             correlated=bands if bands > 1 else None,
+            mechanism=options.mechanism if bands > 1 else "best",
         )
     begun = time.perf_counter()
     trainer = Trainer(
@@ -195,6 +196,7 @@ def main() -> None:
     arguments.add_argument("--cohort", type=int, default=10_000, help="clients per round, for one pass")
     arguments.add_argument("--rounds", type=int)
     arguments.add_argument("--bits", type=float, nargs="+", default=[12.0], help="of messages with correlated noise")
+    arguments.add_argument("--mechanism", default="best", help="of correlated noise, such as rounded-correlated")
     arguments.add_argument("--independent-bits", type=float, nargs="+", default=[4.0], help="with independent noise")
     arguments.add_argument("--epsilon", type=float, nargs="+", help="only settings for these; 0 for no privacy")
     arguments.add_argument("--bands", type=int, nargs="+", help="only settings with so many bands")

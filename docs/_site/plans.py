@@ -30,11 +30,13 @@ def points(clients: int, dim: int, epsilon: float, *, secure: bool) -> list[list
         best = plan(clients=clients, dim=dim, epsilon=epsilon, delta=DELTA, secure=secure)
     except InfeasibleError:
         return []
-    found = []
+    found: list[list[Any]] = []
     for point in best.frontier:
         protocol = replace(best.protocol, mechanism=point.mechanism, modulus=point.modulus, promise=None)
         error, ratio = (float(f"{number:.4g}") for number in (point.expected_squared_error, point.ratio))
-        found.append([point.bits, protocol.message_bytes, error, ratio, point.mechanism.name])
+        # More bits than the best protocol can use change nothing.
+        if not found or protocol.message_bytes != found[-1][1]:
+            found.append([point.bits, protocol.message_bytes, error, ratio, point.mechanism.name])
     return found
 
 

@@ -75,7 +75,7 @@
     const [bits, bytes, error, ratio] = best;
     const floats = 4 * table.dims[d];
     said.textContent =
-      `${bits} bits per number: ${size(bytes)} from each client instead of ${size(floats)}. ` +
+      `${bits} ${bits === 1 ? "bit" : "bits"} per number: ${size(bytes)} from each client instead of ${size(floats)}. ` +
       `The mean is off by ${number(Math.sqrt(error))} where each client's vector has length 1 at most: ` +
       `${number(ratio)} times the squared error of exact Gaussian noise.`;
     command.textContent =

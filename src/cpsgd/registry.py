@@ -16,6 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 from cpsgd import _validate
 from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import (
@@ -44,6 +45,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         LazyCoins,
         RoundedGaussian,
         CorrelatedGaussian,
+        RoundedCorrelated,
         ShapedGaussian,
         DiscreteLaplace,
     )

@@ -223,7 +223,7 @@ def test_the_planner_shows_its_table_of_plans(site: Path, width: int, scheme: st
                 f"--bits {best[0]:g}{' --secure' if secure else ''}"
             )
             app.parse_args(command.split()[1:], exit_on_error=False, print_error=False)
-            assert f"{best[0]:g} bits per number" in browser.find_element(By.ID, "planner-said").text
+            assert f"{best[0]:g} bit" in browser.find_element(By.ID, "planner-said").text
             circles = browser.find_elements(By.CSS_SELECTOR, "#planner-chart circle")
             assert len(circles) == len([point for point in kept if point[3] <= 100])
             browser.execute_script("document.getElementById('planner-secure').click()")

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from cpsgd import Protocol, Run, guarantee
+from cpsgd.audit.bound import epsilon_lower_bound
 from cpsgd.engines import silo
 from cpsgd.engines.silo import drawn, example_sum
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.learning.models import mlp
 from cpsgd.neighbours import Participation
+from cpsgd.planner.examples import sum_norm
 from cpsgd.privacy.one_example import example_norm, most_drawn
 from cpsgd.randomness import Keystream
 
@@ -100,3 +103,29 @@ def test_as_many_gradients_are_computed_whatever_is_drawn(monkeypatch: pytest.Mo
 
 def test_a_silo_without_examples_sends_zero() -> None:
     assert not summed(features=FEATURES[:0], labels=LABELS[:0]).any()
+
+
+# ---------------------------------------------------------------------- an audit of what really runs
+
+DELTA = 1e-3
+PROTOCOL = Protocol.binomial(clients=2, dim=1, clip_norm=sum_norm(1.0, 10), levels=201, trials=400)
+CLAIMED = guarantee(
+    Run.of(PROTOCOL, participation="poisson:0.1", adjacency="zero-out", colluding=1, examples=10), DELTA
+).epsilon
+
+
+def found_out(rate: float, rounds: int = 40_000) -> float:
+    """Returns the ε that an attacker proves who knows all but whether a silo has one example, and its noise."""
+    own, right, wrong = np.random.default_rng(3).integers(0, 2, rounds), 0, 0
+    for present in own:
+        vector = np.full(1, float(bool(present) and 0 in drawn(10, rate)), np.float32)
+        # A zero vector's message is 100 levels and 200 coins on average; this is 2.4 deviations of the coins further.
+        if PROTOCOL.encode_integers(vector, 1)[0] > 324:
+            right, wrong = right + int(present), wrong + 1 - int(present)
+    return epsilon_lower_bound(right, wrong, rounds, DELTA, 1e-7)
+
+
+def test_an_audit_stays_below_the_claim_and_finds_a_silo_that_does_not_draw() -> None:
+    """False alarms of either bound have a probability of 1e-7."""
+    assert found_out(0.1) <= CLAIMED
+    assert found_out(1.0) > CLAIMED

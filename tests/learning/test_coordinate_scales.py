@@ -14,7 +14,7 @@ from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.run_sums import Slots
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import CheckpointError, ParameterError
-from cpsgd.learning import ClientOptions, NoPrivacy, Trainer
+from cpsgd.learning import ClientOptions, NoPrivacy, Trainer, coordinate_scales
 from cpsgd.learning.coordinate_scales import CoordinateScales
 from cpsgd.learning.datasets import ArrayDataset, load_digits
 from cpsgd.learning.gradients import ClientUpdates
@@ -46,7 +46,8 @@ def rank_one(model: torch.nn.Module, seed: int) -> tuple[torch.Tensor, list[torc
     return torch.cat(parts), matrices
 
 
-def test_scales_are_roots_of_the_sizes_and_keep_the_norm() -> None:
+def test_scales_are_roots_of_the_sizes_and_keep_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinate_scales, "_UNIFORM", 0.0)
     model = mlp(7, 3, hidden=(5,))
     scales = CoordinateScales(model, every=1)
     sizes, _ = rank_one(model, seed=1)
@@ -83,15 +84,28 @@ def test_noise_is_taken_off_before_sizes_are_read() -> None:
     scales = CoordinateScales(model, every=1)
     scales.learn(noisy.reshape(-1), noise_norm=noise * 8000**0.5, number=0)
     found = scales.scales.view(400, 20).mean(dim=0)
-    # Sizes are never below a tenth of their root mean square, 1/2: scales differ by √(2/0.1) at most. With the noise
-    # left in, sizes would be √1.25 and 1/2, and scales differ by 1.5.
-    assert 2.8 < float(found[:5].mean() / found[5:].mean()) <= 20**0.5 + 1e-3
+    # A quarter of the mean square, 1/16, and a twentieth of the noise's variance, 1/80, are added to squared sizes of 1
+    # and 0: scales differ by (1.075 / 0.075)^(1/4) = 1.95. With the noise left in they would differ by 1.38.
+    assert float(found[:5].mean() / found[5:].mean()) == pytest.approx(1.95, rel=0.05)
 
 
 def test_nothing_is_scaled_while_means_are_zero() -> None:
     scales = CoordinateScales(mlp(4, 2, hidden=()), every=1)
     scales.learn(torch.zeros(10), noise_norm=1.0, number=0)
     torch.testing.assert_close(scales.scales, torch.ones(10))
+
+
+def test_scales_go_back_to_one_where_means_are_noise() -> None:
+    scales = CoordinateScales(mlp(30, 10, hidden=(20,)), every=1)
+    random = torch.Generator().manual_seed(8)
+    first = torch.randn(830, generator=random) * torch.logspace(-2, 0, 830)
+    scales.learn(first, noise_norm=0.0, number=0)
+    assert float(scales.scales.min()) < 0.57
+    # They settle there, also after thousands of rounds.
+    for number in range(1, 2000):
+        noisy, _ = scales.read(torch.randn(830, generator=random), 830**0.5, number)
+        assert bool(torch.isfinite(noisy).all())
+    assert 0.6 < float(scales.scales.min()) < float(scales.scales.max()) < 1.7
 
 
 def test_a_bias_belongs_to_its_layer_and_other_vectors_have_one_size() -> None:

@@ -81,6 +81,7 @@ def test_keys_are_drawn_anew_for_every_sum() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_noise_in_a_cuda_graph_is_refused() -> None:
     noise, zero = SumNoise(64, DEVICE), torch.zeros(64, dtype=torch.float64, device=DEVICE)
     noise.added(zero, 1.0)

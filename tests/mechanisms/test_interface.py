@@ -15,6 +15,7 @@ from scipy import stats
 
 from cpsgd.codec import pipeline
 from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import (
@@ -59,6 +60,17 @@ EXAMPLES: dict[str, list[Mechanism]] = {
     "rounded-gaussian": [
         RoundedGaussian(noise_deviation=1.5, step=0.25, window=45, coordinate_range=0.5),
         RoundedGaussian(noise_deviation=7.0, step=0.1, window=200, coordinate_range=0.5),
+    ],
+    "rounded-correlated": [
+        RoundedCorrelated(
+            noise_deviation=1.8,
+            step=0.25,
+            window=32,
+            coordinate_range=0.5,
+            bands=3,
+            run_length=40,
+            inherited_range=3.0,
+        ),
     ],
     "correlated-gaussian": [
         CorrelatedGaussian(noise_deviation=8.0, step=0.25, window=512, coordinate_range=0.5, bands=3, run_length=40),
@@ -152,6 +164,8 @@ def another(value: object) -> object:
         return 1
     if isinstance(value, int):
         return value + 1
+    if value == "":
+        return "1:8192,2:2048"  # taps, for three bands
     assert isinstance(value, float)
     return 0.875 * value
 
@@ -621,8 +635,8 @@ def test_prepared_neighbours_are_within_the_sensitivity(mechanism: Mechanism) ->
 
 @every
 def test_the_samplers_variation_is_next_to_nothing(mechanism: Mechanism) -> None:
-    # That of correlated noise is for the draws of all rounds of a run, of up to ten per message and coordinate.
-    draws = 10 * mechanism.memory.rounds if mechanism.memory.one_event else 1
+    # That of correlated noise is for the draws of all rounds of a run, of up to forty per message and coordinate.
+    draws = 40 * mechanism.memory.rounds if mechanism.memory.one_event else 1
     assert 0.0 <= mechanism.noise.variation < 1e-30 * draws
 
 

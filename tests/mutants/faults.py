@@ -170,7 +170,7 @@ FAULTS = (
     Fault(
         "centre",
         "halves are rounded another way than the centre says",
-        "correlated/mechanism.py",
+        "correlated/run_gaussian.py",
         "return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)",
         "return 0.5 * self.window + math.ldexp(0.5, -self.finest_bits)",
         ("tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",),
@@ -345,8 +345,8 @@ FAULTS = (
         "colluding",
         "colluding clients' noise counts over rounds",
         "privacy/proofs/argument.py",
-        "replace(proof.cost(of_size(run, size), share * delta / run.rounds), count=count)",
-        "replace(proof.cost(of_size(run, size + run.colluding), share * delta / run.rounds), count=count)",
+        "seen_cost(of_size(run, size), proof, share * delta / run.rounds, run.sampling)",
+        "seen_cost(of_size(run, size + run.colluding), proof, share * delta / run.rounds, run.sampling)",
         ("tests/privacy/test_rounds.py::test_collusion_counts_like_dropping_out",),
     ),
     Fault(

@@ -108,18 +108,20 @@ class Lineages:
 
     Attributes:
         correlation: The weights.
-        ratio: The deviation of z in cells of its grid.
+        parts: The draws that z is a sum of: their deviations in cells, and left shifts.
+        limit: The largest |noise| of earlier rounds in a message, in points; more is cut off. None for all of it.
     """
 
     correlation: Correlation
-    ratio: float
+    parts: tuple[tuple[float, int], ...]
+    limit: int | None = None
 
     def fresh(self, keystream: NDArray[np.uint8], count: int) -> Points:
         """Draws the noise of a lineage that begins with this round and that nobody will continue."""
-        return draw(self.ratio, keystream, count) << WEIGHT_BITS
+        return self._drawn(keystream, count) << WEIGHT_BITS
 
     def noise(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
-        """Returns Σ_k g_k z_(round-k), each z expanded from its seed.
+        """Returns Σ_k g_k z_(round-k), each z expanded from its seed; all but z_round within the limit.
 
         Args:
             seeds: Those of a lineage, the newest first: of this round, of the last, and so on, up to b of them; None
@@ -132,19 +134,31 @@ class Lineages:
                 that is not 16 bytes long, or one twice.
         """
         total = np.zeros(dim, dtype=np.int64)
-        for age, seed in enumerate(self._checked(seeds, round)):
-            if seed is not None:
+        own, *earlier = self._checked(seeds, round)
+        assert own is not None
+        for age, seed in enumerate(earlier, start=1):
+            if seed is not None and self.correlation.weights[age]:
                 total += self.correlation.weights[age] * self.expanded(seed, round - age, dim)
-        return total
+        if self.limit is not None:
+            np.clip(total, -self.limit, self.limit, out=total)
+        return total + self.correlation.weights[0] * self.expanded(own, round, dim)
 
     def expanded(self, seed: bytes, round: int, dim: int) -> Points:
         """Returns z of one round: a draw per coordinate, in blocks of 4096, by a key from seed and round."""
         stream = Keystream(hashlib.sha256(PURPOSE + struct.pack("<Q", round) + seed).digest()[:16])
-        buffer = stream.buffer(min(_BLOCK, dim) * DRAW_BYTES)
+        each = DRAW_BYTES * len(self.parts)
+        buffer = stream.buffer(min(_BLOCK, dim) * each)
         found = np.empty(dim, dtype=np.int64)
         for start in range(0, dim, _BLOCK):
             size = min(_BLOCK, dim - start)
-            found[start : start + size] = draw(self.ratio, stream.fill(buffer, size * DRAW_BYTES), size)
+            found[start : start + size] = self._drawn(stream.fill(buffer, size * each), size)
+        return found
+
+    def _drawn(self, keystream: NDArray[np.uint8], count: int) -> Points:
+        """Returns draws of z: of all coordinates' first parts, then of their second ones, and so on."""
+        found = np.zeros(count, dtype=np.int64)
+        for number, (ratio, shift) in enumerate(self.parts):
+            found += draw(ratio, keystream[number * DRAW_BYTES * count :], count) << shift
         return found
 
     def _checked(self, seeds: Sequence[bytes | None], round: int) -> Sequence[bytes | None]:

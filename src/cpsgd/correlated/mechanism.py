@@ -164,11 +164,11 @@ class CorrelatedGaussian(RunGaussian):
         if self.untrusted_holders is not None:
             holders = _validate.integer("untrusted_holders", self.untrusted_holders, low=0)
             object.__setattr__(self, "untrusted_holders", holders)
-        if self.noise_deviation < LEAST_SIGMA:
+        if self.noise_deviation < self.least_deviation:
             raise ParameterError(
-                f"Expected noise_deviation in [{LEAST_SIGMA:g}, {MOST_SIGMA:g}] steps where noise is correlated, got "
-                f"noise_deviation={self.noise_deviation!r}; use a smaller step: own noise of {OWN_DEVIATION:g} steps "
-                "per round is not taken away again."
+                f"Expected noise_deviation in [{self.least_deviation:g}, {MOST_SIGMA:g}] steps where noise is "
+                f"correlated, got noise_deviation={self.noise_deviation!r}; use a smaller step: own noise of "
+                f"{OWN_DEVIATION:g} steps per round is not taken away again."
             )
 
     # ------------------------------------------------------------------ the run
@@ -176,7 +176,7 @@ class CorrelatedGaussian(RunGaussian):
     @cached_property
     def lineages(self) -> Lineages:
         """The noise of a client that follows from seeds."""
-        return Lineages(self.correlation, self.noise_ratio)
+        return Lineages(self.correlation, ((self.noise_ratio, 0),))
 
     @cached_property
     def memory(self) -> RunMemory:
@@ -207,9 +207,9 @@ class CorrelatedGaussian(RunGaussian):
 
     @property
     def grid(self) -> Grid:
-        """2^10 points per step for the vector."""
-        limit = max(1.0, math.floor(math.ldexp(self._steps, OWN_BITS)))
-        return Grid(math.ldexp(1.0, OWN_BITS) / self.step, limit, OWN_BITS)
+        """2^10 points per step for the vector, or what `fraction_bits` says."""
+        limit = max(1.0, math.floor(math.ldexp(self._steps, self.fraction_bits)))
+        return Grid(math.ldexp(1.0, self.fraction_bits) / self.step, limit, self.fraction_bits)
 
     @property
     def keystream_bytes(self) -> int:

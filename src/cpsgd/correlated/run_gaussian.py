@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import InfeasibleError
@@ -19,9 +19,9 @@ ROUNDING = 1.0 + 8 * 2.0**-53
 
 
 @lru_cache(maxsize=64)
-def correlation_of(bands: int, rounds: int, separation: int | None) -> Correlation:
+def correlation_of(bands: int, rounds: int, separation: int | None, taps: str = "") -> Correlation:
     """Returns one object for all mechanisms that have it: its sensitivity takes a while to compute."""
-    return Correlation(bands, rounds, separation)
+    return Correlation(bands, rounds, separation, taps)
 
 
 def resolution(ratio: float) -> float:
@@ -70,13 +70,14 @@ class RunGaussian(RoundedGaussian):
 
     summary = f"{RoundedGaussian.summary}; {{bands}} bands over a run of {{run_length:,}} rounds"
     planned = False
+    taps: ClassVar[str] = ""
 
     bands: int
     run_length: int
     separation: int | None = None
 
     def __post_init__(self) -> None:
-        correlation = Correlation(self.bands, self.run_length, self.separation)
+        correlation = Correlation(self.bands, self.run_length, self.separation, self.taps)
         for name, value in (
             ("bands", correlation.bands),
             ("run_length", correlation.rounds),
@@ -88,7 +89,7 @@ class RunGaussian(RoundedGaussian):
     @property
     def correlation(self) -> Correlation:
         """The weights of earlier rounds' noise, the run's length, and the participation."""
-        return correlation_of(self.bands, self.run_length, self.separation)
+        return correlation_of(self.bands, self.run_length, self.separation, self.taps)
 
     @property
     def noise(self) -> RunNoise:

@@ -14,6 +14,7 @@ docs/proofs/correlated-gaussian.md has the proofs, for lineages that break, adap
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +34,25 @@ MAX_BANDS = 256
 
 MAX_ROUNDS = 2**20
 _UNIT = 2.0**-53
+_TAPS = re.compile(r"[1-9][0-9]{0,2}:[1-9][0-9]{0,4}(,[1-9][0-9]{0,2}:[1-9][0-9]{0,4})*")
+
+
+def read_taps(text: str) -> dict[int, int]:
+    """Returns the weights in units of 2^-14, by age, of a text such as "1:8118,2:2490,32:1145".
+
+    Raises:
+        ParameterError: It is not such a text, ages do not rise, or the weights take away more than was added.
+    """
+    pairs = [pair.split(":") for pair in text.split(",")] if _TAPS.fullmatch(text) else []
+    found = {int(age): int(weight) for age, weight in pairs}
+    ages = list(found)
+    if not found or len(found) < len(pairs) or ages != sorted(ages) or ages[-1] >= MAX_BANDS:
+        raise ParameterError(
+            f"Expected taps as in '1:8118,32:1145', with rising ages below {MAX_BANDS}, got {text[:60]!r}."
+        )
+    if sum(found.values()) >= 1 << WEIGHT_BITS:
+        raise ParameterError(f"Expected taps whose weights add up to less than {1 << WEIGHT_BITS}, got {text[:60]!r}.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,8 @@ class Correlation:
         rounds: T, the rounds of the run.
         separation: s, the least distance of two rounds of one client, 1 where it may be in all; None where it takes
             part in one round at most.
+        taps: Weights of a few ages in place of √(1 - x): "1:8118,32:1145" takes 8118/2^14 of the last round's z away,
+            and 1145/2^14 of that 32 rounds ago. Empty for all ages below `bands`.
 
     Example:
         >>> eight = Correlation(bands=8, rounds=2500)
@@ -57,6 +79,7 @@ class Correlation:
     bands: int
     rounds: int
     separation: int | None = None
+    taps: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", _validate.integer("rounds", self.rounds, low=1, high=MAX_ROUNDS))
@@ -69,10 +92,15 @@ class Correlation:
         object.__setattr__(self, "bands", bands)
         if self.separation is not None:
             object.__setattr__(self, "separation", _validate.integer("separation", self.separation, low=1))
+        if self.taps and max(read_taps(self.taps)) != bands - 1:
+            raise ParameterError(f"Expected the last of taps={self.taps[:60]!r} to be of age bands - 1 = {bands - 1}.")
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
         """g_0, ..., g_(b-1) in units of 2^-14: the first is 2^14, the others are at most zero."""
+        if self.taps:
+            given = read_taps(self.taps)
+            return 1 << WEIGHT_BITS, *(-given.get(age, 0) for age in range(1, self.bands))
         exact, found = 1 << 200, [1 << WEIGHT_BITS]
         # With 200 bits, of which each step loses less than one: nothing near a multiple of 2^-14 is mistaken.
         for k in range(1, self.bands):

@@ -23,8 +23,9 @@ from cpsgd.learning.models import trainable
 
 # The moving average of squared means keeps this share per round; in round t at most t/(t + 1).
 _DECAY = 0.95
-# Sizes of rows, columns and layers are at least this share of the others', so that still ones can begin to move.
-_LEAST = 0.1
+# Added to every squared size: a share of the mean squared size, and of the noise's variance in one mean. A still
+# coordinate can then begin to move, and where means are mostly noise, as late in training, scales go back to 1.
+_UNIFORM, _NOISE = 0.25, 0.05
 _TINY = 1e-30
 
 
@@ -89,7 +90,7 @@ class CoordinateScales:
         >>> scales = CoordinateScales(torch.nn.Linear(2, 2, bias=False), every=1)
         >>> scales.learn(torch.tensor([9.0, 1.0, 9.0, 1.0]), noise_norm=0.0, number=0)
         >>> [round(float(scale), 3) for scale in scales.scales]
-        [1.048, 0.349, 1.048, 0.349]
+        [1.097, 0.65, 1.097, 0.65]
     """
 
     def __init__(self, model: torch.nn.Module, *, every: int) -> None:
@@ -99,8 +100,10 @@ class CoordinateScales:
         device = next(iter(trainable(model).values())).device
         self.scales = torch.ones(sum(p.numel() for p in trainable(model).values()), device=device)
         # Moving averages of squared means less their noise, by row and by column of each block.
-        self._rows = [torch.zeros(block.width, device=device) for block in self._blocks]
-        self._columns = [torch.zeros(block.columns, device=device) for block in self._blocks]
+        self._moments = [
+            (torch.zeros(block.width, device=device), torch.zeros(block.columns, device=device))
+            for block in self._blocks
+        ]
         self.inverse_factors = torch.ones(sum(b.width + b.depth for b in self._blocks) + 1, device=device)
 
     def divide(self, rows: Any) -> Any:
@@ -126,50 +129,40 @@ class CoordinateScales:
         """Learns from the mean of round `number`, in the updates' own units, and changes the scales if it is time."""
         share = max(1.0 - _DECAY, 1.0 / (number + 1.0))
         signal = mean.square() - self.scales.square() * (noise_norm**2 / len(mean))
-        for block, rows, columns in zip(self._blocks, self._rows, self._columns, strict=True):
+        for block, (rows, columns) in zip(self._blocks, self._moments, strict=True):
             matrix = block.matrix(signal)
             rows.lerp_(matrix.mean(dim=1), share)
             columns.lerp_(matrix.mean(dim=0), share)
         if (number + 1) % self.every == 0:
-            self._change()
+            self._change(noise_norm**2 / len(mean) * self.scales.square().mean())
 
-    def _change(self) -> None:
+    def _change(self, noise: torch.Tensor) -> None:
         """Sets the scales to the roots of the sizes, such that an update of these sizes keeps its norm."""
-        levels = torch.stack([rows.mean() for rows in self._rows]).clamp(min=0.0).sqrt()
-        levels = (levels / levels.max().clamp(min=_TINY)).clamp(min=_LEAST)
-        outer = [_relative(rows) for rows in self._rows]
-        inner = [
-            _relative(columns) if block.width > 1 else torch.ones_like(columns)
-            for block, columns in zip(self._blocks, self._columns, strict=True)
-        ]
-        total = sum(level * o.sum() * i.sum() for level, o, i in zip(levels, outer, inner, strict=True))
-        squares = sum(
-            level.square() * o.square().sum() * i.square().sum()
-            for level, o, i in zip(levels, outer, inner, strict=True)
-        )
+        seen = sum(rows.clamp(min=0.0).sum() * len(columns) for rows, columns in self._moments)
+        least = (_UNIFORM * seen + _TINY) / len(self.scales) + _NOISE * noise
+        sizes = []
+        for block, (rows, columns) in zip(self._blocks, self._moments, strict=True):
+            outer = rows.clamp(min=0.0) + least
+            inner = (columns.clamp(min=0.0) + least) / outer.mean()
+            sizes.append((outer.sqrt(), inner.sqrt() if block.width > 1 else torch.ones_like(inner)))
+        total = sum(outer.sum() * inner.sum() for outer, inner in sizes)
+        squares = sum(outer.square().sum() * inner.square().sum() for outer, inner in sizes)
         parts = []
-        for block, level, o, i in zip(self._blocks, levels, outer, inner, strict=True):
-            right = i.sqrt()
-            left = (total / squares * level * o).sqrt()
+        for block, (outer, inner) in zip(self._blocks, sizes, strict=True):
+            left, right = (total / squares * outer).sqrt(), inner.sqrt()
             block.write(left[:, None] * right, self.scales)
             # The factor of a bias is 1.
             parts += [right[-1] / right[: block.depth], 1.0 / (left * right[-1])]
-        torch.cat([*parts, torch.ones_like(levels[:1])], out=self.inverse_factors)
+        torch.cat([*parts, torch.ones_like(self.scales[:1])], out=self.inverse_factors)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
-        tensors = {"scales": self.scales, "factors": self.inverse_factors}
-        return tensors | {"rows": self._rows, "columns": self._columns}
+        return {"scales": self.scales, "factors": self.inverse_factors, "moments": self._moments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state from a checkpoint."""
         self.scales.copy_(state["scales"])
         self.inverse_factors.copy_(state["factors"])
-        for own, saved in zip([*self._rows, *self._columns], [*state["rows"], *state["columns"]], strict=True):
-            own.copy_(saved)
-
-
-def _relative(moments: torch.Tensor) -> torch.Tensor:
-    """Returns the sizes that second moments stand for, over their root mean square; none is below `_LEAST`."""
-    sizes = moments.clamp(min=0.0).sqrt()
-    return (sizes / sizes.square().mean().sqrt().clamp(min=_TINY)).clamp(min=_LEAST)
+        for owns, saved in zip(self._moments, state["moments"], strict=True):
+            for own, value in zip(owns, saved, strict=True):
+                own.copy_(value)

@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,39 @@ class RoundedNormal(Normal):
             return middle - reach, np.where(ends[1:] <= 0.0, np.diff(ndtr(ends)), -np.diff(ndtr(-ends)))
 
         return Summands(client)
+
+
+@dataclass(frozen=True)
+class SlotsAndCoins:
+    """Correlated Gaussian noise, rounded at random by every client: what the proof about a run needs.
+
+    Attributes:
+        untold: Messages of a round, beside a client's own, whose own noise z nobody tells, at least.
+        told: Messages of a round whose own noise may be told, at most.
+        deviation: Standard deviation of z, in steps.
+        point: The distance of two points of z's grid, in steps.
+        room: How far z may go towards the nearer end of the window in a message that has the largest coordinate and
+            inherits the most, in deviations.
+        farther: The same towards the other end.
+        weighting: The weights, and the run's length: a `Correlation`.
+    """
+
+    untold: int
+    told: int
+    deviation: float
+    point: float
+    room: float
+    farther: float
+    weighting: Any
+
+    def saturating(self, margin: float) -> float:
+        """Returns an upper bound on the probability that a message comes within this many deviations of an end."""
+        ends = (self.room - margin) / math.sqrt(2.0), (self.farther - margin) / math.sqrt(2.0)
+        return min(1.0, 0.5 * sum(math.erfc(end) for end in ends) * (1.0 + 1e-9))
+
+    def summands(self, nats: float) -> Summands:
+        """Raises `ParameterError`: rounds have no law of their own."""
+        raise ParameterError("The rounds of a run with correlated noise have no common law that can be convolved.")
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ import numpy as np
 
 from cpsgd import _validate
 from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.correlated.weights import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.neighbours import Participation
+from cpsgd.planner.few_bits import MOST_BITS, WINDOWS, FewBits, few_taps, rounding_share
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
 from cpsgd.planner.requirements import BEST, Requirements
 from cpsgd.planner.search import MAX_BITS, AnyDesign, Considered, Design, values_of
@@ -120,7 +122,14 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
         choices = [checked_bands(required.correlated, rounds)]
     workload, failure = Workload.of(required.workload, rounds), None
     found: list[CorrelatedPlan] = []
+    named = required.mechanism
     for bands in choices:
+        if named == RoundedCorrelated.name:
+            # Its proof is new, and its plans take seconds: who wants it names it.
+            run = _Run(problem, workload, _name(required), bands, CorrelatedGaussian)
+            found += run.few_bits(required.bits)
+            failure = failure or run.too_few(required.bits)
+            continue
         for kind in _kinds(required, problem):
             try:
                 found.append(_Run(problem, workload, _name(required), bands, kind).best(required.bits))
@@ -155,7 +164,7 @@ def check_correlated(required: Requirements) -> None:
             "max_error is about the mean of a round, and noise that is correlated over rounds is about their sums: "
             "give bits, or neither."
         )
-    if required.mechanism not in (BEST, CorrelatedGaussian.name, ShapedGaussian.name):
+    if required.mechanism not in (BEST, CorrelatedGaussian.name, ShapedGaussian.name, RoundedCorrelated.name):
         raise ParameterError(
             f"mechanism={required.mechanism!r} has independent noise in every round: leave it out, or correlated."
         )
@@ -207,9 +216,12 @@ class _Run:
     name: str
     bands: int
     kind: type[RunMechanism]
+    given: Correlation | None = None
 
     @cached_property
     def _correlation(self) -> Correlation:
+        if self.given is not None:
+            return self.given
         rounds, who = self.problem.conditions.rounds, self.problem.conditions.participation
         again = who.counted_rounds(rounds) > 1
         return Correlation(self.bands, rounds, who.separation if again else None)
@@ -260,6 +272,35 @@ class _Run:
         least = min(self._error(mechanism) for mechanism in designs.values())
         chosen = next(b for b, mechanism in designs.items() if self._error(mechanism) <= _NEARLY_BITS * least)
         return self._finished(chosen, designs[chosen])
+
+    def few_bits(self, bits: float | None) -> list[CorrelatedPlan]:
+        """Returns plans with noise that is rounded at random, where few bits are asked for and it is proved."""
+        problem = self.problem
+        summed = problem.setting.overflow is not None
+        if bits is None or (bits > MOST_BITS and not summed) or self._correlation.separation is not None:
+            return []
+        # Under secure sums the bits are those of the modulus, which a message's own do not fill.
+        windows = [values for values in WINDOWS if values < values_of(bits)] if summed else [values_of(bits)]
+        taps = few_taps(self.bands, self._correlation.rounds, self.workload, rounding_share(windows))
+        found = []
+        for correlation in [self._correlation] if taps is None else [taps]:
+            run = replace(self, given=correlation)
+            question = FewBits(self._target, correlation, self._fixed["untrusted_holders"], problem.setting.rotate)
+            designs = [each for values in windows for each in question.designs(values)]
+            fitting = [each for each in designs if (problem.setting.needed_modulus(each) or 0) <= values_of(bits)]
+            best = min(fitting, key=run._error, default=None)
+            try:
+                found += [] if best is None else [run._finished(bits, best)]
+            except InfeasibleError:
+                continue
+        return found
+
+    def too_few(self, bits: float | None) -> InfeasibleError:
+        """Returns the error for a mechanism that no design was found of."""
+        return InfeasibleError(
+            f"No design of {RoundedCorrelated.name} keeps the claim. It needs bits of at most {MOST_BITS:g} (got "
+            f"{bits}), clients that take part once, and hundreds of them in every round."
+        )
 
     def _designs(self) -> dict[float, RunMechanism]:
         """Returns the best mechanism by whole number of bits, in rising order, until more bits gain nothing."""

@@ -101,6 +101,16 @@ class Workload:
         """
         return float(np.mean([self._variance(np.convolve(seen, factors[::-1]), len(factors)) for seen in self._seen()]))
 
+    def products(self, ages: Sequence[int]) -> Array:
+        """Returns the matrix M for which `variance` of weights g at these ages is g·M g, all other weights zero."""
+        found = np.zeros((len(ages), len(ages)))
+        seen = self._seen()
+        for weights in seen:
+            # What z of a round weighs in the model through the round that uses it at each age.
+            moved = np.array([np.concatenate([weights[age:], np.zeros(min(age, len(weights)))]) for age in ages])
+            found += moved @ moved.T
+        return found / len(seen)
+
     def bias(self) -> float:
         """Returns the mean over rounds of the squared sum of weights: the factor of an error equal in all rounds."""
         return float(np.mean([seen.sum() ** 2 for seen in self._seen()]))

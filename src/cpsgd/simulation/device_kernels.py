@@ -9,6 +9,7 @@ time. `quantiles` returns the table, and `device_rounding.cu` draws.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -68,7 +69,36 @@ def compiled(device: torch.device, kernel: str, files: tuple[str, ...], names: d
     with current(device):
         function = _compile(source, kernel)
         function.set_shared_memory_config(memory)
-    return function
+    return _Launcher(function)
+
+
+class _Launcher:
+    """Launches a compiled kernel as PyTorch does, which however opens CUDA's library anew for every launch."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], args: list[Any], shared_mem: int = 0
+    ) -> None:
+        """Launches on the current stream; tensors go as addresses, integers as int and floats as double."""
+        values: list[Any] = [
+            ctypes.c_void_p(value.data_ptr())
+            if isinstance(value, torch.Tensor)
+            else ctypes.c_double(value)
+            if isinstance(value, float)
+            else ctypes.c_int(value)
+            for value in args
+        ]
+        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        stream = torch.cuda.current_stream()._as_parameter_
+        error = _library().cuLaunchKernel(self._function.func, *grid, *block, shared_mem, stream, places, None)
+        torch.cuda._utils._check_cuda(error)
+
+
+@cache
+def _library() -> Any:
+    return torch.cuda._utils._get_gpu_runtime_library()
 
 
 def _compile(source: str, kernel: str) -> Any:

@@ -69,7 +69,8 @@ def federation_of(tmp_path: Path) -> Iterator[tuple[Any, Path]]:
     directory.mkdir()
     folder.mkdir()
     with Ledger(folder / "ledger") as ledger:
-        ledger.create(Budget(population="sites", epsilon=8.0, delta=1e-5, adjacency="zero-out", unit="example"))
+        ledger.create(Budget(population="sites", epsilon=8.0, delta=1e-5))
+        ledger.create(Budget(population="examples", epsilon=8.0, delta=1e-5, adjacency="zero-out", unit="example"))
     with helper.Federation(directory, SITES, free_port()) as federation:
         yield federation, folder
     assert not federation.living()
@@ -101,8 +102,8 @@ def test_a_federation_of_processes(tmp_path: Path) -> None:
     everybody_drew_its_examples_once_a_round(folder)
     assert "471108154711" not in json.dumps(reports)
     with Ledger(folder / "ledger") as ledger:
-        assert len(ledger.events("sites")) == 2
-        assert 6.0 < ledger.total("sites").epsilon <= 8.0  # 8 with one site less in both rounds
+        assert len(ledger.events("examples")) == 2
+        assert 6.0 < ledger.total("examples").epsilon <= 8.0  # 8 with one site less in both rounds
 
 
 def check_reports(reports: list[dict[str, Any]]) -> None:

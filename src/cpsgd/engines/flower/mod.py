@@ -19,7 +19,7 @@ from cpsgd.engines.pair import task_of
 from cpsgd.engines.silo import example_sum
 from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import check_misplaced, open_client_files
+from cpsgd.federation.client_files import TASK_KEY, check_misplaced, open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Arrays, check_alike, flatten
 from cpsgd.protocol import Protocol
@@ -90,7 +90,7 @@ def cpsgd_mod(
             memory=memory,
             signing=signing,
             secure=secure,
-            task=task_of(context.node_config),
+            task=task_of(context.node_config[TASK_KEY]) if TASK_KEY in context.node_config else None,
         )
         replies: list[Message] = []
 

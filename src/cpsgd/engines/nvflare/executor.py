@@ -37,7 +37,7 @@ from cpsgd.errors import (
     VectorError,
 )
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import FILE_KEYS, check_names, open_client_files
+from cpsgd.federation.client_files import FILE_KEYS, TASK_KEY, check_names, open_client_files
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import check_alike, flatten
 from cpsgd.protocol import Protocol
@@ -146,7 +146,7 @@ class CpsgdExecutor(Executor):
             memory=memory,
             signing=signing,
             secure=secure,
-            task=task_of(site),
+            task=task_of(site[TASK_KEY]) if TASK_KEY in site else None,
         )
         metrics: dict[str, float] = {}
 

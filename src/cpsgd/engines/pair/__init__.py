@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,12 @@ if TYPE_CHECKING:
     from cpsgd.engines.pair.task import PairTask
 
 
-def task_of(settings: Mapping[str, object]) -> PairTask | None:
-    """Returns the task of two servers that a federation's client has from its operator, or None.
+def task_of(path: object) -> PairTask:
+    """Returns the task of two servers that a federation's client has from its operator, in this file.
 
     Raises:
-        RoundRefusedError: The setting names no file with a task.
+        RoundRefusedError: There is no file with a task.
     """
-    path = settings.get(TASK_KEY)
-    if path is None:
-        return None
     from cpsgd.engines.pair.task import PairTask
 
     if not isinstance(path, str) or not Path(path).is_absolute():

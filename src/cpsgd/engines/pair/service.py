@@ -69,7 +69,7 @@ async def body_of(request: Request, most: int) -> bytes:
         MessageError: It is longer than it may be.
     """
     declared = request.headers.get("content-length", "0")
-    if not declared.isdigit() or int(declared) > most:
+    if not (declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) <= most):
         raise MessageError(f"Expected at most {most} bytes.")
     found = bytearray()
     async for chunk in request.stream():

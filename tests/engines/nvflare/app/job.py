@@ -39,7 +39,7 @@ def main() -> None:
         limits=LIMITS if pair else LIMITS | {"examples": 100, "rate": 0.2, "adjacency": "zero-out"},
         roster="" if pair else roster,
         ledger=str(Path(folder) / "ledger"),
-        population="sites",
+        population="sites" if pair else "examples",
         pace={"stage": 60.0, "grace": 3.0},
         **settings,
     )
