@@ -21,6 +21,8 @@ from cpsgd.mechanisms.law import Array
 _CENTRE, _POINTS = 1e-3, 60
 # Cells are cut into this many squared, at most so often, until their bound is within this of a value that is attained.
 _CUT, _DEPTH, _CLOSE = 4, 6, 1.015
+# Corners of cells times outputs that are computed in all; seconds. Where more are needed, cells stay as they are.
+_MOST = 1e8
 _UNIT = 2.0**-53
 _ALL_PAIRS = "iv,jv->ij"
 
@@ -111,18 +113,20 @@ def attained(background: StepSum, order: int, charging: Sequence[Norms]) -> list
 
 
 def bound(backgrounds: Sequence[StepSum], order: int, norms: Norms, start: float) -> float:
-    """Returns a rate for all points and backgrounds, rounded up; `start` is about the answer.
+    """Returns a rate for all points and backgrounds, rounded up; `start` is about the answer, or below.
 
     Moments are convex in both points together, so that in a cell they are largest at a corner.
     """
-    found = max(start, *(each.curvature(order) * norms.farthest for each in backgrounds))
+    found = max(start, *(attained(each, order, [norms])[0] for each in backgrounds))
+    left = _MOST
     for background in backgrounds:
         cells, rates = _first_cells(background, order, norms)
         for depth in range(_DEPTH):
             over = rates > found * _CLOSE
             if not np.any(over):
                 break
-            if depth == _DEPTH - 1:
+            left -= 4.0 * np.count_nonzero(over) * _CUT**2 * len(background.mass)
+            if depth == _DEPTH - 1 or left < 0.0:
                 found = float(np.max(rates)) / _CLOSE
                 break
             cells = np.concatenate(list(_cut(cells[over], norms.zero)))
