@@ -72,7 +72,7 @@ SEED ?= 1
 MOST ?= 0.25
 GENERATED := OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m mutants.generated
 survivors: install
-	$(GENERATED) --share $(SHARE) --seed $(SEED) --minutes 3 --seconds 3 --most $(MOST)
+	$(GENERATED) --share $(SHARE) --seed $(SEED) --minutes 3 --seconds 5 --most $(MOST)
 
 check: lint
 	$(PYTEST) -m "not slow and not thorough"

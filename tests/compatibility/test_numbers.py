@@ -92,8 +92,9 @@ def test_a_plan_is_the_same_plan_or_one_with_less_error(chunk: int | str) -> Non
         rows = [row for row in rows if row not in slow[1:]]
     for row in rows:
         make = PLAN[row["call"]]
-        if row.get("error") == "InfeasibleError":
-            # There was none then; if there is one now, it keeps what was asked for.
+        drawn = row["call"] == "plan_examples" and "poisson" in row["arguments"].get("participation", "")
+        if row.get("error") == "InfeasibleError" or drawn:
+            # There was none then, nor for examples that silos draw; if there is one now, it keeps what was asked for.
             with contextlib.suppress(errors.InfeasibleError):
                 assert make(**row["arguments"]).guarantee.epsilon <= row["arguments"]["epsilon"], row
             continue

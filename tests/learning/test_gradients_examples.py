@@ -15,7 +15,9 @@ from cpsgd.learning import NoPrivacy, Trainer, mlp
 from cpsgd.learning.datasets import ArrayDataset
 from cpsgd.learning.datasets.populations import Batch
 from cpsgd.learning.example_sums import ExampleSums
+from cpsgd.learning.experiment import Experiment
 from cpsgd.learning.gradients import ClientUpdates
+from cpsgd.learning.settings import Settings
 from cpsgd.neighbours import Adjacency
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples, sum_norm
@@ -158,6 +160,15 @@ def test_bad_input(families: ArrayDataset) -> None:
         plan_examples(200, 15, 3.0, 1e-5, examples=5, participation="poisson:0.1")
     with pytest.raises(InfeasibleError, match="example among 5"):
         plan_examples(2, 15, 0.5, 1e-5, examples=5, bits=1.6, mechanism="binomial")
+
+
+def test_sampled_clients_are_not_taken_for_drawn_examples(families: ArrayDataset) -> None:
+    """The same words mean two things: only silos draw among their examples, and a trainer's sampling draws clients."""
+    asked = {"clients": 2000, "cohort": 100, "rounds": 3, "model": "linear", "baselines": False, "examples": 5}
+    with pytest.raises(ParameterError, match="speaks of whole clients"):
+        Experiment(Settings.of({**asked, "participation": "poisson"}))
+    with pytest.raises(ParameterError, match="speaks of whole clients"):
+        run(families, NoPrivacy(1.0), participation="poisson")
 
 
 def test_a_range_that_one_example_fills_is_refused() -> None:

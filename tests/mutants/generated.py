@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -211,10 +212,13 @@ class Session:
                 child = os.fork()
                 if not child:
                     try:
+                        errors = os.dup(2)
                         _silence()
                         tracer = Tracer(self.chosen)
                         traced = [tracer.run(item) for item in session.items if item.path in own]
                         Path(folder, str(number)).write_bytes(pickle.dumps(traced))
+                    except BaseException:
+                        os.write(errors, traceback.format_exc().encode())
                     finally:
                         os._exit(0)
                 children.append(child)

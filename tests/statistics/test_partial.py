@@ -10,7 +10,7 @@ import pytest
 
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
-from cpsgd.statistics import Histogram, Mean, Quantiles
+from cpsgd.statistics import Histogram, Mean, Quantiles, prepare
 from cpsgd.statistics.partial import CutUsers, Job, SumTask
 from cpsgd.statistics.table_noise import noise_for
 
@@ -81,3 +81,10 @@ def test_parts_of_two_jobs_do_not_mix() -> None:
         one.partial(table()).merge(other.partial(table()))
     with pytest.raises(ParameterError, match="another job"):
         one.release(other.partial(table()))
+
+
+def test_numbers_below_zero_are_users_as_others() -> None:
+    """Numbers are sorted as they are, and rows of nobody have the number -1 elsewhere."""
+    job = prepare(Mean({"x": (0, 1)}), user="id", epsilon=1.0).job
+    for ids in ([-1, -1, 5, 7], np.array([-1, -1, 5, 7], dtype=np.int8), ["-1", "-1", "5", "7"]):
+        assert job.partial({"id": ids, "x": [0.0, 1.0, 0.5, 0.5]}).users == 3
