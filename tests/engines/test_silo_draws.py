@@ -111,7 +111,7 @@ def test_an_example_moves_the_sum_by_its_clip_norm_whatever_the_servers_model(mo
         model = mlp(10, 3, (), seed=seed)
         rows = np.random.default_rng(seed).normal(size=(1, 10)) * (1.0 + 1e-7 * rng.normal(size=(3, 10))) * 1e9
         with torch.no_grad():
-            model[0].weight.copy_(torch.from_numpy(rows))
+            next(model.parameters()).copy_(torch.from_numpy(rows))
         sums = []
         # Places of the others are those without the example, and it has one that was free.
         for drawn_rows, places in ((others, order), (np.append(0, others), np.roll(order, 1))):

@@ -63,7 +63,8 @@ class ExampleSums:
         totals = np.zeros((2, self.dim))
         for gradient, own in zip(itertools.chain.from_iterable(self._gradients.chunks(singles)), counted, strict=True):
             self._add([gradient], totals[int(own)])
-        return totals[1].astype(np.float32)
+        found: NDArray[np.float32] = totals[1].astype(np.float32)
+        return found
 
     def tensors(
         self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
