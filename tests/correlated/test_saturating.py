@@ -8,7 +8,8 @@ import pytest
 from cpsgd import Protocol, guarantee
 from cpsgd.correlated import client_sums
 from cpsgd.correlated.saturating import RoundedCorrelated
-from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.errors import ConditionError, ParameterError, RoundRefusedError
+from cpsgd.federation.limits import Limits
 
 TAPS = "1:8118,2:2490,4:1676"
 
@@ -111,3 +112,34 @@ def test_what_is_not_proved_is_refused(changes: dict[str, int]) -> None:
     )
     with pytest.raises(ConditionError):
         guarantee(protocol, 1e-6)
+
+
+@pytest.mark.parametrize("window", [1990, 2047, 4000])
+def test_windows_whose_numbers_would_wrap_around_are_refused(window: int) -> None:
+    """The largest numbers of a message came out as the smallest: 64 bits hold 1024 steps where σ is below one."""
+    with pytest.raises(ParameterError, match="wrap around"):
+        mechanism(noise_deviation=0.81, window=window, inherited_range=900.0)
+
+
+def test_the_widest_window_saturates_at_its_ends() -> None:
+    found = mechanism(noise_deviation=0.81, window=1000, inherited_range=490.0)
+    values = np.empty(100, dtype=np.uint32)
+    keystream = np.zeros(100 * found.keystream_bytes, dtype=np.uint8)
+    for sign, end in ((1, 999), (-1, 0)):
+        far = sign * (found.lineages.limit + round(16 * 0.81 * 2.0**found.finest_bits))  # type: ignore[operator]
+        grid = np.full(100, sign * found.grid.limit, dtype=np.float32)
+        found.kernel().after(np.full(100, far, dtype=np.int64)).values(grid, keystream, values)
+        assert set(values.tolist()) == {end}
+
+
+@pytest.mark.parametrize(("holders", "refused"), [(1, True), (None, False)])
+def test_clients_with_a_limit_do_not_trust_the_server_to_name_holders(holders: int | None, refused: bool) -> None:
+    """The proof is not about a server that gives seeds to colluders by what it saw."""
+    found = mechanism(inherited_range=3.0, run_length=40, untrusted_holders=holders)
+    protocol = Protocol(clients=20_000, dim=16_384, clip_norm=1.0, mechanism=found, rotate=True)
+    limits = Limits(epsilon=2.0, delta=1e-6)
+    if not refused:
+        return limits.check(protocol, rounds=40, surviving=18_000)
+    with pytest.raises(RoundRefusedError, match="names the next holders"):
+        limits.check(protocol, rounds=40, surviving=18_000)
+    return None

@@ -101,6 +101,41 @@ def test_as_many_gradients_are_computed_whatever_is_drawn(monkeypatch: pytest.Mo
     assert computed == [MOST] * 5
 
 
+def test_an_example_moves_the_sum_by_its_clip_norm_whatever_the_servers_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that rounding decides about: others' gradients must not depend on whether the example is there."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(200, 10)).astype(np.float32), rng.integers(0, 3, 200)
+    most = most_drawn(200, Participation.poisson(0.2))
+    others, order = 1 + np.flatnonzero(rng.random(199) < 0.2), rng.permutation(most)
+    for seed in range(10):
+        model = mlp(10, 3, (), seed=seed)
+        rows = np.random.default_rng(seed).normal(size=(1, 10)) * (1.0 + 1e-7 * rng.normal(size=(3, 10))) * 1e9
+        with torch.no_grad():
+            next(model.parameters()).copy_(torch.from_numpy(rows))
+        sums = []
+        # Places of the others are those without the example, and it has one that was free.
+        for drawn_rows, places in ((others, order), (np.append(0, others), np.roll(order, 1))):
+            monkeypatch.setattr(silo, "drawn", lambda count, rate, drawn_rows=drawn_rows: drawn_rows)
+            monkeypatch.setattr(silo, "shuffled", lambda count, places=places: places)
+            found = example_sum(model, LOSS, features, labels, clip_norm=most * 1.0, examples=200, rate=0.2)
+            sums.append(np.concatenate([array.reshape(-1) for array in found.values()]))
+        assert np.linalg.norm(sums[1] - sums[0]) <= example_norm(most * 1.0, most) * (1.0 + 1e-5)
+
+
+def test_places_are_drawn_evenly() -> None:
+    found = np.array([silo.shuffled(6) for _ in range(6000)])
+    assert (np.sort(found, axis=1) == np.arange(6)).all()
+    # 36 counts of 1,000, each with a deviation of 29: seven deviations, a false alarm in 10¹⁰.
+    counts = np.array([np.bincount(found[:, place], minlength=6) for place in range(6)])
+    assert abs(counts - 1000).max() < 7 * np.sqrt(6000 * 5 / 36)
+
+
+def test_equal_keys_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = iter(np.array([[5, 5, 1], [9, 2, 4]], dtype="<u8"))
+    monkeypatch.setattr(Keystream, "take", lambda self, size: next(words).view(np.uint8))
+    assert silo.shuffled(3).tolist() == [1, 2, 0]
+
+
 def test_a_silo_without_examples_sends_zero() -> None:
     assert not summed(features=FEATURES[:0], labels=LABELS[:0]).any()
 

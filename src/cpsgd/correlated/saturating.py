@@ -144,6 +144,11 @@ class OnceMemory(RunMemory):
 
     of: RoundedCorrelated
 
+    @property
+    def steerable(self) -> bool:  # type: ignore[override]
+        """Whether seeds may be told: the proof takes it that by whom does not depend on results."""
+        return bool(self.of.untrusted_holders)
+
     def simulated(self, seed: int | None) -> SimulatedClients:  # type: ignore[override]
         """Returns the state of a run whose clients are simulated."""
         return SimulatedClients(self.of, seed)
@@ -177,6 +182,13 @@ class RoundedCorrelated(CorrelatedGaussian):
         given = _validate.positive("inherited_range", self.inherited_range, high=float(1 << 17))
         object.__setattr__(self, "inherited_range", given)
         super().__post_init__()
+        # Numbers of `SaturatingKernel` are 64-bit integers; z is never beyond 16 deviations.
+        farthest = self.largest + self.farthest_point + given + 16.0 * self.noise_deviation + 2.0
+        if farthest >= math.ldexp(1.0, 63 - self.finest_bits):
+            raise ParameterError(
+                f"Expected a smaller window than {self.window} for noise_deviation={self.noise_deviation:g}: its "
+                "numbers do not fit in 64 bits, and would wrap around."
+            )
         if self.noise.room <= 0.0:
             raise ParameterError(
                 f"Expected window={self.window} to have room for coordinate_range={self.coordinate_range:g} and "

@@ -2,6 +2,10 @@
 
 Where examples are drawn for a round, what the sum is made of must not be seen from outside. So as many gradients are
 computed in every round as may ever be drawn: the time it takes does not depend on the draw.
+
+The last bits of a gradient may depend on its place among those that are computed together. A server that chooses the
+model's parameters can make them decide about everything. So places are drawn, too: whether one example is drawn says
+nothing about the others' places (docs/proofs/sampled-examples.md).
 """
 
 from __future__ import annotations
@@ -44,18 +48,18 @@ def example_sum(
         examples: The most examples that count: of more of them the first ones.
         rate: The probability with which each of them is drawn; 1 takes all.
     """
-    from cpsgd.learning.datasets.populations import Batch
     from cpsgd.learning.example_sums import ExampleSums
     from cpsgd.learning.gradients import ClientUpdates
     from cpsgd.learning.models import trainable
 
     count, most = min(len(labels), examples), most_drawn(examples, Participation("poisson", rate))
     chosen = drawn(count, rate)[:most]
-    others = np.zeros(most - len(chosen) if count and rate < 1.0 else 0, dtype=np.int64)
-    rows = np.concatenate([chosen, others])
+    places = shuffled(most)[: len(chosen)] if count and rate < 1.0 else np.arange(len(chosen))
+    rows = np.zeros(most if count and rate < 1.0 else len(chosen), dtype=np.int64)
+    counted = np.zeros(len(rows), dtype=bool)
+    rows[places], counted[places] = chosen, True
     sums = ExampleSums(ClientUpdates(model, loss), _validate.positive("clip_norm", clip_norm), most)
-    batch = Batch(features[rows], labels[rows], np.array([len(chosen), len(others)], dtype=np.int64))
-    vector, _ = (row for part in sums.chunks(batch) for row in part)
+    vector = sums.of_client(features[rows], labels[rows], counted)
     like = {name: np.empty(parameter.shape, np.float32) for name, parameter in trainable(model).items()}
     return unflatten(vector, like)
 
@@ -72,3 +76,12 @@ def drawn(count: int, rate: float) -> NDArray[np.int64]:
     if rate >= 1.0:
         return np.arange(count)
     return np.flatnonzero(Keystream().take(8 * count).view("<u8") < np.uint64(int(rate * 2.0**64)))
+
+
+def shuffled(count: int) -> NDArray[np.int64]:
+    """Returns the numbers below `count` in a secret order; every order is equally likely."""
+    while True:
+        keys = Keystream().take(8 * count).view("<u8")
+        order = np.argsort(keys)
+        if (np.diff(keys[order]) > 0).all():  # else two are equal, and their order is not by chance
+            return order

@@ -124,6 +124,11 @@ class Limits:
             _check_examples(protocol, self.examples, self.sampling)
         if self.epsilon is None or self.delta is None:
             return
+        if protocol.mechanism.memory.steerable:
+            raise RoundRefusedError(
+                f"The proof about {protocol.name} needs a server that names the next holders of seeds by no results, "
+                "and nobody but the server sees to that: a client with a limit on ε does not take its word."
+            )
         # Imported here, for a client without a limit is a process per message that needs no accountant.
         from cpsgd.privacy.guarantees import guarantee
 

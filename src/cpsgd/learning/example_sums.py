@@ -55,6 +55,17 @@ class ExampleSums:
                 self._add(itertools.islice(gradients, int(count)), sums[client])
             yield sums.astype(np.float32)
 
+    def of_client(
+        self, features: NDArray[np.float32], labels: NDArray[np.int64], counted: NDArray[np.bool_]
+    ) -> NDArray[np.float32]:
+        """Returns the sum of one client's gradients where `counted`. All are computed, in their places, and clipped."""
+        singles = Batch(features, labels, np.ones(len(labels), dtype=np.int64))
+        totals = np.zeros((2, self.dim))
+        for gradient, own in zip(itertools.chain.from_iterable(self._gradients.chunks(singles)), counted, strict=True):
+            self._add([gradient], totals[int(own)])
+        found: NDArray[np.float32] = totals[1].astype(np.float32)
+        return found
+
     def tensors(
         self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
     ) -> Iterator[torch.Tensor]:

@@ -56,6 +56,7 @@ class NoiseMemory:
             in one round at most.
         one_event: Whether one guarantee covers all rounds of a run, so that a run is charged as one round.
         hands_on: Whether a client may be handed the seeds of another one's noise.
+        steerable: Whether the guarantee needs a server that names the next holders of seeds by no results.
         keeps_rows: Whether a client must keep vectors of its own from round to round, that depend on its data.
         handed_bytes: Bytes of seeds that a client is handed in a round, and hands on.
     """
@@ -65,6 +66,7 @@ class NoiseMemory:
     separation: int | None = 1
     one_event: bool = False
     hands_on: bool = False
+    steerable: bool = False
     keeps_rows: bool = False
     handed_bytes: int = 0
 
