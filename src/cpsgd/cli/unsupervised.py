@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,7 +107,8 @@ def kmeans(
         ("centres off", f"{deviation}; that is {100 * found.noise_share:.2f} % of how far they are apart"),
         ("centres", str(out)),
     ]
-    _answer(json, found, {"file": file, "out": out, "coordinates": dim, "clusters": clusters}, facts)
+    where = {"file": file, "out": out, "coordinates": dim, "radius": points.arguments["radius"], "clusters": clusters}
+    _answer(json, found, where, facts)
 
 
 def pca(
@@ -142,21 +143,26 @@ def pca(
     total = found.total_variance
     # With much noise the total may come out negative.
     explained = f"{100 * found.variances.sum() / total:.1f} % of the variance" if total > 0 else "unknown"
+    angle = math.degrees(found.expected_angle)
     facts = [
         ("variances", ", ".join(f"{value:.4g}" for value in found.variances) + ", noise included"),
         ("explained", explained),
-        ("angle", f"{math.degrees(found.expected_angle):.3g}° expected to the exact components"),
+        ("angle", f"{angle:.3g}° expected to the exact components"),
         ("components", str(out)),
     ]
-    _answer(json, found, {"file": file, "out": out, "coordinates": dim, "components": components}, facts)
+    where = {"file": file, "out": out, "coordinates": dim, "radius": points.arguments["radius"]}
+    _answer(json, found, {**where, "components": components, "angle_degrees": {"expected": angle}}, facts)
 
 
 def _answer(json: bool, found: Any, where: dict[str, Any], facts: list[tuple[str, str]]) -> None:
     """Prints the result as JSON (with `where`) or for people (`facts`)."""
-    protocol = found.plan.protocol
-    sent = {"rounds": found.plan.rounds, "total_bits_per_client": found.bits_per_client}
+    protocol, error = found.plan.protocol, found.plan.error
     if json:
-        output.show_json({"simulation": True, **where, **sent, **output.sent(protocol), **found.to_dict()})
+        sent = {"rounds": found.plan.rounds, "total_bits_per_client": found.bits_per_client, **output.sent(protocol)}
+        name = "squared_error_per_round" if "clusters" in where else "squared_error"
+        planned = {"clients": protocol.clients, name: {"expected": error.total, **asdict(error)}}
+        privacy, _ = output.guaranteed(found.plan.guarantee)
+        output.show_json({"simulation": True, **where, **planned, **sent, **privacy, **found.to_dict()})
         return
     in_all = [("sent in all", f"{found.bits_per_client // 8:,} bytes per client")]
     output.show([*facts_of(found), *output.sent_facts(protocol), *in_all, *facts])
