@@ -175,6 +175,20 @@ def one_by_one(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torc
     return norms, (gradients * (CLIP * (1.0 - MARGIN) / norms).clamp(max=1.0)[:, None]).sum(0)
 
 
+@pytest.mark.parametrize("name", ["gated", "long short-term"])
+def test_recurrent_layers_keep_their_own_weights(name: str) -> None:
+    make, kind, _ = MODELS[name]
+    model, (x, y) = make(), examples(kind)
+    sums = ClippedSums(model)
+    functional.cross_entropy(model(x), y).backward()
+    sums.fold(CLIP, scale=COUNT)
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    assert layers
+    for layer in layers:
+        own = [getattr(layer, name) for name in layer._flat_weights_names]
+        assert all(used is parameter for used, parameter in zip(layer._flat_weights, own, strict=True))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_and_sums_are_those_of_single_gradients(name: str) -> None:
     torch.manual_seed(3)

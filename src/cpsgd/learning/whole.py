@@ -71,7 +71,10 @@ class Whole(Unit):
         own = [leaves[place] for place in places]
         outputs = [gradient[place].movedim(dim, 0) for place, dim in zip(backs, dims, strict=True)]
         with torch.enable_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            rows, by_input = self._each(single, own, outputs)
+            try:
+                rows, by_input = self._each(single, own, outputs)
+            finally:
+                _restore_recurrent(self.module)
         self.add_rows({key.removeprefix("module."): row for key, row in rows.items()})
         return [by_input.get(str(place)) for place in range(len(leaves))]
 
@@ -105,6 +108,13 @@ class Whole(Unit):
                 f"The layer {self.name} of type {type(self.module).__name__} is run twice, and its dropout "
                 f"({drawn[0] or 'its own'}) would differ: set it to 0 there, and use torch.nn.Dropout after the layer."
             )
+
+
+def _restore_recurrent(module: torch.nn.Module) -> None:
+    """Gives recurrent layers their parameters back: `functional_call` leaves its own in their private list."""
+    for each in module.modules():
+        if isinstance(each, torch.nn.RNNBase):
+            each._flat_weights = [getattr(each, name) for name in each._flat_weights_names]
 
 
 class _Pass(torch.autograd.Function):
