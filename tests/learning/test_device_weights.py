@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from cpsgd.learning import device_noise, device_weights
 from cpsgd.learning.clipped_sums import ClippedSums
-from tests.learning.test_layers import COUNT, MODELS, examples, moved
+from tests.learning.test_layers import COUNT, MODELS, examples
 from tests.simulation.device.emulator import emulate
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -48,7 +48,7 @@ def test_norms_and_sums_equal_those_of_plain_pytorch(
 ) -> None:
     torch.manual_seed(5)
     make, kind, _ = MODELS[name]
-    model, (x, y) = moved(make(), DEVICE), (each.to(DEVICE) for each in examples(kind))
+    model, (x, y) = make().to(DEVICE), (each.to(DEVICE) for each in examples(kind))
     if bad is not None and kind != "numbers":
         x[2] = bad
     launched = []

@@ -152,16 +152,6 @@ def examples(kind: str, count: int = COUNT) -> tuple[torch.Tensor, torch.Tensor]
     return made[kind](), torch.randint(0, 5, (count,))
 
 
-def moved(model: nn.Module, device: torch.device | str) -> nn.Module:
-    """Moves a model; skips the test where cuDNN, and so PyTorch itself, has no recurrent layers."""
-    try:
-        return model.to(device)
-    except RuntimeError:
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            pytest.skip("PyTorch cannot move a recurrent layer to this GPU")
-        raise
-
-
 def one_by_one(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the norms of all gradients, and the sum of clipped ones."""
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from cpsgd.errors import ParameterError
 from cpsgd.learning.clipped_sums import ClippedSums
 from cpsgd.learning.private_loop import make_private
-from tests.learning.test_layers import CLIP, COUNT, MODELS, examples, moved, one_by_one
+from tests.learning.test_layers import CLIP, COUNT, MODELS, examples, one_by_one
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +25,7 @@ def test_norms_and_sums_are_those_of_single_gradients(name: str) -> None:
     make, kind, _ = MODELS[name]
     model, (x, y) = make(), examples(kind)
     norms, total = one_by_one(model, x, y)
-    model = moved(model, "cuda")
+    model.to("cuda")
     sums = ClippedSums(model)
     functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
     found = sums.fold(CLIP, scale=COUNT).cpu()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cpsgd._torch import torch
@@ -70,11 +71,9 @@ class Whole(Unit):
 
         own = [leaves[place] for place in places]
         outputs = [gradient[place].movedim(dim, 0) for place, dim in zip(backs, dims, strict=True)]
-        with torch.enable_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            try:
-                rows, by_input = self._each(single, own, outputs)
-            finally:
-                _restore_recurrent(self.module)
+        attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+        with torch.enable_grad(), attention, _recurrent_layers(self.module):
+            rows, by_input = self._each(single, own, outputs)
         self.add_rows({key.removeprefix("module."): row for key, row in rows.items()})
         return [by_input.get(str(place)) for place in range(len(leaves))]
 
@@ -110,11 +109,23 @@ class Whole(Unit):
             )
 
 
-def _restore_recurrent(module: torch.nn.Module) -> None:
-    """Gives recurrent layers their parameters back: `functional_call` leaves its own in their private list."""
-    for each in module.modules():
-        if isinstance(each, torch.nn.RNNBase):
-            each._flat_weights = [getattr(each, name) for name in each._flat_weights_names]
+@contextmanager
+def _recurrent_layers(module: torch.nn.Module) -> Iterator[None]:
+    """Lets recurrent layers be called by `torch.func` within the context, and gives them their weights back.
+
+    Outside of cuDNN, which wants weights in one piece of memory. `functional_call` leaves its own weights in the
+    layers' private list.
+    """
+    layers = [each for each in module.modules() if isinstance(each, torch.nn.RNNBase)]
+    enabled = torch._C._get_cudnn_enabled()
+    try:
+        if layers:
+            torch._C._set_cudnn_enabled(False)
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(enabled)
+        for layer in layers:
+            layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
 
 
 class _Pass(torch.autograd.Function):
