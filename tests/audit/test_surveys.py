@@ -49,7 +49,7 @@ def failed(found: Coverage) -> set[str]:
 def test_every_mechanism_is_covered_or_said_not_to_be() -> None:
     covered = {case.protocol.mechanism.name for case in everything()}
     assert covered | left_out().keys() == set(MECHANISMS)
-    assert left_out().keys() == {"gaussian", "discrete-laplace"}
+    assert left_out().keys() == {"gaussian", "discrete-laplace", "rounded-correlated"}
     assert usual("gaussian") == ()
 
 

@@ -223,7 +223,7 @@ def test_sampled_rounds_with_dropouts_keep_their_budget(cpsgd: Any, participatio
         (("--adjacency", "remove"), "replace-one"),
         (("--adjacency", "replace-one", "--participation", "poisson"), "zero-out"),
         (("--examples", 0), "examples"),
-        (("--examples", 2, "--participation", "fixed-size"), "single examples needs participation"),
+        (("--examples", 2, "--participation", "fixed-size"), "Example-level privacy is proved here for"),
         (("--examples", 2, "--local-steps", 2, "--local-lr", 0.1), "examples or local_steps"),
         (("--memory-limit", 0), "Expected memory_limit (in MiB) in [1, 16777216]"),
         (("--memory-limit", 1 << 30), "Expected memory_limit (in MiB) in [1, 16777216]"),

@@ -19,7 +19,8 @@ from cpsgd._numbers import power, rounded_up, size
 from cpsgd.errors import CpsgdError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.planner import Plan, Requirements, plan_for
+from cpsgd.planner import Plan, Requirements
+from cpsgd.planner.planning import plan_for
 from cpsgd.planner.problem import Problem
 from cpsgd.planner.search import Contest
 from cpsgd.planner.utility import utility_warning

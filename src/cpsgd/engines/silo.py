@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.federation.messages import unflatten
 from cpsgd.neighbours import Participation
-from cpsgd.privacy.one_example import most_drawn
 from cpsgd.randomness import Keystream
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ def example_sum(
     from cpsgd.learning.example_sums import ExampleSums
     from cpsgd.learning.gradients import ClientUpdates
     from cpsgd.learning.models import trainable
+    from cpsgd.privacy.one_example import most_drawn
 
     count, most = min(len(labels), examples), most_drawn(examples, Participation("poisson", rate))
     chosen = drawn(count, rate)[:most]

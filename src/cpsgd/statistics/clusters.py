@@ -452,7 +452,7 @@ def kmeans(
     Example:
         >>> points = np.repeat([[0.5, 0.5], [-0.5, 0.5], [0.0, -0.5]], 500, axis=0)
         >>> found = kmeans(points, 3, epsilon=16.0, delta=1e-6, radius=1.0, seed=3)
-        >>> sorted((2 * found.centres).round().tolist()), round(inertia(points, found.centres), -2)
+        >>> sorted(((2 * found.centres).round() + 0.0).tolist()), round(inertia(points, found.centres), -2)
         ([[-1.0, 1.0], [0.0, -1.0], [1.0, 1.0]], 0.0)
     """
     Charge.check(ledger, population)

@@ -95,7 +95,7 @@ def test_the_train_script_sees_what_the_client_has_accepted(tmp_path: Path) -> N
     run(controller(), members, tmp_path / "server")
     received = members[0].trainer.received[1]
     assert (received.current_round, received.total_rounds) == (1, 3)
-    assert received.meta == {"cpsgd": {"clip-norm": 1.0, "examples": 0, "round": 2}}
+    assert received.meta == {"cpsgd": {"clip-norm": 1.0, "examples": 0, "rate": 1.0, "round": 2}}
 
 
 def test_only_bytes_and_allowed_metrics_leave(tmp_path: Path) -> None:

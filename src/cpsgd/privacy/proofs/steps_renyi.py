@@ -131,7 +131,7 @@ def norms_epsilon(law: Steps, *, norms: Norms, squares: float, delta: float, bel
     Example:
         >>> coins = Steps(low=(0.95, 0.05), high=(0.05, 0.95), clients=20)
         >>> round(norms_epsilon(coins, norms=Norms(1.0), squares=1.0, delta=1e-12), 2)
-        3.41
+        8.0
     """
     low, high = np.array(law.low), np.array(law.high)
     work = law.clients * (law.clients * (len(low) - 1) + 1)
