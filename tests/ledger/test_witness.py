@@ -157,7 +157,8 @@ def test_a_fork_that_the_witness_has_seen_stops_everybody(watched: Ledger, witne
     forked = Ledger(copy)
     watched.reserve("people", EVENT)
     for _ in range(2):
-        forked.reserve("people", EVENT)
+        # Another event: two records of the same second and content would be the same record, and no fork.
+        forked.reserve("people", replace(EVENT, survivors=901))
         Witness(witness).append(forked.seen())
     for path in (watched.path, copy):
         with pytest.raises(WitnessError):
