@@ -74,7 +74,8 @@ class ClippedSums:
             self.total.zero_()
         self._rounding = 0.0
         for unit in self._units:
-            unit.forget()
+            if unit.count is not None:
+                unit.forget()
 
     @torch.no_grad()
     def fold(self, clip_norm: float, *, scale: float, count: int | None = None) -> torch.Tensor:
@@ -121,7 +122,8 @@ class ClippedSums:
         rest = [norm for unit in used if (norm := unit.rest_norm()) is not None]
         fused = self._compiled and 0 < len(pieces) <= device_weights.MOST_PIECES
         if fused:
-            norms, weights = device_weights.add_weighted(pieces, rest, self.total, count=count, most=most, scale=scale)
+            found = device_weights.add_weighted(pieces, rest, self.total, count=count, most=most, scale=scale)
+            norms, weights = found[0], found[1]
             if not rest:
                 return norms
         else:
@@ -151,16 +153,16 @@ class _Forward:
     def __init__(self, unit: Unit) -> None:
         self._unit, self._module = unit, unit.module
         self._own: Callable[..., Any] = unit.module.forward
+        self._parameters = list(unit.parameters.values())
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         if not (torch.is_grad_enabled() and self._module.training):
             return self._own(*arguments, **options)
-        unit = self._unit
-        for parameter in unit.parameters.values():
+        for parameter in self._parameters:
             parameter.grad = None  # that of the last step; none may come from this pass
         if torch.is_autocast_enabled(parameter.device.type):
             raise ParameterError("Private training computes in float32: leave out torch.autocast.")
-        return unit.call(*arguments, **options)
+        return self._unit.call(*arguments, **options)
 
 
 def _refuse(parameter: torch.Tensor) -> None:

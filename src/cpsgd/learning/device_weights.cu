@@ -14,7 +14,7 @@ __shared__ double parts[COUNT][WARPS];
 
 // A block has one example.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) weigh(
-    PARAMETERS, const double* beside, int rest, double* norms, double* weights, int counted, double most, double scale
+    PARAMETERS, const double* beside, int rest, double* norms, int examples, int counted, double most, double scale
 ) {
   const float* const sources[COUNT] = {SOURCES};
   const int widths[COUNT] = {WIDTHS}, kinds[COUNT] = {KINDS};
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) weigh(
     }
     const double norm = sqrt(total);
     norms[example] = norm;
-    weights[example] = norm < INFINITY_BITS && example < (u32)counted ? fmin(most / norm, scale) : 0.0;
+    norms[examples + example] = norm < INFINITY_BITS && example < (u32)counted ? fmin(most / norm, scale) : 0.0;
   }
 }
 #endif
@@ -61,11 +61,12 @@ __device__ __forceinline__ double weighed(float value, double norm, double weigh
 
 // A block adds a tile of Σ w b ⊗ (a, 1), or 2 TILE numbers of Σ w row, to `total`.
 extern "C" __global__ void __launch_bounds__(THREADS) add_up(
-    PARAMETERS, const double* norms, const double* weights, int examples, double* total
+    PARAMETERS, const double* norms, int examples, double* total
 ) {
   const float* const sources[COUNT] = {SOURCES};
   const int widths[COUNT + 1] = {WIDTHS}, kinds[COUNT] = {KINDS}, starts[COUNT + 1] = {STARTS};
   const int places[COUNT] = {PLACES}, bias_places[COUNT] = {BIAS_PLACES};
+  const double* const weights = norms + examples;
   const int t = threadIdx.x;
   int k = 0;
   while ((int)blockIdx.x >= starts[k + 1]) k++;

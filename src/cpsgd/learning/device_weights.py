@@ -34,8 +34,8 @@ def add_weighted(
     count: int,
     most: float,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds Σ_i w_i g_i to sums, w_i = min(most / norm of g_i, scale), and returns the norms and w.
+) -> torch.Tensor:
+    """Adds Σ_i w_i g_i to sums, w_i = min(most / norm of g_i, scale), and returns the norms and w, [2, examples].
 
     An example whose norm is not finite has no weight.
 
@@ -58,15 +58,15 @@ def add_weighted(
             bias = sums["bias"].storage_offset() if piece.bias else 0
             layout += [(BACK_BIAS if piece.bias else BACK, sums["weight"].storage_offset(), bias), (INPUT, 0, 0)]
     examples = len(sources[0])
-    norms, weights = torch.empty((2, examples), dtype=torch.float64, device=total.device)
-    beside = torch.linalg.vector_norm(torch.stack([*rest]), dim=0) if rest else norms
+    found = torch.empty((2, examples), dtype=torch.float64, device=total.device)
+    beside = torch.linalg.vector_norm(torch.stack([*rest]), dim=0) if rest else found
     widths = tuple(source.shape[1] for source in sources)
     weigh, add, blocks = _kernels(total.device, widths, tuple(layout))
     with kernels.current(total.device):
-        arguments = [*sources, beside, int(bool(rest)), norms, weights, count, float(most), float(scale)]
+        arguments = [*sources, beside, int(bool(rest)), found, examples, count, float(most), float(scale)]
         weigh(grid=(examples, 1, 1), block=(_THREADS, 1, 1), args=arguments)
-        add(grid=(blocks, 1, 1), block=(_ADDING_THREADS, 1, 1), args=[*sources, norms, weights, examples, total])
-    return norms, weights
+        add(grid=(blocks, 1, 1), block=(_ADDING_THREADS, 1, 1), args=[*sources, found, examples, total])
+    return found
 
 
 # What a tensor is, as in `device_weights.cu`.

@@ -129,9 +129,9 @@ class Linear(FactorUnit):
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps x and the gradient."""
         (x,) = kept
-        if self.count is None and "weight" in self.parameters and x.numel() == len(x) * x.shape[-1]:
+        if self.count is None and x.dim() == 2 and "weight" in self.parameters:
             self.check(len(x))
-            self._single = gradient.reshape(len(x), -1), x.reshape(len(x), -1)
+            self._single = gradient, x
         else:
             back = gradient.reshape(len(x), -1, gradient.shape[-1])
             self.record(x.reshape(len(x), -1, x.shape[-1]), back, x.shape[-1])
@@ -217,7 +217,8 @@ class Embedding(FactorUnit):
 
 def _constants(module: Any) -> tuple[Tensor, Tensor | None]:
     """Returns a layer's weight and bias, as tensors that need no gradients."""
-    return module.weight.detach(), None if module.bias is None else module.bias.detach()
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    return weight.detach(), None if bias is None else bias.detach()
 
 
 def products_of(vectors: Tensor, lengths: Tensor) -> Tensor:

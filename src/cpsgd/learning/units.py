@@ -130,20 +130,20 @@ class _Call:
     It lets go of what it kept when the unit does, not when the user's loss goes.
     """
 
-    __slots__ = ("_unit", "_versions", "kept")
+    __slots__ = ("_unit", "_version", "kept")
 
     def __init__(self, unit: Layer, kept: tuple[Tensor, ...]) -> None:
         self._unit = unit
         self.kept: tuple[Tensor, ...] | None = kept
-        self._versions = [tensor._version for tensor in kept]
+        self._version = kept[0]._version
 
     def __call__(self, gradient: Tensor) -> None:
         if self.kept is None:
             raise ParameterError("backward() went through a pass whose step was taken: run the model again before it.")
-        if self._versions != [tensor._version for tensor in self.kept]:
+        if self._version != self.kept[0]._version:
             raise ParameterError(f"The inputs of the layer {self._unit.name} were changed in place after its pass.")
         self._unit.calls.append(self)
-        self._unit.add_call(gradient.detach(), *self.kept)
+        self._unit.add_call(gradient.detach() if gradient.requires_grad else gradient, *self.kept)
 
 
 class _First(torch.autograd.Function):
