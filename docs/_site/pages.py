@@ -48,7 +48,7 @@ PACKAGES = (
 """Modules whose names are public; each is a page of the reference."""
 
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
-DIRECTIVE = re.compile(r"^[ ]*<!-- (?:not run|before|file|thorough)\b.*?-->\n+", re.MULTILINE | re.DOTALL)
+DIRECTIVE = re.compile(r"^[ ]*<!-- (?:not run|before|file|thorough|noisy|output)\b.*?-->\n+", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
