@@ -358,7 +358,8 @@ class Private:
             for parameter in self._parameters:
                 parameter.grad = None
             return
-        parts = torch._utils._unflatten_dense_tensors(self._release(norm), self._parameters)
+        unflatten: Any = torch._utils._unflatten_dense_tensors
+        parts = unflatten(self._release(norm), self._parameters)
         for parameter, own in zip(self._parameters, parts, strict=True):
             parameter.grad = own
 
