@@ -19,17 +19,15 @@ from cpsgd.mechanisms.law import Array, SlotsAndCoins
 _EVENTS = 20.0
 # Share of w that the adversary is given.
 _GIVEN = 0.01
-# Shares θ that are tried.
-_SHARES = np.linspace(0.0, 0.6, 61)
-# Places, from so many deviations of coins on, from which on tails are taken, and the largest exponent.
-_NEAREST, _PLACES, _STEEPEST = 2.0, 80, 100.0
-# Rounds that inherit nearly as much as the one after are counted like it.
-_NEARLY, _LITTLE, _ROUGHLY = 0.98, 2e-3, 0.5
-# Distances of a coordinate are cut into so many pieces in the client's own round.
-_PIECES = 6
+# Coins cost so much more than V says where shares are chosen, and the largest share of a round's move that is theirs.
+_DEARER, _LARGEST_SHARE = 1.15, 0.9
+# Distances from the mean at which tails are taken, and the largest exponent.
+_PLACES, _STEEPEST = 80, 100.0
+# The coordinates of the client's own round are taken in so many parts.
+_PIECES = 8
 _UP = 1.0 + 1e-9
 # E|N|^j of a standard Gaussian.
-_ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.pi) for j in range(6))
+_ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.pi) for j in range(10))
 # max of p(1-p)|p-½|, rounded up.
 _SKEWED = 0.0482
 # With fewer others there are too few coins.
@@ -67,45 +65,43 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
             "more clients, hundreds at least."
         )
     coins = RoundingCoins.of(law, reach, -math.log(each))
-    share, own_share, shifts, moved = _split(law, coins)
+    shifts, left, moved = _split(law, coins)
     slots = shifts * shifts / (law.untold * law.deviation**2) * _UP
     squared = distance * distance * _UP
-    w = _GIVEN * squared * float(slots.sum())
-    # From the last round to the first: its coins beside what was swapped, then its slots.
-    rate, counted = 0.0, -1.0
-    for k in range(len(slots) - 1, -1, -1):
-        q = float(moved[k])
-        if k == 0 or not counted * (_NEARLY if q > _LITTLE else _ROUGHLY) <= q <= counted:
-            # κ falls with w, and rises with what is inherited.
-            counted = q * (2.0 - _NEARLY if q > _LITTLE else 1.0 / _ROUGHLY)
-            rate = coins.rate(_later_moves(coins, share, counted, 1.0 - own_share), w, reach) if k else 0.0
-        if k == 0:
-            # Fractions of a longer move are nearer to a half on its way.
-            ends = reach * np.linspace(0.0, 1.0, _PIECES + 1)
-            pieces = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-            rate = max(coins.rate(_own_moves(coins, own_share, low), w, high) for low, high in pieces)
-        w = (w + squared * rate) * (1.0 + 1e-15)
-        w = (w + squared * slots[k]) * (1.0 + 1e-15)
+    later = _later_moves(coins, left[1:], moved[1:], float(shifts[0]))
+    # Beside each round lie at least what was given, and the slots and linear parts of the rounds after it.
+    least = slots[1:] + left[1:] ** 2 / (0.25 * (coins.untold + coins.told))
+    after = np.append(np.cumsum(least[:0:-1])[::-1], 0.0)
+    given = _GIVEN * squared * float(slots.sum())
+    rates = coins.rates(later, given + squared * after * (1.0 - 1e-9), reach)
+    w = given + squared * (math.fsum(slots[1:]) + math.fsum(rates)) * _UP
+    # The coordinates of the own round one after the other: their coins lie beside the slots of those before.
+    own = _own_moves(coins, float(left[0]))
+    for _ in range(_PIECES):
+        rate = float(coins.rates(own, np.array([w]), reach)[0])
+        w += (squared * (float(slots[0]) + rate) / _PIECES + reach * reach * rate) * _UP
     # What a grid leaves of shifts, and what lies outside of windows in products that cancel.
-    rest = 4004.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds + 1e-9 * w
+    rest = 4004.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds + 1e-7 * w
     return RunCost((w * 1.001 + rest) * _UP, squared * float(slots.sum()), tail)
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How the numbers of a round move, for a unit of distance in the coordinate.
+    """How the numbers of rounds move, for a unit of distance in the coordinate; one number per round.
 
     Attributes:
         mean: |r|, of their sum.
         square: The mean of r² over what others draw.
         twist: |W|.
+        twists: √ of the mean of W² over what is drawn.
         path: Σ|δ|.
     """
 
-    mean: float
-    square: float
-    twist: float
-    path: float
+    mean: Array
+    square: Array
+    twist: Array
+    twists: Array
+    path: Array
 
 
 @dataclass(frozen=True)
@@ -164,75 +160,52 @@ class RoundingCoins:
 
     # ------------------------------------------------------------------ one round's swap
 
-    def rate(self, moves: Moves, w: float, reach: float) -> float:
-        """Returns κ: beside G(w) the coins at a distance t <= reach cost at most κ t².
+    def rates(self, moves: Moves, w: Array, reach: float) -> Array:
+        """Returns κ of each round: beside G(w) its coins at a distance t <= reach cost at most κ t².
 
         Raises:
             ConditionError: The coins are too far apart for so small a w.
         """
-        width = math.sqrt(2.0 * self.log) + 0.5 * math.sqrt(w) + 1.0
-        slope = width / math.sqrt(w) + 2.5
-        norm = moves.twist * self.norm(2) + moves.path * (0.5 + self.skew) * 1.5 * self.norm(3)
-        found = self._moment(moves, norm, slope, reach)
+        width = math.sqrt(2.0 * self.log) + 0.5 * np.sqrt(w) + 1.0
+        found, farthest = self._moment(moves, (width / np.sqrt(w) + 0.5)[:, None], reach)
         # Δ (1 - Δ/(2w) - Δ/8) is at least κ t², and thresholds reach beyond all losses.
         largest = found * reach * reach
-        farthest = float(self._loss(moves, reach, np.array([self.window]))[0]) * reach
-        if not (largest <= 0.05 * w and largest <= math.sqrt(w) and farthest + w <= width * math.sqrt(w)):
+        if not np.all((largest <= 0.05 * np.minimum(w, 1.0)) & (farthest + w <= width * np.sqrt(w))):
             raise ConditionError("What one client can change in a coordinate is too large against the whole.")
-        return found * (1.0 + largest / w + largest) * _UP
+        rates: Array = found * (1.0 + largest / w + largest) * _UP
+        return rates
 
-    def _moment(self, moves: Moves, norm: float, slope: float, reach: float) -> float:
-        """Returns a bound on E score² exp(λ|loss|) for a unit of distance.
-
-        Near the mean moments are known, further out tails; where one begins is chosen for each of two parts.
-        """
+    def _moment(self, moves: Moves, slope: Array, reach: float) -> tuple[Array, Array]:
+        """Returns bounds on R(c) for a unit of distance, |c|/w + ½ <= slope, and on the largest loss."""
         v = self.variance
-        y = np.linspace(_NEAREST * math.sqrt(v), self.window, _PLACES)
-        exponents = slope * reach * self._loss(moves, reach, y)
-        if exponents[-1] > _STEEPEST:
-            return math.inf
-        grown = np.exp(exponents)
+        y = np.linspace(0.0, self.window, _PLACES)
         tails = np.minimum(1.0, 2.0 * np.exp(-0.5 * y * y / (v + y / 3.0)))
-        lines = float(np.min(self._raised(moves, reach, slope, y, grown) + _beyond(y * y * grown, tails)))
-        bent = float(np.min(norm * norm * (grown - 1.0) + _beyond(self._bent(moves, y) ** 2 * grown, tails)))
-        straight = moves.square / v
-        first, second = straight / v * lines, bent
-        return straight + norm * norm + (math.sqrt(first) + math.sqrt(second)) ** 2
-
-    def _raised(self, moves: Moves, reach: float, slope: float, most: Array, grown: Array) -> Array:
-        """Returns bounds on E y² (e^E - 1), E = λ|loss| <= c + b|y| + a y², for |y| up to each of these places."""
-        c, b, a = (slope * reach * part for part in self._parabola(moves, reach, most))
-        v = self.variance
-        fourth, sixth = 3.0 * v * v + v, 15.0 * v**3 + 25.0 * v * v + v
-        third, fifth = math.sqrt(v * fourth), math.sqrt(fourth * sixth)
-        once = c * v + b * third + a * fourth
-        twice = c * c * v + 2.0 * c * b * third + (b * b + 2.0 * a * c) * fourth + 2.0 * a * b * fifth + a * a * sixth
-        return once + 0.5 * grown * twice
-
-    def _loss(self, moves: Moves, reach: float, y: Array) -> Array:
-        """Returns bounds on |score| at these distances from any of the means on the way."""
-        far = y + moves.mean * reach
-        return moves.mean * far / self.variance + self._bent(moves, np.minimum(far, self.window * 1.01))
-
-    def _bent(self, moves: Moves, y: Array) -> Array:
-        """Returns bounds on |G| at these distances from the mean."""
-        heavier = 1.5 * moves.path * (0.5 + self.skew)
-        powers = y[:, None] ** np.arange(4.0)
-        two, three = ((self.local(m, y) * powers[:, : m + 1]).sum(axis=1) for m in (2, 3))
-        found: Array = moves.twist * two + heavier * three
-        return found
-
-    def _parabola(self, moves: Moves, reach: float, most: Array) -> tuple[Array, Array, Array]:
-        """Returns c, b, a with |score| <= c + b|y| + a y² for |y| <= most, y from any of the means on the way."""
-        moved = moves.mean * reach
-        y = most + moved
-        heavier = 1.5 * moves.path * (0.5 + self.skew)
-        two, three = (self.local(m, y).T for m in (2, 3))
-        c = moves.twist * two[0] + heavier * three[0]
-        b = moves.twist * two[1] + heavier * three[1] + moves.mean / self.variance
-        a = moves.twist * two[2] + heavier * (three[2] + three[3] * y)
-        # (|y| + m)² <= (1 + m) y² + m + m².
-        return c + b * moved + a * (moved + moved * moved), b, a * (1.0 + moved)
+        mean, square, twist, twists, path = (
+            part[:, None] for part in (moves.mean, moves.square, moves.twist, moves.twists, moves.path)
+        )
+        third = 1.5 * path * (0.5 + self.skew)
+        two, three = self.local(2, y), self.local(3, y)
+        # Of any of the laws on the way, at these distances from the mean of any other.
+        moved, swell = mean * reach, 1.0 + path * reach / v
+        far = y + moved
+        line = reach * mean * swell / v * far
+        steps = far[:, -1:].max() * np.linspace(0.0, 1.0, _PLACES)
+        bend = reach * (
+            twist * np.interp(far, steps, self.local(2, steps)) + third * np.interp(far, steps, self.local(3, steps))
+        )
+        both = line + bend
+        if float(np.max(slope * both)) > _STEEPEST:
+            return np.full(len(mean), math.inf), both[:, -1]
+        near = np.expm1(both)
+        squares = square * (swell / v * far) ** 2, (twists * two + third * three) ** 2
+        wholes = square * (swell * (math.sqrt(v) + moved) / v) ** 2, (twists * self.norm(2) + third * self.norm(3)) ** 2
+        fourth = (slope * both) ** 2 / 6.0 * np.exp(slope * both)
+        lines = _raised(wholes[0], squares[0], 0.5 * near + slope * bend + fourth, tails)
+        more = (slope / 3.0 * (3.0 * line + bend) + fourth) * (1.0 + near)
+        bends = _raised(wholes[1], squares[1], near + more, tails)
+        skewed = slope / 3.0 * mean * reach * square * (2.0 * self.skew + 2.0 * moved) / v**2
+        found = square / v + wholes[1] + lines[:, None] + bends[:, None] + skewed
+        return found[:, 0] * (1.0 + 1e-7), both[:, -1]
 
     @property
     def window(self) -> float:
@@ -240,16 +213,15 @@ class RoundingCoins:
         return _bernstein(self.variance, 1.0, self.log + math.log(2.0))
 
     def local(self, order: int, y: Array) -> Array:
-        """Returns c_i, one row per y, with |D^m P⁻(k)|/P(k) <= Σ_i c_i |y|^i as far as y from the mean."""
-        v = self.variance
-        grown = 1.0 / (1.0 - y / v)  # e^θ, θ the largest tilt whose mean is so far away
-        tilted = v / grown
-        top, steep = np.sqrt(12.0 * tilted + 1.0), (grown - 1.0) / np.maximum(y, 1e-300)
-        parts = [
-            math.comb(order, i) * steep**i * grown ** (order - i) * _fourier(order - i, tilted - 1.0) * top
-            for i in range(order + 1)
-        ]
-        return np.stack(parts, axis=1) * _UP
+        """Returns bounds on |D^m P⁻(k)|/P(k) for k at these distances from the mean."""
+        grown = 1.0 / (1.0 - y / self.variance)  # e^θ, θ the largest tilt whose mean is so far away
+        tilted = self.variance / grown
+        least = 1.0 - 2.0 * np.exp(-4.0 * tilted) - _central_error(0, tilted, tilted)
+        found = np.zeros_like(y)
+        for j in range(order + 1):
+            part = _central(j, order, tilted)
+            found += math.comb(order, j) * (grown - 1.0) ** (order - j) * grown**j * part
+        return found / least * _UP
 
     @lru_cache(maxsize=64)  # noqa: B019
     def norm(self, order: int) -> float:
@@ -295,24 +267,42 @@ def differences(coins: int, order: int, nats: float) -> float:
     return best * (1.0 + 1e-6)
 
 
-def _beyond(values: Array, tails: Array) -> Array:
-    """Returns, for each place, a bound on E f beyond it, f rising through these values."""
-    rises = np.append(np.cumsum((np.diff(values)[1:] * tails[1:-1])[::-1])[::-1], 0.0)
-    return np.append(values[1:] * tails[:-1] + rises, 0.0)
-
-
-def _fourier(order: int, variance: Array) -> Array:
-    """Returns a bound on sup |D^m P| of coins with this variance: (1/2π) ∫ |2 sin(θ/2)|^m exp(-2V sin²(θ/2)) dθ."""
-    first = _ABSOLUTE[order] * variance ** (-0.5 * (order + 1))
-    second = _ABSOLUTE[order + 2] * variance ** (-0.5 * (order + 3)) / 6.0
-    found: Array = (first + second) / math.sqrt(2.0 * math.pi) + 2.0**order * np.exp(-0.5 * variance)
+def _raised(whole: Array, values: Array, factor: Array, tails: Array) -> Array:
+    """Returns bounds on E f h, E f <= whole, f and h rising through these values and factors."""
+    rises = np.cumsum((np.diff(values)[:, 1:] * tails[1:-1])[:, ::-1], axis=1)[:, ::-1]
+    beyond = values[:, 1:] * tails[:-1]
+    beyond[:, :-1] += rises
+    found: Array = whole[:, 0] * factor[:, 0] + (np.minimum(whole, beyond) * np.diff(factor)).sum(axis=1)
     return found
 
 
-def _bernstein(variance: float, bound: float, log: float) -> float:
+def _central(j: int, order: int, variance: Array) -> Array:
+    """Returns a bound on |D^j Q⁻(k)| √(2πV) at the mean k of Q, with V its variance and `order` coins left out."""
+    less = variance - 0.25 * order
+    if j % 2:
+        first = (order - 0.5 * j) * _ABSOLUTE[j + 1] * less ** (-0.5 * (j + 2))
+    else:
+        first = _ABSOLUTE[j] * less ** (-0.5 * (j + 1))
+    found: Array = np.sqrt(variance) * first + _central_error(j, less, variance)
+    return found
+
+
+def _central_error(j: int, less: Array, variance: Array) -> Array:
+    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ the characteristic function."""
+    near = sum(
+        share * (_ABSOLUTE[i] * x ** (-0.5 * (i + 1)) + _ABSOLUTE[i + 2] * x ** (-0.5 * (i + 3)) / 6.0)
+        for x in [less - 0.25]
+        for share, i in ((1.149 / 6.0, j + 3), (1.203 / 32.0, j + 4))
+    )
+    found: Array = np.sqrt(variance) * less * (near + 21.0 * 2.0**j * np.exp(-0.5 * (less - 0.25)))
+    return found
+
+
+def _bernstein(variance: Any, bound: float, log: float) -> Any:
     """Returns x with P(sum >= mean + x) <= e^-log."""
     linear = bound * log / 3.0
-    return (linear + math.sqrt(linear * linear + 2.0 * log * variance)) * _UP
+    found: Any = (linear + np.sqrt(linear * linear + 2.0 * log * variance)) * _UP
+    return found
 
 
 def _chernoff(probability: float, count: int, log: float) -> float:
@@ -334,57 +324,58 @@ def _chernoff(probability: float, count: int, log: float) -> float:
 # ---------------------------------------------------------------------- shifts and moves
 
 
-def _own_moves(coins: RoundingCoins, share: float, least: float) -> Moves:
-    """Returns the moves of the client's own round, for distances from `least` on."""
-    whole, part = divmod(least, 1.0)
-    # The mean of |½ - p| over a way of this length, at most.
-    centred = 0.5 if least == 0.0 else (0.25 * whole + part * (0.5 - 0.25 * part)) / least
+def _own_moves(coins: RoundingCoins, share: float) -> Moves:
+    """Returns the moves of the client's own round, of which this share is left to the coins."""
+    p, many = coins.chance, coins.untold
     mean = share + (1.0 - share) * coins.saturated
-    usual = share + (1.0 - share) * coins.chance
-    square = usual**2 + 2.0 * (1.0 - share) ** 2 * coins.chance / coins.untold
-    twist = centred + coins.lean + 0.5 * coins.saturated + mean * coins.skew
-    return Moves(mean, square * 1.002, twist, 2.0 - share)
+    square = (share + (1.0 - share) * p) ** 2 + 6.0 * (1.0 - share) ** 2 * p / many
+    twist = 0.5 + coins.lean + 0.5 * coins.saturated + mean * coins.skew
+    twists = math.sqrt(1.0 / 12.0 + coins.uneven) + math.sqrt(0.5 / many) + 0.5 * p + coins.uneven + mean * coins.skew
+    return Moves(*(np.array([part]) for part in (mean, square * 1.002, twist, twists, 2.0 - share)))
 
 
-def _later_moves(coins: RoundingCoins, share: float, q: float, first: float) -> Moves:
-    """Returns the moves of a later round whose messages inherit q; `first` is S of the own round."""
+def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float) -> Moves:
+    """Returns the moves of later rounds whose messages inherit q, all but `left` shifted; `first` is S of the own."""
     small, p = first / coins.untold, coins.chance
-    told = min(q, coins.told * small)
-    lost = min(2.0 * p * q + _bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
-    mean = share * q + lost + told
-    usual = share * q + p * q + told
-    square = usual**2 + 2.0 * p * small * q + 4.0 * q * q / coins.untold
-    mixed = math.sqrt(coins.log * small * q) + (p + 2.0 * coins.uneven) * q
-    twist = mean * coins.skew + mixed + 0.5 * lost + 0.5 * told + 2.0 * q * small
-    return Moves(mean, min(square, mean**2) * 1.002, twist, 2.0 * q)
+    told = np.minimum(q, coins.told * small)
+    lost = np.minimum(2.0 * p * q + _bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
+    mean = left + lost + told
+    square = (left + p * q + told) ** 2 + 2.0 * p * small * q + 5.0 * p * q * q / coins.untold
+    common = mean * coins.skew + (p + 2.0 * coins.uneven) * q + 0.5 * told
+    twist = np.sqrt(coins.log * small * q) + common + 0.5 * lost + 2.0 * q * small
+    twists = np.sqrt(0.5 * small * q + 1.25 * q * q / coins.untold) + common
+    return Moves(mean, np.minimum(square, mean**2) * 1.002, twist, twists, 2.0 * q)
 
 
-def _split(law: SlotsAndCoins, coins: RoundingCoins) -> tuple[float, float, Array, Array]:
-    """Returns θ of later rounds and of the own one, the shifts S_k and what messages inherit, q_k."""
-    best: tuple[float, float, float, Array, Array] | None = None
-    v, lost, chi = coins.variance / 1.3, coins.chance, coins.chance
-    for share in _SHARES.tolist():
-        grown = _grown(law.weighting, 1.0 - share)
-        slots = float(grown @ grown) / (law.untold * law.deviation**2)
-        moved = grown / (1.0 - share)
-        coin = (share + lost) ** 2 * float(moved[1:] @ moved[1:]) / v
-        # (1 - θ₀)² (slots + coin) + (θ₀ + (1 - θ₀) χ)²/V is least here.
-        whole = slots + coin
-        own = max(0.0, (whole - chi * (1.0 - chi) / v) / (whole + (1.0 - chi) ** 2 / v))
-        cost = (1.0 - own) ** 2 * whole + (own + (1.0 - own) * chi) ** 2 / v
-        if best is None or cost < best[0]:
-            best = cost, share, own, (1.0 - own) * grown, (1.0 - own) * moved
-    assert best is not None
-    return best[1:]
+def _split(law: SlotsAndCoins, coins: RoundingCoins) -> tuple[Array, Array, Array]:
+    """Returns the shifts S_k, what is left to the coins, θ_k q_k, and what messages inherit, q_k, rounded up.
 
+    Fixed shares θ_k that make Σ S²/(Uσ²) + Σ (θq)²/V least, V a little less than it is.
+    """
+    weights, rounds = law.weighting.factors, law.weighting.rounds
+    slots, v = law.untold * law.deviation**2, coins.variance / _DEARER
+    from scipy.linalg import solveh_banded  # late: who only encodes does without SciPy
 
-@lru_cache(maxsize=2048)
-def _grown(weighting: Any, kept: float) -> Array:
-    """Returns S_k of the recursion S_k = kept Σ_j |g_j| S_(k-j), S_0 = 1, rounded up."""
-    steps = -weighting.factors[1:][::-1] * kept
-    found = np.zeros(weighting.rounds)
-    found[0] = 1.0
-    for k in range(1, weighting.rounds):
+    products = np.zeros((len(weights), rounds))
+    for lag in range(len(weights)):
+        sums = np.cumsum(weights[: len(weights) - lag] * weights[lag:])
+        products[lag, : rounds - lag] = np.append(sums, np.full(rounds, sums[-1]))[: rounds - lag]
+    products *= slots
+    products[0] += v
+    unit = np.zeros(rounds)
+    unit[0] = 1.0
+    solved = solveh_banded(products, unit, lower=True)
+    padded = np.append(solved, np.zeros(len(weights)))
+    shifted = slots * sum(weight * padded[age : age + rounds] for age, weight in enumerate(weights) if weight)
+    shares = np.clip(v * solved / np.maximum(v * solved + shifted, 1e-300), 0.0, _LARGEST_SHARE)
+    steps = -weights[1:][::-1]
+    moved, shifts = np.zeros(rounds), np.zeros(rounds)
+    moved[0] = 1.0
+    shifts[0] = 1.0 - shares[0]
+    for k in range(1, rounds):
         width = min(k, len(steps))
-        found[k] = steps[len(steps) - width :] @ found[k - width : k]
-    return found * _UP
+        moved[k] = steps[len(steps) - width :] @ shifts[k - width : k]
+        shifts[k] = (1.0 - shares[k]) * moved[k]
+    return shifts * _UP, shares * moved * _UP, moved * _UP
+
+
