@@ -36,7 +36,7 @@ _TRIES = 2
 # About σ in steps, for each value of a message.
 _STEPS = 0.13
 # Points of the frequency axis on which weights are judged.
-_FREQUENCIES = 1024
+_FREQUENCIES = 2048
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def few_taps(bands: int, rounds: int, workload: Workload, left: float = 0.0) -> 
     if len(ages) < 2:
         return None
     products = workload.products([0, *ages])
-    turns = np.exp(-1j * np.outer(ages, np.linspace(0.0, math.pi, _FREQUENCIES)))
+    turns = np.exp(-1j * np.outer(ages, (np.arange(_FREQUENCIES) + 0.5) * math.pi / _FREQUENCIES))
 
     def cost(logits: Array) -> float:
         # Weights are shares of a number below one, so that C exists.
@@ -120,7 +120,9 @@ def few_taps(bands: int, rounds: int, workload: Workload, left: float = 0.0) -> 
         spectrum = np.abs(1.0 - weights @ turns) ** 2
         g = np.concatenate([[1.0], -weights])
         remaining = float(g @ products @ g + left * products[0, 0])
-        return math.log(float(np.mean(1.0 / (spectrum + 0.5 * left)))) + math.log(remaining)
+        # [(LLᵀ + v)⁻¹]₀₀ = (1 - [(LᵀL + v)⁻¹]₀₀)/v, and LᵀL + v is Toeplitz: by Szegő's theorem.
+        protected = -math.expm1(-float(np.mean(np.log(spectrum + left)))) / left
+        return math.log(protected) + math.log(remaining)
 
     from scipy.optimize import minimize  # late: who only encodes does without SciPy
 

@@ -1,14 +1,14 @@
 """What a run of correlated noise costs where clients round at random: docs/proofs/rounded-correlated.md in numbers.
 
-The names are those of the page. Everything is an upper bound, but the lower bounds V and F of coins.
+The names are those of the page. Everything is an upper bound, but the lower bounds on V.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,14 +17,16 @@ from cpsgd.mechanisms.law import Array, SlotsAndCoins
 
 # Events of a coordinate and round that the tail pays for.
 _EVENTS = 20.0
-# Share of w that the adversary is given.
-_GIVEN = 0.01
+# Shares of the slots that the adversary is given; the first that is enough is taken.
+_GIVEN = (0.01, 0.1, 0.5)
 # Coins cost so much more than V says where shares are chosen, and the largest share of a round's move that is theirs.
 _DEARER, _LARGEST_SHARE = 1.15, 0.9
-# Distances from the mean at which tails are taken, and the largest exponent.
-_PLACES, _STEEPEST = 80, 100.0
-# The coordinates of the client's own round are taken in so many parts.
+# Cells of outcomes where there are many rounds, and else; the largest exponent.
+_PLACES, _MORE_PLACES, _MANY, _STEEPEST = 80, 400, 20, 100.0
+# The coordinates of the client's own round are taken in so many parts, and their distances in as many.
 _PIECES = 8
+# More than `_OTHERS` coins have fractions within `_MIDDLE` of a half.
+_MIDDLE, _OTHERS = 0.1, 5.0
 _UP = 1.0 + 1e-9
 # E|N|^j of a standard Gaussian.
 _ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.pi) for j in range(10))
@@ -65,24 +67,36 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
             "more clients, hundreds at least."
         )
     coins = RoundingCoins.of(law, reach, -math.log(each))
-    shifts, left, moved = _split(law, coins)
-    slots = shifts * shifts / (law.untold * law.deviation**2) * _UP
+    split = _split(law, coins)
     squared = distance * distance * _UP
-    later = _later_moves(coins, left[1:], moved[1:], float(shifts[0]))
-    # Beside each round lie at least what was given, and the slots and linear parts of the rounds after it.
-    least = slots[1:] + left[1:] ** 2 / (0.25 * (coins.untold + coins.told))
-    after = np.append(np.cumsum(least[:0:-1])[::-1], 0.0)
-    given = _GIVEN * squared * float(slots.sum())
-    rates = coins.rates(later, given + squared * after * (1.0 - 1e-9), reach)
-    w = given + squared * (math.fsum(slots[1:]) + math.fsum(rates)) * _UP
-    # The coordinates of the own round one after the other: their coins lie beside the slots of those before.
-    own = _own_moves(coins, float(left[0]))
-    for _ in range(_PIECES):
-        rate = float(coins.rates(own, np.array([w]), reach)[0])
-        w += (squared * (float(slots[0]) + rate) / _PIECES + reach * reach * rate) * _UP
+    slots = squared * split.shifts * split.shifts / (law.untold * law.deviation**2) * _UP
+    w = next((w for share in _GIVEN if (w := _swapped(coins, split, slots, squared, reach, share)) < math.inf), None)
+    if w is None:
+        raise ConditionError("What one client can change in a coordinate is too large against the whole.")
     # What a grid leaves of shifts, and what lies outside of windows in products that cancel.
     rest = 4004.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds + 1e-7 * w
-    return RunCost((w * 1.001 + rest) * _UP, squared * float(slots.sum()), tail)
+    return RunCost((w * 1.001 + rest) * _UP, float(slots.sum()), tail)
+
+
+def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:
+    """Returns w after all rounds, from the last to the first, this share of the slots given; infinite if too little."""
+    later = _later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]))
+    # Beside each round lie at least what was given, and the slots and linear parts of the rounds after it.
+    least = slots[1:] + squared * split.left[1:] ** 2 / coins.variance
+    after = np.append(np.cumsum(least[:0:-1])[::-1], 0.0)
+    given = share * float(slots.sum())
+    w = (
+        given
+        + (math.fsum(slots[1:]) + squared * math.fsum(coins.rates(later, given + after * (1.0 - 1e-9), reach))) * _UP
+    )
+    # The coordinates of the own round one after the other: their coins lie beside the slots of those before.
+    ends = reach * np.linspace(0.0, 1.0, _PIECES + 1)
+    own = _own_moves(coins, float(split.left[0]), ends[:-1])
+    for _ in range(_PIECES):
+        if w < math.inf:
+            rate = float(np.max(coins.rates(own, np.full(_PIECES, w), ends[1:])))
+            w += ((float(slots[0]) + squared * rate) / _PIECES + reach * reach * rate) * _UP
+    return w
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,7 @@ class Moves:
         mean: |r|, of their sum.
         square: The mean of r² over what others draw.
         twist: |W|.
+        way: The mean of |W| over the way from one world's numbers to the other's.
         twists: √ of the mean of W² over what is drawn.
         path: Σ|δ|.
     """
@@ -100,8 +115,16 @@ class Moves:
     mean: Array
     square: Array
     twist: Array
+    way: Array
     twists: Array
     path: Array
+
+
+class Differences(NamedTuple):
+    """Bounds on |D^m P⁻|/P in cells of |k - m|, for the law with the mean m and for any other on the way."""
+
+    own: Array
+    everywhere: Array
 
 
 @dataclass(frozen=True)
@@ -110,7 +133,6 @@ class RoundingCoins:
 
     Attributes:
         variance: V, at least.
-        fair: F, the mean number of fair coins, at least.
         untold: U.
         told: Messages whose own slot may be told, the client's among them.
         log: Minus the logarithm of an event's probability.
@@ -123,7 +145,6 @@ class RoundingCoins:
     """
 
     variance: float
-    fair: float
     untold: int
     told: int
     log: float
@@ -136,7 +157,11 @@ class RoundingCoins:
 
     @classmethod
     def of(cls, law: SlotsAndCoins, reach: float, log: float) -> RoundingCoins:
-        """Counts coins by Bernstein's, Chernoff's and Hoeffding's inequalities."""
+        """Counts coins by Bernstein's, Chernoff's and Hoeffding's inequalities.
+
+        Raises:
+            ConditionError: There are too few, or the noise does not hide fractions.
+        """
         count = law.untold
         # Given the sum of what others draw, their means may be so many deviations off.
         p = law.saturating(math.sqrt(2.0 * log / count) + 0.01)
@@ -148,154 +173,137 @@ class RoundingCoins:
         mean = 1.0 / 6.0 - 0.25 * p - uneven
         spread = 1.0 / 30.0 - 1.0 / 36.0 + p / 36.0 + uneven
         variance = count * mean - _bernstein(count * spread, 1.0 / 6.0 + uneven, log) - 2.0 * reach - 1.0
-        half = 0.5 - p - uneven
-        fair = count * half - _bernstein(count * (1.0 / 12.0 + 0.25 * p + uneven), 0.5, log) - 2.0 * reach - 4.0
-        if not (variance > 4.0 * log and fair > 8.0 * log):
+        middle = 2.0 * _MIDDLE - p - uneven
+        among = count * middle - _bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 2.0 * reach
+        if not (among > _OTHERS and variance > 0.0 and _window(variance, log) < 0.5 * variance):
             raise ConditionError("Too few messages of a round round at random; use more clients, or a wider window.")
         saturated = _chernoff(p, count, log)
         lean = math.sqrt(0.5 * log / count) + 0.5 * p + uneven + (reach + 1.0) / count
         skew = _SKEWED * (math.sqrt(2.0 * log * count) + (p + uneven) * count + law.told + 2.0 * reach) / variance
         grid = 4.0 * (count + law.told) * law.point
-        return cls(variance, fair, count, law.told, log, p, saturated, min(0.5, skew), lean, grid, uneven)
+        return cls(variance, count, law.told, log, p, saturated, min(0.5, skew), lean, grid, uneven)
 
     # ------------------------------------------------------------------ one round's swap
 
-    def rates(self, moves: Moves, w: Array, reach: float) -> Array:
+    def rates(self, moves: Moves, w: Array, reach: Array | float) -> Array:
         """Returns κ of each round: beside G(w) its coins at a distance t <= reach cost at most κ t².
 
-        Raises:
-            ConditionError: The coins are too far apart for so small a w.
+        Infinite where they are too far apart for so small a w.
         """
         width = math.sqrt(2.0 * self.log) + 0.5 * np.sqrt(w) + 1.0
-        found, farthest = self._moment(moves, (width / np.sqrt(w) + 0.5)[:, None], reach)
+        far = np.broadcast_to(np.asarray(reach, dtype=np.float64), w.shape)
+        found, farthest = self._moment(moves, (width / np.sqrt(w) + 0.5)[:, None], far[:, None])
         # Δ (1 - Δ/(2w) - Δ/8) is at least κ t², and thresholds reach beyond all losses.
-        largest = found * reach * reach
-        if not np.all((largest <= 0.05 * np.minimum(w, 1.0)) & (farthest + w <= width * np.sqrt(w))):
-            raise ConditionError("What one client can change in a coordinate is too large against the whole.")
-        rates: Array = found * (1.0 + largest / w + largest) * _UP
+        largest = found * far * far
+        proved = (largest <= 0.05 * np.minimum(w, 1.0)) & (farthest + w <= width * np.sqrt(w))
+        rates: Array = np.where(proved, found * (1.0 + largest / w + largest) * _UP, math.inf)
         return rates
 
-    def _moment(self, moves: Moves, slope: Array, reach: float) -> tuple[Array, Array]:
+    def _moment(self, moves: Moves, slope: Array, reach: Array) -> tuple[Array, Array]:
         """Returns bounds on R(c) for a unit of distance, |c|/w + ½ <= slope, and on the largest loss."""
         v = self.variance
-        y = np.linspace(0.0, self.window, _PLACES)
-        tails = np.minimum(1.0, 2.0 * np.exp(-0.5 * y * y / (v + y / 3.0)))
-        mean, square, twist, twists, path = (
-            part[:, None] for part in (moves.mean, moves.square, moves.twist, moves.twists, moves.path)
-        )
-        third = 1.5 * path * (0.5 + self.skew)
-        two, three = self.local(2, y), self.local(3, y)
-        # Of any of the laws on the way, at these distances from the mean of any other.
-        moved, swell = mean * reach, 1.0 + path * reach / v
-        far = y + moved
-        line = reach * mean * swell / v * far
-        steps = far[:, -1:].max() * np.linspace(0.0, 1.0, _PLACES)
-        bend = reach * (
-            twist * np.interp(far, steps, self.local(2, steps)) + third * np.interp(far, steps, self.local(3, steps))
-        )
+        mean, square, twist, way, twists, path = (part[:, None] for part in astuple(moves))
+        moved, swell = mean * reach, 1.0 + 2.0 * path * reach / v
+        places = _PLACES if len(slope) > _MANY else _MORE_PLACES
+        mass, y, two, three = self.cells(max(1, math.floor(self.window / places)))
+        third = 2.0 * (0.5 + _MIDDLE) * path * (0.5 + self.skew)
+        # |L|, |G| and |G| in the mean over the way, of any of the laws on it.
+        line = reach * mean * swell / v * (y + moved)
+        bend, mild = (reach * (size * two.everywhere + third * three.everywhere) for size in (twist, way))
         both = line + bend
-        if float(np.max(slope * both)) > _STEEPEST:
+        if not (
+            float(np.max(moved)) <= 1.0 and float(np.max(swell)) <= 2.0 and float(np.max(slope * both)) < _STEEPEST
+        ):
             return np.full(len(mean), math.inf), both[:, -1]
         near = np.expm1(both)
-        squares = square * (swell / v * far) ** 2, (twists * two + third * three) ** 2
-        wholes = square * (swell * (math.sqrt(v) + moved) / v) ** 2, (twists * self.norm(2) + third * self.norm(3)) ** 2
-        fourth = (slope * both) ** 2 / 6.0 * np.exp(slope * both)
-        lines = _raised(wholes[0], squares[0], 0.5 * near + slope * bend + fourth, tails)
-        more = (slope / 3.0 * (3.0 * line + bend) + fourth) * (1.0 + near)
-        bends = _raised(wholes[1], squares[1], near + more, tails)
-        skewed = slope / 3.0 * mean * reach * square * (2.0 * self.skew + 2.0 * moved) / v**2
-        found = square / v + wholes[1] + lines[:, None] + bends[:, None] + skewed
-        return found[:, 0] * (1.0 + 1e-7), both[:, -1]
+        fourth = (slope * both) ** 2 / 6.0 * np.exp(slope * (line + mild))
+        lines = square * (swell / v * (y + moved)) ** 2
+        bends = (twists * two.own + third * three.own) ** 2
+        lines *= 0.5 * near + slope * bend + fourth
+        bends *= 1.0 + 1.5 * near + (slope * (line + bend / 3.0) + fourth) * (1.0 + near)
+        skewed = slope / 1.5 * moved * square * (self.skew + moved) / v**2
+        outside = 16.0 * path * mean * math.exp(-self.log)
+        found = (square / v + skewed + outside)[:, 0] + (lines + bends) @ mass
+        return found * (1.0 + 1e-7), both[:, -1]
 
     @property
     def window(self) -> float:
         """Y: sums lie within this of their mean."""
-        return _bernstein(self.variance, 1.0, self.log + math.log(2.0))
-
-    def local(self, order: int, y: Array) -> Array:
-        """Returns bounds on |D^m P⁻(k)|/P(k) for k at these distances from the mean."""
-        grown = 1.0 / (1.0 - y / self.variance)  # e^θ, θ the largest tilt whose mean is so far away
-        tilted = self.variance / grown
-        least = 1.0 - 2.0 * np.exp(-4.0 * tilted) - _central_error(0, tilted, tilted)
-        found = np.zeros_like(y)
-        for j in range(order + 1):
-            part = _central(j, order, tilted)
-            found += math.comb(order, j) * (grown - 1.0) ** (order - j) * grown**j * part
-        return found / least * _UP
+        return _window(self.variance, self.log)
 
     @lru_cache(maxsize=64)  # noqa: B019
-    def norm(self, order: int) -> float:
-        """Returns a bound on the norm of D^m P⁻ in L²(1/P), by telling all coins but N fair ones."""
-        y, v = self.window, self.variance
-        tilt, part = -math.log1p(-y / v), y / v
-        # P(k) >= exp(-∫θ)/√(12 V e^θ + 1) in the window.
-        least = v * ((1.0 - part) * math.log1p(-part) + part) + 0.5 * math.log(96.0 * v * math.exp(tilt) + 1.0)
-        spread = 0.25 * self.untold
-        usual = math.floor(self.fair - _bernstein(spread, 1.0, 14.0))
-        fewest = math.floor(self.fair - _bernstein(spread, 1.0, least + 40.0))
-        if fewest < 64:
+    def cells(self, step: int) -> tuple[Array, Array, Differences, Differences]:
+        """Returns masses of cells of |k - m|, their far ends, and bounds on |D²P⁻|/P and |D³P⁻|/P in them.
+
+        A cell has `step` outcomes k on either side of the mean m.
+        """
+        ends = np.arange(0.0, self.window + step, step)
+        rate = 0.5 * ends**2 / (self.variance + ends / 3.0)
+        tilted = self.variance - ends
+        density = (1.0 + _error(0, 0, tilted)) / np.sqrt(2.0 * math.pi * tilted)
+        mass = 2.0 * step * np.exp(-rate)[:-1] * density[1:] * _UP
+        return mass, ends[1:], self.differences(2, ends), self.differences(3, ends)
+
+    def differences(self, order: int, ends: Array) -> Differences:
+        """Returns bounds on |D^m P⁻(k)|/P(k) between these distances from the mean, m = 2 or 3."""
+        terms = self._terms(order, ends)
+        first, second, odd = (part[1:] for part in terms[:3])
+        least, least_second = (np.minimum(part[1:], part[:-1]) for part in terms[3:])
+        farther = self._terms(order, ends[1:] + 1.0)
+        own = np.maximum(first - least_second, second - least) + odd
+        return Differences(own * _UP, (farther[0] + farther[1] + farther[2]) * _UP)
+
+    def _terms(self, order: int, y: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Returns bounds on the terms of D^m P⁻/P at these distances from the mean.
+
+        Upper bounds on those with j = 0, j = 2 (a negative one) and odd j; lower bounds on the first two.
+        """
+        v, pairs = self.variance, math.comb(order, 2)
+        x, tilted = y / v, v - y
+        grown = 1.0 / (1.0 - x)  # e^θ, at most; the variance of the tilted law is at least V e^-θ
+        most, little = 1.0 + _error(0, 0, tilted), 2.0 * np.exp(-4.0 * (tilted - 1.0))
+        least = 2.0 - most - little
+        if not float(np.min(least)) > 0.5:
             raise ConditionError("Too few messages of a round round at random; use more clients.")
-        squared = differences(usual, order, least + 40.0) + math.exp(-14.0) * differences(fewest, order, least + 40.0)
-        return math.sqrt(squared) * _UP + 1e-15
-
-
-@lru_cache(maxsize=4096)
-def differences(coins: int, order: int, nats: float) -> float:
-    """Returns the largest Σ (D^m b(k))²/b(k-h), h = 0, ..., 4, b the law of so many fair coins, where b >= e^-nats.
-
-    Raises:
-        ConditionError: There are too few coins for that.
-    """
-    half = math.ceil(math.sqrt(0.5 * coins * nats)) + order + 8
-    if half + 6 > 0.45 * coins:
-        raise ConditionError("Too few messages of a round round at random; use more clients.")
-    k = np.arange(coins // 2 - half, coins // 2 + half + 1, dtype=np.float64)
-    steps = np.log((coins - k[:-1]) / (k[:-1] + 1.0))
-    logs = np.concatenate([[0.0], np.cumsum(steps)])
-    b = np.exp(logs - logs.max())
-    b /= float(b.sum()) * (1.0 - 1e-9)
-    found = b
-    for _ in range(order):
-        found = np.diff(found)
-    squares = found * found
-    best = 0.0
-    for shift in range(5):
-        # found[i] belongs to k[i + order]; b(k - shift) beside it.
-        start = max(0, shift - order)
-        over = b[order - shift + start : len(b) - shift]
-        best = max(best, float(np.sum(squares[start:] / over)))
-    return best * (1.0 + 1e-6)
-
-
-def _raised(whole: Array, values: Array, factor: Array, tails: Array) -> Array:
-    """Returns bounds on E f h, E f <= whole, f and h rising through these values and factors."""
-    rises = np.cumsum((np.diff(values)[:, 1:] * tails[1:-1])[:, ::-1], axis=1)[:, ::-1]
-    beyond = values[:, 1:] * tails[:-1]
-    beyond[:, :-1] += rises
-    found: Array = whole[:, 0] * factor[:, 0] + (np.minimum(whole, beyond) * np.diff(factor)).sum(axis=1)
-    return found
+        steep = grown - 1.0
+        odd = np.zeros_like(y)
+        for j in range(1, order + 1, 2):
+            odd += math.comb(order, j) * steep ** (order - j) * grown**j * _central(j, order, tilted) / least
+        less, shrunk = tilted - 0.25 * order, (1.0 - x) ** order / most
+        certain = 1.0 - 0.5 * order**2 / less - _error(0, order, tilted) - little
+        certain_second = (1.0 - x) / v - 2.0 * np.sqrt(tilted) * less**-2.5 - _error(2, order, tilted)
+        return (
+            steep**order * _central(0, order, tilted) / least,
+            pairs * steep ** (order - 2) * grown**2 * _central(2, order, tilted) / least,
+            odd,
+            x**order * shrunk * np.maximum(certain, 0.0),
+            pairs * x ** (order - 2) * shrunk * np.maximum(certain_second, 0.0),
+        )
 
 
 def _central(j: int, order: int, variance: Array) -> Array:
-    """Returns a bound on |D^j Q⁻(k)| √(2πV) at the mean k of Q, with V its variance and `order` coins left out."""
+    """Returns a bound on √(2πV) |D^j Q⁻(k)|, k the mean of Q, V its variance, Q⁻ without `order` of its coins."""
     less = variance - 0.25 * order
     if j % 2:
         first = (order - 0.5 * j) * _ABSOLUTE[j + 1] * less ** (-0.5 * (j + 2))
     else:
         first = _ABSOLUTE[j] * less ** (-0.5 * (j + 1))
-    found: Array = np.sqrt(variance) * first + _central_error(j, less, variance)
+    found: Array = np.sqrt(variance) * first + _error(j, order, variance)
     return found
 
 
-def _central_error(j: int, less: Array, variance: Array) -> Array:
-    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ the characteristic function."""
-    near = sum(
-        share * (_ABSOLUTE[i] * x ** (-0.5 * (i + 1)) + _ABSOLUTE[i + 2] * x ** (-0.5 * (i + 3)) / 6.0)
-        for x in [less - 0.25]
-        for share, i in ((1.149 / 6.0, j + 3), (1.203 / 32.0, j + 4))
-    )
-    found: Array = np.sqrt(variance) * less * (near + 21.0 * 2.0**j * np.exp(-0.5 * (less - 0.25)))
-    return found
+def _error(j: int, order: int, variance: Array) -> Array:
+    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ that of Q⁻ about its mean."""
+    less = variance - 0.25 * order
+    x = less - 0.25
+    found: Array = 21.0 * 2.0**j * np.exp(-0.5 * x)
+    for share, i in ((1.149 / 6.0, j + 3), (1.203 / 32.0, j + 4)):
+        found = found + share * x ** (-0.5 * (i + 1)) * (_ABSOLUTE[i] + _ABSOLUTE[i + 2] / (6.0 * x))
+    return np.sqrt(variance) * less * found
+
+
+def _window(variance: float, log: float) -> float:
+    return float(_bernstein(variance, 1.0, log + math.log(2.0)))
 
 
 def _bernstein(variance: Any, bound: float, log: float) -> Any:
@@ -324,14 +332,20 @@ def _chernoff(probability: float, count: int, log: float) -> float:
 # ---------------------------------------------------------------------- shifts and moves
 
 
-def _own_moves(coins: RoundingCoins, share: float) -> Moves:
-    """Returns the moves of the client's own round, of which this share is left to the coins."""
+def _own_moves(coins: RoundingCoins, share: float, least: Array) -> Moves:
+    """Returns the moves of the client's own round for distances from each of these on, `share` left to the coins."""
     p, many = coins.chance, coins.untold
     mean = share + (1.0 - share) * coins.saturated
-    square = (share + (1.0 - share) * p) ** 2 + 6.0 * (1.0 - share) ** 2 * p / many
-    twist = 0.5 + coins.lean + 0.5 * coins.saturated + mean * coins.skew
+    square = (share + (1.0 - share) * p) ** 2 + 3.0 * (1.0 - share) ** 2 * p / many
+    others = coins.lean + 0.5 * coins.saturated + mean * coins.skew
+    # The mean of |½ - p| over a way of this length, at most.
+    whole, part = np.divmod(least, 1.0)
+    centred = np.where(least > 0.0, (0.25 * whole + part * (0.5 - 0.25 * part)) / np.maximum(least, 1e-300), 0.5)
     twists = math.sqrt(1.0 / 12.0 + coins.uneven) + math.sqrt(0.5 / many) + 0.5 * p + coins.uneven + mean * coins.skew
-    return Moves(*(np.array([part]) for part in (mean, square * 1.002, twist, twists, 2.0 - share)))
+    ones = np.ones_like(least)
+    return Moves(
+        mean * ones, square * 1.002 * ones, (0.5 + others) * ones, centred + others, twists * ones, (2.0 - share) * ones
+    )
 
 
 def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float) -> Moves:
@@ -344,11 +358,19 @@ def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float) -> M
     common = mean * coins.skew + (p + 2.0 * coins.uneven) * q + 0.5 * told
     twist = np.sqrt(coins.log * small * q) + common + 0.5 * lost + 2.0 * q * small
     twists = np.sqrt(0.5 * small * q + 1.25 * q * q / coins.untold) + common
-    return Moves(mean, np.minimum(square, mean**2) * 1.002, twist, twists, 2.0 * q)
+    return Moves(mean, np.minimum(square, mean**2) * 1.002, twist, twist, twists, 2.0 * q)
 
 
-def _split(law: SlotsAndCoins, coins: RoundingCoins) -> tuple[Array, Array, Array]:
-    """Returns the shifts S_k, what is left to the coins, θ_k q_k, and what messages inherit, q_k, rounded up.
+class Split(NamedTuple):
+    """The shifts S_k of slots, what is left to the coins, θ_k q_k, and the moves of messages, q_k, rounded up."""
+
+    shifts: Array
+    left: Array
+    moved: Array
+
+
+def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
+    """Returns what slots and coins bear.
 
     Fixed shares θ_k that make Σ S²/(Uσ²) + Σ (θq)²/V least, V a little less than it is.
     """
@@ -376,6 +398,4 @@ def _split(law: SlotsAndCoins, coins: RoundingCoins) -> tuple[Array, Array, Arra
         width = min(k, len(steps))
         moved[k] = steps[len(steps) - width :] @ shifts[k - width : k]
         shifts[k] = (1.0 - shares[k]) * moved[k]
-    return shifts * _UP, shares * moved * _UP, moved * _UP
-
-
+    return Split(shifts * _UP, shares * moved * _UP, moved * _UP)
