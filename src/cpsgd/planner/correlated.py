@@ -253,10 +253,9 @@ class _Run:
         return (self.bands - 1) * int(self._fixed.get("untrusted_holders", 0))
 
     @cached_property
-    def _weights(self) -> tuple[float, float, float]:
-        """Weights of z, of a round's own noise, and of a bias in the model."""
-        workload = self.workload
-        return workload.variance(self._correlation.factors), workload.variance(np.ones(1)), workload.bias()
+    def _weights(self) -> tuple[float, float]:
+        """Weights of a round's own noise, and of a bias, in the model."""
+        return self.workload.variance(np.ones(1)), self.workload.bias()
 
     def best(self, bits: float | None) -> CorrelatedPlan:
         """Returns the best plan with these bits; if None, with the fewest whole bits that come near the best of all."""
@@ -396,8 +395,9 @@ class _Run:
 
     def _error(self, mechanism: Mechanism) -> float:
         """Returns the mean over rounds of the squared error of the model so far."""
-        of_z, of_own, of_bias = self._weights
+        of_own, of_bias = self._weights
         setting, noise = self.problem.setting, cast(RunMechanism, mechanism).noise
+        of_z = self.workload.variance(noise.factors)
         per_unit = setting.dim * mechanism.scale**2 / setting.surviving
         clipping = setting.error(mechanism).clipping
         return per_unit * (noise.taken_away * of_z + noise.left * of_own) + clipping * of_bias
@@ -410,7 +410,7 @@ class _Run:
             raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
         finished = self._settled(finished)
         considered = (Considered(finished.mechanism.name, finished.error.total, proved=True),)
-        independent = self.problem.gaussian_squared_error * self._weights[1]
+        independent = self.problem.gaussian_squared_error * self._weights[0]
         return CorrelatedPlan(
             bits,
             replace(finished, considered=considered),

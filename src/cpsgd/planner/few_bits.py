@@ -29,12 +29,12 @@ WINDOWS = (8, 16, 32, 64)
 """Numbers of values that are tried where the bits are those of a modulus."""
 
 # Deviations of z, and of what is inherited, that a message has room for: more where there is more room.
-_ROOMS = {8: ((1.8, 2.0),), 16: ((2.1, 2.1),), 32: ((2.8, 3.0),), 64: ((3.2, 3.6),)}
+_ROOMS = {8: (1.8, 1.9), 16: (2.1, 2.3), 32: (2.5, 2.8), 64: (2.9, 3.2)}
 # Ranges of coordinates, in standard deviations of a rotated one.
-_REACHES = (5.0, 5.5)
+_REACHES = (5.0, 5.25, 5.75)
 _TRIES = 2
 # About σ in steps, for each value of a message.
-_STEPS = 0.13
+_STEPS = 0.11
 # Points of the frequency axis on which weights are judged.
 _FREQUENCIES = 2048
 
@@ -53,10 +53,9 @@ class FewBits:
         root = math.sqrt(self.target.dim)
         nearest = min(_ROOMS, key=lambda each: abs(math.log(each / values)))
         for reach in sorted({min(each, root) for each in _REACHES}) if self.rotate else [root]:
-            for rooms in _ROOMS[nearest]:
-                found = self._reaching(self.target.clip_norm * reach / root, values, *rooms)
-                if found is not None:
-                    yield found
+            found = self._reaching(self.target.clip_norm * reach / root, values, *_ROOMS[nearest])
+            if found is not None:
+                yield found
 
     def _reaching(self, coordinate_range: float, values: int, room: float, kept: float) -> RoundedCorrelated | None:
         """Returns the mechanism with this range of coordinates; None if there is none."""

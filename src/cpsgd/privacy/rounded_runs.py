@@ -23,6 +23,8 @@ _GIVEN = (0.01, 0.1, 0.5)
 _DEARER, _LARGEST_SHARE = 1.15, 0.9
 # Cells of outcomes where there are many rounds, and else; the largest exponent.
 _PLACES, _MORE_PLACES, _MANY, _STEEPEST = 80, 400, 20, 100.0
+# Maxima of what is summed over outcomes, at most.
+_TURNS = 4.0
 # The coordinates of the client's own round are taken in so many parts, and their distances in as many.
 _PIECES = 8
 # More than `_OTHERS` coins have fractions within `_MIDDLE` of a half.
@@ -174,7 +176,7 @@ class RoundingCoins:
         spread = 1.0 / 30.0 - 1.0 / 36.0 + p / 36.0 + uneven
         variance = count * mean - _bernstein(count * spread, 1.0 / 6.0 + uneven, log) - 2.0 * reach - 1.0
         middle = 2.0 * _MIDDLE - p - uneven
-        among = count * middle - _bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 2.0 * reach
+        among = count * middle - _bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 2.0 * (reach + 1.0)
         if not (among > _OTHERS and variance > 0.0 and _window(variance, log) < 0.5 * variance):
             raise ConditionError("Too few messages of a round round at random; use more clients, or a wider window.")
         saturated = _chernoff(p, count, log)
@@ -205,7 +207,8 @@ class RoundingCoins:
         mean, square, twist, way, twists, path = (part[:, None] for part in astuple(moves))
         moved, swell = mean * reach, 1.0 + 2.0 * path * reach / v
         places = _PLACES if len(slope) > _MANY else _MORE_PLACES
-        mass, y, two, three = self.cells(max(1, math.floor(self.window / places)))
+        step = max(1, math.floor(self.window / places))
+        mass, y, two, three = self.cells(step)
         third = 2.0 * (0.5 + _MIDDLE) * path * (0.5 + self.skew)
         # |L|, |G| and |G| in the mean over the way, of any of the laws on it.
         line = reach * mean * swell / v * (y + moved)
@@ -223,7 +226,10 @@ class RoundingCoins:
         bends *= 1.0 + 1.5 * near + (slope * (line + bend / 3.0) + fourth) * (1.0 + near)
         skewed = slope / 1.5 * moved * square * (self.skew + moved) / v**2
         outside = 16.0 * path * mean * math.exp(-self.log)
-        found = (square / v + skewed + outside)[:, 0] + (lines + bends) @ mass
+        # An integral, in place of which the sum over outcomes is, and what they differ by for functions of few turns.
+        within = (lines + bends) * mass
+        rest = within.sum(axis=1) + _TURNS / step * within.max(axis=1)
+        found = (square / v + skewed + outside)[:, 0] + rest
         return found * (1.0 + 1e-7), both[:, -1]
 
     @property
@@ -250,7 +256,7 @@ class RoundingCoins:
         first, second, odd = (part[1:] for part in terms[:3])
         least, least_second = (np.minimum(part[1:], part[:-1]) for part in terms[3:])
         farther = self._terms(order, ends[1:] + 1.0)
-        own = np.maximum(first - least_second, second - least) + odd
+        own = np.maximum(np.maximum(first - least_second, second - least), 0.0) + odd
         return Differences(own * _UP, (farther[0] + farther[1] + farther[2]) * _UP)
 
     def _terms(self, order: int, y: Array) -> tuple[Array, Array, Array, Array, Array]:
