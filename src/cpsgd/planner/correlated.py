@@ -12,7 +12,7 @@ made of the means so far (`Workload`). Clipping is counted as if it were the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -116,26 +116,22 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     """
     rounds = problem.target.conditions.rounds
     auto = required.correlated == AUTO
-    if auto:
-        choices: Iterable[int] = (b for b in _CHOICES if b <= rounds)
-    else:
-        choices = [checked_bands(required.correlated, rounds)]
+    choices = [b for b in _CHOICES if b <= rounds] if auto else [checked_bands(required.correlated, rounds)]
     workload, failure = Workload.of(required.workload, rounds), None
     found: list[CorrelatedPlan] = []
-    named = required.mechanism
     for bands in choices:
-        if named == RoundedCorrelated.name:
-            # Its proof is new, and its plans take seconds: who wants it names it.
-            run = _Run(problem, workload, _name(required), bands, CorrelatedGaussian)
-            found += run.few_bits(required.bits)
-            failure = failure or run.too_few(required.bits)
-            continue
         for kind in _kinds(required, problem):
             try:
                 found.append(_Run(problem, workload, _name(required), bands, kind).best(required.bits))
                 break
             except InfeasibleError as error:
                 failure = failure or error
+    named = required.mechanism == RoundedCorrelated.name
+    # Unless named, only where nothing else fits, and where clients need not trust who chooses the holders of seeds.
+    if choices and not found and (named or (required.mechanism == BEST and not problem.conditions.colluding)):
+        run = _Run(problem, workload, _name(required), choices[-1], CorrelatedGaussian)
+        found = run.few_bits(required.bits)
+        failure = failure or run.too_few(required.bits)
     if not found:
         if failure is not None:
             raise failure

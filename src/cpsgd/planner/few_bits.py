@@ -95,14 +95,14 @@ def rounding_share(windows: Sequence[int]) -> float:
     return 1.0 / (6.0 * (_STEPS * max(windows, default=WINDOWS[0])) ** 2)
 
 
-def few_taps(bands: int, rounds: int, workload: Workload, left: float = 0.0) -> Correlation | None:
+def few_taps(bands: int, rounds: int, workload: Workload, left: float) -> Correlation | None:
     """Returns the best weights at the ages 1, 2, 4, ..., the last of them below `bands`; None if that is just one.
 
     Best is the smallest variance in the model, times the squared sensitivity of a client in one round; `left` is the
     variance over that of z that is not taken away, and protects as well.
 
     Example:
-        >>> found = few_taps(33, 1000, Workload.of("sgd", 1000))
+        >>> found = few_taps(33, 1000, Workload.of("sgd", 1000), left=1e-3)
         >>> found.bands, round(found.gain / Correlation(32, 1000).gain, 1)
         (33, 1.6)
     """

@@ -243,7 +243,7 @@ class RoundingCoins:
 
         A cell has `step` outcomes k on either side of the mean m.
         """
-        ends = np.arange(0.0, self.window + step, step)
+        ends = np.arange(0.0, self.window + 1.0 + step, step)
         rate = 0.5 * ends**2 / (self.variance + ends / 3.0)
         tilted = self.variance - ends
         density = (1.0 + _error(0, 0, tilted)) / np.sqrt(2.0 * math.pi * tilted)
