@@ -106,7 +106,7 @@ class FactorUnit(Unit):
         return products_of(a, lengths)
 
     def lengths(self, a: Tensor) -> Tensor:
-        """Returns |a_t|."""
+        """Returns the norm |a_t| at each position t."""
         return length(a)
 
     def add_rest(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
@@ -218,7 +218,7 @@ class Embedding(FactorUnit):
         return (a == a.transpose(1, 2)).float()
 
     def lengths(self, a: Tensor) -> Tensor:
-        """Returns 1."""
+        """Returns 1 for each position: a one-hot vector has norm 1."""
         return torch.ones(a.shape[:2], dtype=torch.float64, device=a.device)
 
     @property

@@ -46,7 +46,7 @@ class Whole(Unit):
         return tuple(found)
 
     def backward(self, x: Any, gradient: Sequence[Any], needed: Any) -> Sequence[Any]:
-        """Computes gradients by parameters and by the leaves that are `needed`."""
+        """Returns gradients by the leaves that are `needed`, and keeps those by parameters, one row per example."""
         structure, leaves = x
         places = [place for place, each in enumerate(leaves) if isinstance(each, Tensor)]
         wanted = [place for place in places if needed[place]]
@@ -157,5 +157,5 @@ class _Original(torch.nn.Module):
         self._original = unit.original
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        """Runs it."""
+        """Calls the module as it was before it was made private."""
         return self._original(*arguments, **options)

@@ -191,7 +191,7 @@ class Kernel:
 # Kernels are kept forever, as recorded rounds refer to them by address.
 @cache
 def _fused(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> Kernel:
-    """Compiles the fused kernel for one shape."""
+    """Compiles the fused kernel for one shape; returns it with the threads, memory and blocks of its launches."""
     size, rest, _ = plain.split(dim)
     threads, memory = size // 32, fused_memory(dim, rounding, layout)
     launch = kernels.compiled(device, "encode", _FUSED, _fused_names(dim, rounding, layout), memory)
