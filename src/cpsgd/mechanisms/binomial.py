@@ -81,7 +81,7 @@ class BinomialNoise(IntegerNoise):
         return self.trials * min(0.125 * slope * slope, one)
 
     def table(self) -> Table:
-        """Returns the thresholds, or none where coins are counted."""
+        """Returns the sampler's table of thresholds, which is empty where fair coins are counted instead."""
         return table(self.trials, self.p)
 
     @property
