@@ -149,9 +149,9 @@ class OnceMemory(RunMemory):
         """Whether seeds may be told: the proof takes it that by whom does not depend on results."""
         return bool(self.of.untrusted_holders)
 
-    def simulated(self, seed: int | None) -> SimulatedClients:  # type: ignore[override]
+    def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedClients:  # type: ignore[override]
         """Returns the state of a run whose clients are simulated."""
-        return SimulatedClients(self.of, seed)
+        return SimulatedClients(self.of, seed, restart_every)
 
 
 @dataclass(frozen=True, kw_only=True)
