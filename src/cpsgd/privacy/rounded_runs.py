@@ -103,7 +103,7 @@ def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, r
 
 @dataclass(frozen=True)
 class Moves:
-    """How the numbers of rounds move, for a unit of distance in the coordinate; one number per round.
+    """Changes of rounds' numbers for a unit of distance in the coordinate; one number per round.
 
     Attributes:
         mean: |r|, of their sum.
