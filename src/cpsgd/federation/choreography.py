@@ -150,7 +150,7 @@ class PlainSum(Generic[Node]):
 
     @property
     def exchanges(self) -> list[Exchange[Node]]:
-        """The upload."""
+        """The round's only exchange, this object itself: clients upload their messages."""
         return [self]
 
     def requests(self) -> Mapping[Node, bytes]:

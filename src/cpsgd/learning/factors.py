@@ -95,7 +95,7 @@ class FactorUnit(Layer):
         return products_of(a, lengths)
 
     def lengths(self, a: Tensor) -> Tensor:
-        """Returns |a_t|."""
+        """Returns the norm |a_t| at each position t."""
         return length(a)
 
     def add_rest(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
@@ -207,7 +207,7 @@ class Embedding(FactorUnit):
         return (a == a.transpose(1, 2)).float()
 
     def lengths(self, a: Tensor) -> Tensor:
-        """Returns 1."""
+        """Returns 1 for each position: a one-hot vector has norm 1."""
         return torch.ones(a.shape[:2], dtype=torch.float64, device=a.device)
 
     def add_product(self, total: Tensor, kept: Tensor, back: Tensor, finite: Tensor | None) -> None:

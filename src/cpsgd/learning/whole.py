@@ -47,7 +47,7 @@ class Whole(Unit):
     def backward(
         self, structure: Any, leaves: Sequence[Any], gradient: Sequence[Any], needed: Sequence[bool]
     ) -> Sequence[Any]:
-        """Computes gradients by parameters and by the leaves that are `needed`."""
+        """Returns gradients by the leaves that are `needed`, and keeps those by parameters, one row per example."""
         places = [place for place, each in enumerate(leaves) if isinstance(each, Tensor)]
         wanted = [place for place in places if needed[place]]
         backs = [place for place, each in enumerate(gradient) if isinstance(each, Tensor)]
@@ -157,5 +157,5 @@ class _Original(torch.nn.Module):
         self._original = unit.original
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        """Runs it."""
+        """Calls the module as it was before it was made private."""
         return self._original(*arguments, **options)
