@@ -288,4 +288,5 @@ def _sums(
     terms[4] = mass_error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
     terms[5] = second * (((e + 4.0) * inexact + mass_error) * slope + 2.0 * inexact * ratios)
     # On one thread: BLAS starts several, which costs more than it gains here.
-    return np.einsum("ji,i->j", terms, mass)
+    found: Array = np.einsum("ji,i->j", terms, mass)
+    return found

@@ -40,7 +40,7 @@ def test_flowers_superlink_and_supernodes(tmp_path: Path) -> None:
     dim, rounds, pair, outcome, directory = 2000, 2, tmp_path / "pair", tmp_path / "outcome", tmp_path / "federation"
     outcome.mkdir()
     directory.mkdir()
-    planned = plan(4, dim, 8.0, 1e-5, rounds=rounds, pair=True, dropout=0.25, colluding=1, bits=5, mechanism="coins")
+    planned = plan(4, dim, 8.0, 1e-5, rounds=rounds, pair=True, dropout=0.25, colluding=1, bits=9, mechanism="coins")
     with (
         Federation(directory, 4, task=pair / "task.json") as federation,
         helper(pair, planned, rounds, federation.roster),
