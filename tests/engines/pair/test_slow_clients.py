@@ -76,7 +76,7 @@ def test_a_connection_that_is_used_stays(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(limits, "HEAD_SECONDS", 0.3)
     with leader(tmp_path) as (_, url), closing(connected(url)) as connection:
         for _ in range(8):
-            connection.sendall(b"GET /round HTTP/1.1\r\nHost: a\r\n\r\n")
+            connection.sendall(b"GET /round HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n" + bytes(200_000))
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
             time.sleep(0.1)
 

@@ -26,7 +26,7 @@ class PatientConnection(HttpToolsProtocol):
 
     _before: object = None
     _look: asyncio.TimerHandle | None = None
-    _unasked = 0
+    _unasked: tuple[object, int] = (None, 0)
 
     def connection_made(self, transport: Any) -> None:
         """Takes a connection, unless there are too many."""
@@ -49,8 +49,10 @@ class PatientConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes bytes, unless there are too many that belong to no request."""
-        self._unasked = self._unasked + len(data) if self._idle else 0
-        if self._unasked > _HEAD_BYTES or len(self.pipeline) > _PIPELINED:
+        last, size = self._unasked
+        size = size if last is self.cycle else 0  # a request came since
+        self._unasked = self.cycle, size + len(data) if self._idle else 0
+        if self._unasked[1] > _HEAD_BYTES or len(self.pipeline) > _PIPELINED:
             self.transport.abort()
         else:
             super().data_received(data)
