@@ -79,7 +79,7 @@ def run(
     if model is not None:
         _audit_model(model, json=json)
         return
-    from cpsgd.audit import Case, everything, survey
+    from cpsgd.audit import Case, all_cases, survey
     from cpsgd.audit.cases import left_out
     from cpsgd.audit.levels import others
 
@@ -107,7 +107,7 @@ def run(
     else:
         if surviving is not None:
             raise ParameterError("--surviving is for one protocol: name it, or leave --surviving out.")
-        cases = everything()
+        cases = all_cases()
     usual = _ROUNDS_OF_EACH if not named else _ROUNDS if task is None else _ROUNDS_OF_TASK
     at_levels = others() if made is None else ()
     with output.progress(len(cases) * (1 + len(at_levels)), "protocols and levels") as advance:
