@@ -19,6 +19,7 @@ from cpsgd.engines.pair.task import create_task
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.randomness import Keystream
+from cpsgd.secagg.pair.extension import modular_sum
 from tests.engines.pair.local import protocol as pair_protocol
 
 FEW = ("--rounds", "1000")
@@ -84,7 +85,7 @@ def _repacked(protocol: Protocol, sent: bytes, values: Any, round: int) -> bytes
 @pytest.fixture
 def two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """All there is takes minutes: the planned protocol, and few coins."""
-    monkeypatch.setattr("cpsgd.audit.everything", lambda: (all_cases()[0], all_cases()[3]))
+    monkeypatch.setattr("cpsgd.audit.all_cases", lambda: (all_cases()[0], all_cases()[3]))
 
 
 @pytest.mark.usefixtures("fixed_seed", "two_cases")
@@ -170,16 +171,15 @@ def test_a_task_of_two_servers_is_played_through_both(cpsgd: Any, tmp_path: Path
 
 
 def _same_coins(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.integers
+    real: Any = pipeline.integers
     monkeypatch.setattr(pipeline, "integers", lambda *words, **_: real(*words[:3], Keystream(bytes(16))))
 
 
 def _one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of both servers' sums is one too large in a coordinate of some."""
-    real = two_servers.modular_sum
 
     def summed(a: Any, b: Any, prime: int) -> Any:
-        found = real(a, b, prime)
+        found = modular_sum(a, b, prime)
         found[0] = (found[0] + found[1] % 2) % prime
         return found
 
