@@ -183,7 +183,7 @@ def test_a_round_by_commands_over_tls_with_roster_and_budget(cpsgd: Any, tmp_pat
         old = ssl.create_default_context(cafile="server.pem")
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         for url in (running.task.leader.url, running.task.helper.url):
-            with pytest.raises(httpx.ConnectError, match=r"(?i)protocol version"):
+            with pytest.raises(httpx.ConnectError, match="SSL"):
                 httpx.get(url, verify=old, trust_env=False)
         found = cpsgd.json(*asked, "--round", 0, "--out", "mean.npy", "--at", 9)
         assert found["reports"] == 9
