@@ -66,8 +66,20 @@ class SaturatingNoise(CorrelatedNoise):
     @property
     def own_variance(self) -> float:
         """Variance that nobody takes away, less 1/12: of random rounding, and of what is clipped or saturates."""
-        clipped = squared_loss(self._earlier, self.of.inherited_range)
+        clipped = squared_loss(self._earlier, self.of.inherited_range) - (self._clipped * self._earlier) ** 2
         return 1.0 / 12.0 + clipped + squared_loss(self._whole, self.of.largest)
+
+    @property
+    def factors(self) -> NDArray[np.float64]:
+        """The weights as they act: clipping leaves 1 - P(clipped) of a Gaussian, and what is not correlated with it."""
+        found = self.of.correlation.factors * (1.0 - self._clipped)
+        found[0] = 1.0
+        return found
+
+    @property
+    def _clipped(self) -> float:
+        """Probability that a message's inherited noise is clipped."""
+        return 2.0 * beyond(self.of.inherited_range / self._earlier) if self._earlier else 0.0
 
     @property
     def _earlier(self) -> float:
@@ -81,7 +93,7 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def room(self) -> float:
-        """How far z may go in a message that has the largest coordinate and inherits the most, in steps."""
+        """Largest |z|, in steps, that does not saturate a message with the largest coordinate and inheritance."""
         return (self.of.largest - self.of.farthest_point - self.of.inherited_range) * (1.0 - 1e-12)
 
     def law(self, honest: int) -> SlotsAndCoins:  # type: ignore[override]
@@ -126,7 +138,7 @@ class SaturatingNoise(CorrelatedNoise):
         return 0.0
 
     def cumulant(self, slope: float) -> float:
-        """Returns a bound on the cumulant of a client's integer.
+        """Returns a bound on log E exp(slope z), z a client's integer about its mean.
 
         Rounding at random has a variance proxy of ¼, clipping a symmetric number makes its cumulant smaller, and
         saturating at one end adds at most the slope times the mean of what is cut off at the other.
@@ -149,9 +161,9 @@ class OnceMemory(RunMemory):
         """Whether seeds may be told: the proof takes it that by whom does not depend on results."""
         return bool(self.of.untrusted_holders)
 
-    def simulated(self, seed: int | None) -> SimulatedClients:  # type: ignore[override]
+    def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedClients:  # type: ignore[override]
         """Returns the state of a run whose clients are simulated."""
-        return SimulatedClients(self.of, seed)
+        return SimulatedClients(self.of, seed, restart_every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +184,8 @@ class RoundedCorrelated(CorrelatedGaussian):
     least_deviation: ClassVar[float] = LEAST_SIGMA
     sampler_remedy: ClassVar[str] = "use more clients, or a shorter run"
     caution: ClassVar[str | None] = (
-        "its proof is new, and no whole run was enumerated; its guarantee is that of a whole run, which is charged as "
-        "one; who holds seeds must not be chosen by results"
+        "its proof is new, and whole runs were enumerated for two rounds only; its guarantee is that of a whole run, "
+        "which is charged as one; who holds seeds must not be chosen by results"
     )
 
     inherited_range: float

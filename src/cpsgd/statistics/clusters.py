@@ -131,7 +131,7 @@ class Around(Question[ClusterSums]):
 
     @property
     def geometry(self) -> Geometry:
-        """See `Blocks`."""
+        """Size, norm and distance of the clients' vectors; `Blocks` says why."""
         return Geometry.round(self.blocks.length, self.blocks.clip_norm, self.blocks.distance, _REASON, rounding=1.0)
 
     def write(self, points: Vectors) -> Vectors:
@@ -512,6 +512,6 @@ def _check_budget(planned: Plan, asked: Clusters, clients: int) -> None:
     enough = round(clients * max(needed / average, off / _FARTHEST_OFF))
     buys = f"{bought} rounds would do" if bought else f"about {enough:,} clients would do"
     raise InfeasibleError(
-        f"ε={rounded_up(planned.wished_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
+        f"ε={rounded_up(planned.target_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
         f"{reason}. {buys}, or a larger epsilon or fewer clusters."
     )
