@@ -117,35 +117,42 @@ def least_error(geometry: Geometry, clients: int, claim: Claim, requirements: Ma
     Raises:
         InfeasibleError: Neither keeps the claim.
     """
-    named = requirements.get("mechanism", BEST)
-    # Several rounds of Laplace noise cost their sum; two servers cannot prove the range of what wraps around.
-    pure = named in (BEST, DiscreteLaplace.name) and not requirements.get("pair")
-    pure &= not claim.delta or named != BEST or requirements.get("rounds", 1) == 1
-    found, failures = [], []
-    for laplace in (True, False) if pure and claim.delta and named == BEST else (pure,):
-        asked = {name: value for name, value in requirements.items() if value is not None}
-        if laplace:
-            asked |= {"mechanism": DiscreteLaplace.name, "rotate": False, "delta": 0.0}
-        elif not asked.keys() & {"bits", "max_error", "mechanism"}:
-            asked["mechanism"] = RoundedGaussian.name
+    stated = {name: value for name, value in requirements.items() if value is not None}
+    named, free = stated.get("mechanism", BEST), not stated.keys() & {"bits", "max_error"}
+
+    def plan(more: Mapping[str, Any], *, laplace: bool = False) -> Plan:
+        asked = {"epsilon": claim.epsilon, "delta": claim.delta, **geometry.stated(l1=laplace), **stated, **more}
+        return planner.plan(clients, **asked)
+
+    def shares() -> Plan:
+        noise = {"mechanism": DiscreteLaplace.name, "rotate": False, "delta": 0.0}
+        fewest = plan(noise, laplace=True)
         try:
-            found.append(
-                planner.plan(
-                    clients, epsilon=claim.epsilon, **geometry.stated(l1=laplace), **{"delta": claim.delta, **asked}
-                )
-            )
+            # With one bit more, rounding adds one percent to the error at most instead of a few.
+            return plan(noise | {"bits": fewest.bits + 1}, laplace=True) if free else fewest
+        except InfeasibleError:
+            return fewest
+
+    def others() -> Plan:
+        if not free or named != BEST:
+            return plan({})
+        try:
+            return plan({"mechanism": RoundedGaussian.name})
+        except InfeasibleError:
+            return plan({})  # it needs deviations of a step or so, which a large ε does not have
+
+    # Several rounds of Laplace noise cost their sum; two servers cannot prove the range of what wraps around.
+    pure = named in (BEST, DiscreteLaplace.name) and not stated.get("pair")
+    pure &= not claim.delta or named != BEST or stated.get("rounds", 1) == 1
+    found, failures = [], []
+    for way in (shares, others) if pure and claim.delta and named == BEST else (shares if pure else others,):
+        try:
+            found.append(way())
         except InfeasibleError as error:
             failures.append(error)
-    if not found and asked.get("mechanism") == RoundedGaussian.name and named == BEST:
-        # It needs deviations of a step or so, which a large ε does not have.
-        del asked["mechanism"]
-        found.append(
-            planner.plan(clients, epsilon=claim.epsilon, **geometry.stated(), **{"delta": claim.delta, **asked})
-        )
     if not found:
         raise failures[-1]
-    wanted = requirements.get("max_error")
-    return min(found, key=lambda each: each.error.total if wanted is None else each.bits)
+    return min(found, key=lambda each: each.bits if "max_error" in stated else each.error.total)
 
 
 def simulated(protocol: Protocol, round: int = 0) -> RoundSimulator:
