@@ -12,7 +12,7 @@ from cpsgd import RoundSimulator
 from cpsgd.errors import CpsgdError, InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import plan
 from cpsgd.statistics import Components, Statistic, kmeans, pca
-from cpsgd.statistics.clusters import Blocks
+from cpsgd.statistics.cluster_sums import Blocks
 from cpsgd.statistics.components import MomentVector, exact_components
 from cpsgd.statistics.points import Ball, in_unit_ball, people_in_ball
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from cpsgd.errors import ColumnError, TableError
 from cpsgd.statistics import Job, Partial, Statistic, prepare
-from cpsgd.statistics.one_machine import StatisticOptions
 from cpsgd.statistics.rows import RowQuestion
+from cpsgd.statistics.table_options import StatisticOptions
 from cpsgd.tables import text_of
 
 if TYPE_CHECKING:
