@@ -279,8 +279,18 @@ class Count(Sum):
         self._check_not_users()
         return super().plan(clients, epsilon, delta, **requirements)
 
+    @property
+    def _of_users(self) -> bool:
+        """Whether it counts users: one row of each, whatever it is."""
+        return not self.columns and self.groups is None and self._rows == 1
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Further rows of a user are not left out of a number of users."""
+        return () if self._of_users else super().cuts
+
     def _check_not_users(self) -> None:
-        if not self.columns and self.groups is None and self._rows == 1:
+        if self._of_users:
             raise ParameterError(
                 "The number of users is the same in all replace-one neighbours, and is the table's length: name "
                 "columns of 0 and 1 to count in, group_by, a user column with rows_per_user, or hide the number of "
@@ -305,7 +315,9 @@ class Count(Sum):
         total = super().read(mean, variance, users, width)
         most = math.inf if self.private_users else float(users) * self._rows
         values, low, high = (np.clip(table, 0.0, most) for table in (total.values, total.low, total.high))
-        return Reading(total.names, total.groups, values, low, high)
+        return Reading(
+            ("users",) if self._of_users and not self.one_row else total.names, total.groups, values, low, high
+        )
 
 
 def _with_lattice(geometry: Geometry, lattice: int) -> Geometry:

@@ -26,7 +26,7 @@ from cpsgd.statistics.charge import Charge, events_of
 from cpsgd.statistics.planned import simulated
 from cpsgd.statistics.questions import Matrix, Vectors
 from cpsgd.statistics.results import Statistic
-from cpsgd.statistics.rows import Bounds, Missing, by_user, check_bounds, check_one_user, own_rows, users_of
+from cpsgd.statistics.rows import Bounds, Missing, by_user, check_bounds, check_one_user, fill_of, own_rows, users_of
 from cpsgd.tables import Chunk, maybe_numbers, numbers, open_table
 
 if TYPE_CHECKING:
@@ -177,9 +177,7 @@ class Ball:
         if self.missing is None:
             return numbers(name, chunk[name], title)
         values, there = maybe_numbers(name, chunk[name], title)
-        low, high = (self.bounds or {}).get(name, (0.0, 0.0))
-        filled = 0.5 * low + 0.5 * high if self.missing == "bounds" else _validate.finite("missing", self.missing)
-        return np.where(there, values, filled)
+        return np.where(there, values, fill_of(self.missing, (self.bounds or {}).get(name)))
 
     def _of_array(self, value: ArrayLike) -> Matrix:
         """Returns points in the unit ball from an array."""

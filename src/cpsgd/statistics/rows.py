@@ -224,9 +224,7 @@ class RowQuestion(Question[Statistic]):
         values, there = maybe_numbers(name, chunk[name])
         if self.missing == "drop":
             return np.where(there, values, 0.0), there
-        low, high = self.bounds.get(name, (0.0, 0.0))
-        filled = 0.5 * low + 0.5 * high if self.missing == "bounds" else _validate.finite("missing", self.missing)
-        return np.where(there, values, filled), None
+        return np.where(there, values, fill_of(self.missing, self.bounds.get(name))), None
 
     def points(self, chunk: Chunk) -> Matrix:
         """Returns points of V, one per row; zero for rows of no group."""
@@ -377,6 +375,16 @@ def check_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:
             raise ParameterError(f"Expected bounds of {name!r} that floats can tell apart, got ({low!r}, {high!r}).")
         checked[str(name)] = (low, high)
     return checked
+
+
+def fill_of(missing: Missing, bounds: tuple[float, float] | None) -> float:
+    """Returns the number that a missing value counts as, or raises `ParameterError`."""
+    if missing == "bounds":
+        low, high = bounds or (0.0, 0.0)
+        return 0.5 * low + 0.5 * high
+    if isinstance(missing, str):
+        raise ParameterError(f"Expected missing to be 'drop', 'bounds' or a number, got {missing!r}.")
+    return _validate.finite("missing", missing)
 
 
 def check_one_user(users: int, title: str) -> None:

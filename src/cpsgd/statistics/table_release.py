@@ -18,7 +18,8 @@ from cpsgd.promise import Claim
 from cpsgd.statistics.charge import Charge
 from cpsgd.statistics.partial import CutUsers, Job, Partial, SumTask
 from cpsgd.statistics.questions import Matrix
-from cpsgd.statistics.ranks import MUCH, Ranges, beyond
+from cpsgd.statistics.rank_choice import RankChoice, RankTask
+from cpsgd.statistics.ranks import MUCH, Quantiles, Ranges, beyond
 from cpsgd.statistics.results import CutOff, Reading, Statistic, shares
 from cpsgd.statistics.rows import RowQuestion, Sizes, check_one_user, interval_width
 from cpsgd.statistics.selection import CITATION, Selection, Tally
@@ -106,7 +107,7 @@ def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> Table
         raise ParameterError(f"{extra}: say it in the question, or when it is finished.")
     asked = Asked.of({}, question, options | {"missing": question.missing})
     question = question.central(asked.neighbours, asked.user)
-    noises = allot(wishes_of(question), asked.claim, asked.neighbours)
+    noises = noises_for(question, asked, asked.claim)
     return _prepared(question, noises, asked, proof_of(noises, None, asked.claim))
 
 
@@ -153,7 +154,7 @@ def release(
     # An adaptive budget counts shifts: noise of a pure ε would cost it several times what was asked for.
     shifts = asked.claim.delta > 0.0 and Charge.counts_shifts(asked.ledger, asked.population)
     squares = True if shifts or (search is not None and selection is not None) else None
-    noises = allot([*wishes_of(question), *wish], rest, asked.neighbours, squares=squares)
+    noises = noises_for(question, asked, rest, wish, squares=squares)
     found: list[TableNoise] = noises[-1:] if search is not None else []
     advance = asked.advance
     if search is not None or selection is not None:
@@ -177,7 +178,7 @@ def release(
             if not kept:
                 return _no_groups(asked, question, selection, first.users, found)
             question = question.among(columns, kept).central(asked.neighbours, asked.user)
-            noises = allot([*wishes_of(question), *wish], rest, asked.neighbours, squares=squares)
+            noises = noises_for(question, asked, rest, wish, squares=squares)
     prepared = _prepared(
         question, noises, asked, proof_of([*noises[: 1 + bool(question.cuts)], *found], selection, asked.claim)
     )
@@ -193,7 +194,28 @@ def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: Asked,
 def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTask]:
     """Returns the sums of a question, with the noise that was allotted to `wishes_of` it."""
     summed: list[RowQuestion | CutUsers] = [question, *([CutUsers(question)] if question.cuts else [])]
-    return [SumTask(each, noise) for each, noise in zip(summed, noises, strict=False)]
+    pairs = zip(summed, noises, strict=False)
+    return [
+        RankTask(noise.question, noise) if isinstance(noise, RankChoice) else SumTask(each, noise)
+        for each, noise in pairs
+    ]
+
+
+def noises_for(
+    question: RowQuestion, asked: Asked, claim: Claim, others: Sequence[Wish] = (), *, squares: bool | None = None
+) -> list[TableNoise]:
+    """Returns the noise of `wishes_of` a question and of other sums, with the least error of the question.
+
+    Few quantiles are nearer by a choice of bins, which needs a pure ε.
+    """
+    wishes = [*wishes_of(question), *others]
+    noises = allot(wishes, claim, asked.neighbours, squares=squares)
+    if not isinstance(question, Quantiles) or not question.public or squares:
+        return noises
+    pure = allot(wishes, Claim(claim.epsilon, 0.0), asked.neighbours)
+    choice = RankChoice.of(question, pure[0].epsilon, asked.confidence)
+    nearer = choice.variance**0.5 < question.error(noises[0].variance ** 0.5, 1.0)
+    return [choice, *pure[1:]] if nearer else noises
 
 
 def _split(claim: Claim, epsilon: float, delta: float) -> tuple[Claim, Claim]:
@@ -264,22 +286,16 @@ def statistic_of(
     tasks: Sequence[SumTask], released: Sequence[Matrix], users: int, user: str | None, confidence: float, proof: Proof
 ) -> Statistic:
     """Returns the statistic behind the released sums of a question and, if it cuts off, of `CutUsers`."""
-    question, noise = tasks[0].summed, tasks[0].noise
+    question = tasks[0].summed
     assert isinstance(question, RowQuestion)
-    many = 1 if question.private_users else users
-    reading = question.read(
-        released[0].reshape(question.blocks, -1) / many,
-        noise.variance / many**2,
-        many,
-        interval_width(confidence, pure=noise.is_pure),
-    )
+    reading = tasks[0].read(released[0], users, confidence)
     cut_off: tuple[CutOff, ...] = ()
     if len(tasks) > 1:
         counts, deviation = released[1], tasks[1].noise.variance ** 0.5
         reach, far = (deviation * interval_width(each, pure=True) for each in (confidence, _SURE))
         everybody = float(counts[-1]) if question.private_users else float(users)
         cut_off = shares(counts[: len(question.cuts)].tolist(), reach, far, everybody, question.cuts)
-    return replace(_statistic(question, user, confidence, reading, users, proof, noise.kind), cut_off=cut_off)
+    return replace(_statistic(question, user, confidence, reading, users, proof, tasks[0].noise.kind), cut_off=cut_off)
 
 
 def _statistic(
