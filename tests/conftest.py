@@ -60,7 +60,8 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on garbage is looked for."""
+    """From here on garbage is looked for, among what tests make."""
+    gc.freeze()
     gc.enable()
 
 

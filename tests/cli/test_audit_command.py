@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol, guarantee
-from cpsgd.audit import everything
+from cpsgd.audit import all_cases
 from cpsgd.codec import pack, pipeline, wire
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import MAX_COINS
@@ -81,7 +81,7 @@ def _repacked(protocol: Protocol, sent: bytes, values: Any, round: int) -> bytes
 @pytest.fixture
 def two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """All there is takes minutes: the planned protocol, and few coins."""
-    monkeypatch.setattr("cpsgd.audit.everything", lambda: (everything()[0], everything()[3]))
+    monkeypatch.setattr("cpsgd.audit.everything", lambda: (all_cases()[0], all_cases()[3]))
 
 
 @pytest.mark.usefixtures("fixed_seed", "two_cases")

@@ -70,7 +70,7 @@ def run(
     if model is not None:
         _audit_model(model, json=json)
         return
-    from cpsgd.audit import Case, everything, survey
+    from cpsgd.audit import Case, all_cases, survey
     from cpsgd.audit.cases import left_out
     from cpsgd.audit.levels import others
 
@@ -88,7 +88,7 @@ def run(
     else:
         if surviving is not None:
             raise ParameterError("--surviving is for one protocol: name it, or leave --surviving out.")
-        cases = everything()
+        cases = all_cases()
     played = rounds if rounds is not None else _ROUNDS if named else _ROUNDS_OF_EACH
     with output.progress(len(cases) * (1 + len(others())), "protocols and levels") as advance:
         found = survey(

@@ -81,7 +81,7 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def room(self) -> float:
-        """How far z may go in a message that has the largest coordinate and inherits the most, in steps."""
+        """Largest |z|, in steps, that does not saturate a message with the largest coordinate and inheritance."""
         return (self.of.largest - self.of.farthest_point - self.of.inherited_range) * (1.0 - 1e-12)
 
     def law(self, honest: int) -> SlotsAndCoins:  # type: ignore[override]
@@ -126,7 +126,7 @@ class SaturatingNoise(CorrelatedNoise):
         return 0.0
 
     def cumulant(self, slope: float) -> float:
-        """Returns a bound on the cumulant of a client's integer.
+        """Returns a bound on log E exp(slope z), z a client's integer about its mean.
 
         Rounding at random has a variance proxy of ¼, clipping a symmetric number makes its cumulant smaller, and
         saturating at one end adds at most the slope times the mean of what is cut off at the other.
@@ -149,9 +149,9 @@ class OnceMemory(RunMemory):
         """Whether seeds may be told: the proof takes it that by whom does not depend on results."""
         return bool(self.of.untrusted_holders)
 
-    def simulated(self, seed: int | None) -> SimulatedClients:  # type: ignore[override]
+    def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedClients:  # type: ignore[override]
         """Returns the state of a run whose clients are simulated."""
-        return SimulatedClients(self.of, seed)
+        return SimulatedClients(self.of, seed, restart_every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,7 +155,6 @@ class Private:
             raise ParameterError("LBFGS takes several gradients per step: use another optimizer of torch.optim.")
         self._parameters = list(trainable(model).values())
         self._owned = {id(p) for p in self._parameters}
-        self._sizes = [p.numel() for p in self._parameters]
         if any(p.requires_grad for p in self._strange(optimizer)):
             raise ParameterError(
                 "The optimizer has parameters that are not the model's: make it from model.parameters()."
@@ -327,7 +326,6 @@ class Private:
 
     # ------------------------------------------------------------------ a step
 
-    @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         """Puts the private mean where the optimizer looks for gradients; without one there it does nothing."""
         part = self._loader.current
@@ -360,9 +358,10 @@ class Private:
             for parameter in self._parameters:
                 parameter.grad = None
             return
-        parts = torch.split(self._release(norm), self._sizes)
+        unflatten: Any = torch._utils._unflatten_dense_tensors
+        parts = unflatten(self._release(norm), self._parameters)
         for parameter, own in zip(self._parameters, parts, strict=True):
-            parameter.grad = own.view(parameter.shape)
+            parameter.grad = own
 
     def _release(self, clip_norm: float) -> torch.Tensor:
         """Returns the noisy mean of the batch, the same in all processes; the step is counted before."""

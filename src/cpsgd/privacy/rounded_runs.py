@@ -93,7 +93,7 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
 
 @dataclass(frozen=True)
 class Moves:
-    """How the numbers of a round move, for a unit of distance in the coordinate.
+    """Changes of a round's numbers for a unit of distance in the coordinate.
 
     Attributes:
         mean: |r|, of their sum.

@@ -94,7 +94,7 @@ class Around(Question[ClusterSums]):
 
     @property
     def geometry(self) -> Geometry:
-        """See `Blocks`."""
+        """Size, norm and distance of the clients' vectors; `Blocks` says why."""
         return Geometry.round(self.blocks.length, self.blocks.clip_norm, self.blocks.distance, _REASON, rounding=1.0)
 
     def write(self, points: Vectors) -> Vectors:

@@ -107,7 +107,7 @@ class Histogram(RowQuestion):
         return points
 
     def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
-        """Returns the mean times the number of users; estimates are unbiased, and may be below zero."""
+        """Returns counts with intervals: the mean times the users. Estimates are unbiased, and may be below zero."""
         scale = float(users) * self._rows
         reach, values = scale * width * math.sqrt(variance), scale * mean
         most = math.inf if self.private_users else scale
