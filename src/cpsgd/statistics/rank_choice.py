@@ -108,7 +108,8 @@ class RankChoice(TableNoise):
 
     def record(self, reason: str) -> Protocol:
         """Returns a protocol that costs at least as much, for a ledger."""
-        one = Geometry(1, 1.0, 2.0, "one user", 1.0, 2.0, lattice=1)
+        # Ranks change by a user at most, be it replaced or left out.
+        one = Geometry(1, 1.0, 1.0, "one user", 1.0, 1.0, lattice=1)
         return laplace_noise(one, self.epsilon * (1.0 + 1e-8), "replace-one").record(reason)
 
     def choose(self, sums: Integers, users: int) -> Matrix:
