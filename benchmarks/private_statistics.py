@@ -221,7 +221,7 @@ def opendp_error(kind: str, sensitivity: float, required: dict[str, float], *, w
     return float(dp.binary_search_param(gaussian, d_in=sensitivity, d_out=(epsilon, delta)))
 
 
-def noise_errors(required: dict[str, float], values: int) -> list[dict[str, Any]]:
+def noise_errors(required: dict[str, Any], values: int) -> list[dict[str, Any]]:
     """Returns errors of this library and of OpenDP at the same guarantee, for replace-one neighbours."""
     rows = []
     n = 1000

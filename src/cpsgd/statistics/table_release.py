@@ -97,6 +97,7 @@ def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> Table
         options: Of `StatisticOptions`: epsilon, delta, user, neighbours and confidence.
 
     Example:
+        >>> from cpsgd.statistics import Mean
         >>> ready = prepare(Mean({"age": (0, 100)}), user="id", epsilon=8.0)
         >>> parts = [ready.job.partial({"id": ids, "age": [40.0] * 300}) for ids in (range(300), range(300, 600))]
         >>> found = ready.finish(ready.job.merged(parts))
