@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol, guarantee
-from cpsgd.audit import all_cases, two_servers
+from cpsgd.audit import all_cases, pair_rounds
 from cpsgd.codec import pack, pipeline, wire
 from cpsgd.engines.pair.running import write_task
 from cpsgd.engines.pair.task import create_task
@@ -183,7 +183,7 @@ def _one_more(monkeypatch: pytest.MonkeyPatch) -> None:
         found[0] = (found[0] + found[1] % 2) % prime
         return found
 
-    monkeypatch.setattr(two_servers, "modular_sum", summed)
+    monkeypatch.setattr(pair_rounds, "modular_sum", summed)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd import statistics, tables
+from cpsgd import statistics
 from cpsgd.errors import (
     BudgetExceededError,
     ColumnError,
@@ -396,7 +396,7 @@ def test_what_is_wrong_in_a_later_chunk_costs_nothing(
     table: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounds are found in a first round; columns that only the second one needs are read before it is paid, too."""
-    monkeypatch.setattr(tables, "CHUNK_ROWS", 1000)
+    monkeypatch.setattr("cpsgd._table_memory.CHUNK_ROWS", 1000)
     ledger = budget(tmp_path, 9.0)
     damaged = table["sex"].astype(object)
     damaged[2999] = None

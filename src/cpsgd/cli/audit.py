@@ -91,7 +91,7 @@ def run(
     claim = replace(claim, **{"delta": _DELTA, "adjacency": "replace-one", **options.given(claim)})
     made = None
     if task is not None:
-        from cpsgd.audit.two_servers import two_servers
+        from cpsgd.audit.pair_rounds import two_servers
         from cpsgd.engines.pair.task import PairTask
 
         chosen, made, named = PairTask.read(task).protocol, two_servers, True

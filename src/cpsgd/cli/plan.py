@@ -50,7 +50,7 @@ _SERVERS = Group(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions:
+class PairTaskOptions:
     """Options of a task of two servers.
 
     Attributes:
@@ -73,14 +73,14 @@ class TaskOptions:
     insecure: bool = False
 
 
-_NO_PASSES, _NO_TASK = PassOptions(), TaskOptions()
+_NO_PASSES, _NO_TASK = PassOptions(), PairTaskOptions()
 
 
 def run(
     *,
     required: Annotated[Required, options.FLAT],
     many: Annotated[PassOptions, Parameter(name="*", group=_PASSES)] = _NO_PASSES,
-    task: Annotated[TaskOptions, Parameter(name="*", group=_SERVERS)] = _NO_TASK,
+    task: Annotated[PairTaskOptions, Parameter(name="*", group=_SERVERS)] = _NO_TASK,
     out: Annotated[
         Path | None,
         options.file_option("Where the protocol's JSON goes, with its promise; with --pair, the task of both servers."),
@@ -137,7 +137,7 @@ def _check_clients(required: Any, many: PassOptions) -> None:
         raise ParameterError("Missing --clients, the messages per round; or --population, for several passes over it.")
 
 
-def _check_task(required: Any, task: TaskOptions, out: Path | None) -> None:
+def _check_task(required: Any, task: PairTaskOptions, out: Path | None) -> None:
     """Refuses options that make no task, or an unsafe one."""
     if task == _NO_TASK and not (required.pair and out is not None):
         return
@@ -151,7 +151,7 @@ def _check_task(required: Any, task: TaskOptions, out: Path | None) -> None:
         check_address(url, insecure=task.insecure)
 
 
-def _write_task(found: Plan, required: Any, task: TaskOptions, out: Path) -> list[Path]:
+def _write_task(found: Plan, required: Any, task: PairTaskOptions, out: Path) -> list[Path]:
     """Makes the task of a plan, and returns the files that were written: the task's, and all secrets."""
     from cpsgd.engines.pair.running import read_public_keys, write_task
     from cpsgd.engines.pair.task import create_task

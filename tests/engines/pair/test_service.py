@@ -19,8 +19,8 @@ from starlette.applications import Starlette
 
 from cpsgd.engines.pair import intake
 from cpsgd.engines.pair.books import Books
+from cpsgd.engines.pair.connections import configured
 from cpsgd.engines.pair.intake import leader_app
-from cpsgd.engines.pair.limits import configured
 from cpsgd.engines.pair.running import free_port
 from cpsgd.engines.pair.service import helper_app
 from cpsgd.engines.pair.task import check_address

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cpsgd.engines.pair import intake, limits
+from cpsgd.engines.pair import connections, intake
 from cpsgd.engines.pair.intake import leader_app
 from cpsgd.engines.pair.service import helper_app
 
@@ -65,7 +65,7 @@ def ended(connection: socket.socket, piece: bytes = b"", pause: float = 0.02) ->
 def test_connections_without_a_request_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes, piece: bytes, pause: float
 ) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with leader(tmp_path) as (_, url), closing(connected(url)) as connection:
         connection.sendall(first)
         assert ended(connection, piece, pause)
@@ -73,7 +73,7 @@ def test_connections_without_a_request_are_ended(
 
 
 def test_a_connection_that_is_used_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
     with leader(tmp_path) as (_, url), closing(connected(url)) as connection:
         for _ in range(8):
             connection.sendall(b"GET /round HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n" + bytes(200_000))
@@ -82,7 +82,7 @@ def test_a_connection_that_is_used_stays(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_more_connections_than_there_is_room_for_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
     with leader(tmp_path) as (_, url):
         with ExitStack() as stack:
             for _ in range(3):

@@ -106,8 +106,8 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
     """
     import uvicorn
 
+    from cpsgd.engines.pair.connections import MOST_CONNECTIONS, allow_files, configured
     from cpsgd.engines.pair.intake import leader_app
-    from cpsgd.engines.pair.limits import MOST_CONNECTIONS, allow_files, configured
     from cpsgd.engines.pair.service import helper_app
     from cpsgd.engines.pair.task import LOOPBACK
 
