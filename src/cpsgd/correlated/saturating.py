@@ -66,8 +66,20 @@ class SaturatingNoise(CorrelatedNoise):
     @property
     def own_variance(self) -> float:
         """Variance that nobody takes away, less 1/12: of random rounding, and of what is clipped or saturates."""
-        clipped = squared_loss(self._earlier, self.of.inherited_range)
+        clipped = squared_loss(self._earlier, self.of.inherited_range) - (self._clipped * self._earlier) ** 2
         return 1.0 / 12.0 + clipped + squared_loss(self._whole, self.of.largest)
+
+    @property
+    def factors(self) -> NDArray[np.float64]:
+        """The weights as they act: clipping leaves 1 - P(clipped) of a Gaussian, and what is not correlated with it."""
+        found = self.of.correlation.factors * (1.0 - self._clipped)
+        found[0] = 1.0
+        return found
+
+    @property
+    def _clipped(self) -> float:
+        """Probability that a message's inherited noise is clipped."""
+        return 2.0 * beyond(self.of.inherited_range / self._earlier) if self._earlier else 0.0
 
     @property
     def _earlier(self) -> float:
@@ -172,8 +184,8 @@ class RoundedCorrelated(CorrelatedGaussian):
     least_deviation: ClassVar[float] = LEAST_SIGMA
     sampler_remedy: ClassVar[str] = "use more clients, or a shorter run"
     caution: ClassVar[str | None] = (
-        "its proof is new, and no whole run was enumerated; its guarantee is that of a whole run, which is charged as "
-        "one; who holds seeds must not be chosen by results"
+        "its proof is new, and whole runs were enumerated for two rounds only; its guarantee is that of a whole run, "
+        "which is charged as one; who holds seeds must not be chosen by results"
     )
 
     inherited_range: float
