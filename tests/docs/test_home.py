@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def accuracies(path: Path) -> dict[tuple[str, str, str], str]:
-    """Returns the mean accuracy for each ε, number of bands and number of passes, as pages write it."""
+def accuracies(path: Path) -> dict[tuple[str, str, str, str], str]:
+    """Returns the mean accuracy for each ε, number of bands, of passes and of bits, as pages write it."""
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {
-        (row["epsilon"], row["bands"], row.get("passes", "")): f"{float(row['accuracy_mean']):.2%}".replace("%", " %")
+        (row["epsilon"], row["bands"], row["passes"], row["bits"]): f"{100.0 * float(row['accuracy_mean']):.2f} %"
         for row in rows
     }
 
@@ -43,10 +43,13 @@ def test_the_table_beside_others_has_the_files_figures() -> None:
     assert f"| {min(ours.values()):.2f} | {published['skellam']:.2f} discrete Gaussian, Skellam" in README
     assert f"{published['coins']:.2f} Poisson binomial; cpSGD needs {fewest:.0f} bits" in README
     once, again = (accuracies(ROOT / "docs/results" / folder / "summary.csv") for folder in ("correlated", "passes"))
-    assert f"({once['', '1', '']} without" in README
-    for epsilon, passes, said in (("2.0", "10", "ten"), ("0.5", "25", "25")):
-        here = f"{again[epsilon, '32', passes]} in {said} passes, {once[epsilon, '32', '']} in one"
-        assert f"| {here} | {once[epsilon, '1', '']} with independent noise, in one |" in README
+    assert f"({once['', '1', '1', '']} without" in README
+    few = f", {once['2.0', '129', '1', '4.0']} in one with 4 bits"
+    for epsilon, passes, said, more in (("2.0", "10", "ten", few), ("0.5", "25", "25", "")):
+        here = (
+            f"{again[epsilon, '32', passes, '14.0']} in {said} passes, {once[epsilon, '32', '1', '12.0']} in one{more}"
+        )
+        assert f"| {here} | {once[epsilon, '1', '1', '4.0']} with independent noise, in one |" in README
     peers = json.loads((ROOT / "docs/results/peers/peers.json").read_text(encoding="utf-8"))
     flower = "Flower: LocalDpMod's clip and noise"
     noise = {name: found["ns"] for name, found in peers["noise"].items()}
