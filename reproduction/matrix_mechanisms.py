@@ -25,7 +25,7 @@ from reproduction.select_settings import FEW_BITS_BANDS, Size, few_bits
 EPSILON = 2.0
 SIZE = Size(10_000, 2_500, DIM, 1e-9)
 TABLE = RESULTS / "peers" / "matrix-mechanisms.csv"
-SERVER, SEEDS, SUMS, SHARES = "trusted server", "seeds handed on", "nothing shared", "secret shares handed on"
+SERVER, SEEDS, NOBODY, SHARES = "the server", "holders of seeds", "nobody", "holders of secret shares"
 # Bienstock, Kumar and Polychroniadou (ICML 2025), with Honaker's online factorization: less than this more per round.
 _DMM_BYTES = 10_000_000
 
@@ -36,7 +36,7 @@ class Row:
 
     Attributes:
         mechanism: Its name.
-        protects: What the protection between rounds rests on.
+        trusted: Who, with what later rounds take away.
         passes: Rounds of a client.
         gain: Against one pass of independent Gaussian noise.
         kilobytes: Sent by a client in all passes.
@@ -44,7 +44,7 @@ class Row:
     """
 
     mechanism: str
-    protects: str
+    trusted: str
     passes: int
     gain: float
     kilobytes: float
@@ -88,16 +88,16 @@ def ours() -> Iterator[Row]:
     shown = [p for p in sorted(points(), key=lambda p: p.accuracy) if p.epsilon == EPSILON]
     accuracies = {(p.kind.startswith("independent"), round(p.bytes_up)): p.accuracy for p in shown}
 
-    def row(name: str, protects: str, passes: int, **wishes: Any) -> Row:
+    def row(name: str, trusted: str, passes: int, **wishes: Any) -> Row:
         who, cohort = schedule(SIZE.rounds * SIZE.cohort, SIZE.rounds, passes)
         found = SIZE.plan(EPSILON, cohort=cohort, **{"participation": who, **wishes})
         # Independent Gaussian noise of several passes has as many times less variance.
         gain = passes * (found.prefix.gain if found.prefix else 1.0 / found.ratio)
         sent = passes * found.protocol.message_bytes
-        return Row(name, protects, passes, gain, sent / 1000, accuracies.get((protects == SUMS, sent)))
+        return Row(name, trusted, passes, gain, sent / 1000, accuracies.get((trusted == NOBODY, sent)))
 
     for passes, bits in ((1, 4.0), (50, 0.1)):
-        yield row(f"independent, {bits:g} bits", SUMS, passes, bits=bits)
+        yield row(f"independent, {bits:g} bits", NOBODY, passes, bits=bits)
     for bits in (4.0, 5.0):
         yield row(f"rounded-correlated, {bits:g} bits", SEEDS, 1, **few_bits(FEW_BITS_BANDS, bits))
     for passes, bits in ((1, 12.0), (10, 14.0)):
@@ -121,12 +121,12 @@ def main() -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([field.name for field in fields(Row)])
         table.writerows(
-            [f"{value:.4g}" if isinstance(value, float) else value for value in astuple(row)] for row in found
+            [f"{value:.6g}" if isinstance(value, float) else value for value in astuple(row)] for row in found
         )
     for row in found:
         accuracy = "–" if row.accuracy is None else f"{row.accuracy:.2f} %"
         print(
-            f"| {row.mechanism} | {row.protects} | {row.passes} | {row.gain:.3g} | {row.kilobytes:,.0f} | {accuracy} |"
+            f"| {row.mechanism} | {row.trusted} | {row.passes} | {row.gain:.3g} | {row.kilobytes:,.0f} | {accuracy} |"
         )
 
 

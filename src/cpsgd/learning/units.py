@@ -161,7 +161,6 @@ class _First(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Hands the output's gradient to the unit."""
         ctx.call(gradients[0])
