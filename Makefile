@@ -9,7 +9,7 @@ SOURCES := $(KERNELS) CMakeLists.txt pyproject.toml constraints.txt
 .PHONY: help install train docs test thorough mutants survivors check quick slow lint resolve bench fuzz sanitize lock dist sbom vulnerabilities clean
 
 help:
-	@echo "make train     install into $(VENV) and train privately on simulated clients (4 to 7 minutes)"
+	@echo "make train     install into $(VENV) and train privately on simulated clients (4 to 7 minutes where nothing else runs)"
 	@echo "make docs      the documentation as a site, in build/site; needs no network once installed"
 	@echo "make test      install into $(VENV) and run the tests, all but the thorough ones"
 	@echo "make thorough  the same checks over more cases"

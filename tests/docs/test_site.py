@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
@@ -49,10 +49,15 @@ class Loaded(HTMLParser):
             self.loads.append(address)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` builds it, by a process that has no network; a warning is an error."""
-    folder, guard = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("guard")
+@pytest.fixture(scope="session")
+def site(once: Callable[..., Path]) -> Path:
+    return once(build) / "site"
+
+
+def build(folder: Path) -> None:
+    """Builds the site as `make docs` does, by a process that has no network; a warning is an error."""
+    guard = folder / "guard"
+    guard.mkdir()
     (guard / "sitecustomize.py").write_text(
         "import socket\n"
         "def refused(*arguments):\n"
@@ -60,10 +65,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "socket.socket.connect = refused\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(guard), str(ROOT)]), "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder / "site")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return folder
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
@@ -258,6 +262,7 @@ def test_the_picture_book_is_drawn_by_its_script(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.svg").read_bytes() == (book.FOLDER / f"{name}.svg").read_bytes(), name
 
 
+@pytest.mark.slow
 def test_usage_lines_are_commands(site: Path) -> None:
     text = html.unescape(re.sub(r"<[^>]+>", "", (site / "reference" / "commands.html").read_text(encoding="utf-8")))
     usages = re.findall(r"^(cpsgd .*(?:COMMAND|OPTIONS).*)$", text, re.MULTILINE)

@@ -148,7 +148,7 @@ class RoundingKernel(Protocol):
     """Turns a block of grid points and its keystream into what one client sends."""
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32], /) -> None:
-        """Writes the integers."""
+        """Rounds grid points with random bytes of the keystream, and writes the integers to `values`."""
 
     def packed(
         self,

@@ -133,7 +133,7 @@ def answer(request: bytes, run: str, seeds: SeedFile | None, *, signed: bool) ->
 
 
 def read_answer(reply: bytes, asked: Handover) -> bytes:
-    """Returns the public key or the baton in a client's answer.
+    """Returns the public key or the baton in a client's answer; nothing for the step that takes a baton over.
 
     Raises:
         VersionError: The client speaks another version.

@@ -103,7 +103,7 @@ class ClippedSums:
             )
         (rows,) = counts
         self._rounding += rounding_share(rows or 0, max(unit.positions for unit in used))
-        if self._rounding > MARGIN:
+        if self._rounding > 0.5 * MARGIN:
             raise ParameterError(
                 f"{rows:,} examples in one pass are too many for this model: rounding in their sum could be felt. Give "
                 "a micro_batch, such as 256."

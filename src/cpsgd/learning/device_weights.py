@@ -21,6 +21,9 @@ MOST_PIECES = 64
 TILE = 32
 """A block of the second kernel adds up this many rows and columns of a matrix, or twice as many numbers of a row."""
 
+SLICE = 256
+"""The most examples that a block of the second kernel adds up."""
+
 _THREADS, _ADDING_THREADS = 256, 64
 # Infinity, as CUDA C++ has no name for it without its headers.
 _INFINITY = "(1e300 * 1e300)"
@@ -65,7 +68,8 @@ def add_weighted(
     with kernels.current(total.device):
         arguments = [*sources, beside, int(bool(rest)), found, examples, count, float(most), float(scale)]
         weigh(grid=(examples, 1, 1), block=(_THREADS, 1, 1), args=arguments)
-        add(grid=(blocks, 1, 1), block=(_ADDING_THREADS, 1, 1), args=[*sources, found, examples, total])
+        grid = blocks, -(-examples // SLICE), 1
+        add(grid=grid, block=(_ADDING_THREADS, 1, 1), args=[*sources, found, examples, total])
     return found
 
 
@@ -93,6 +97,7 @@ def _kernels(
         "SOURCES": ", ".join(f"s{k}" for k in numbers),
         "INFINITY_BITS": _INFINITY,
         "TILE": TILE,
+        "SLICE": SLICE,
     }
     lists = {"WIDTHS": widths, "KINDS": kinds, "STARTS": starts, "PLACES": weight_places, "BIAS_PLACES": bias_places}
     names |= {key: ", ".join(map(str, values)) for key, values in lists.items()}

@@ -123,7 +123,7 @@ class Linear(FactorUnit):
     """A `torch.nn.Linear` on inputs [examples, ..., features]."""
 
     def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns x Wᵀ + b."""
+        """Returns x Wᵀ + b, and the tensors to keep for the backward pass: x."""
         return functional.linear(x, *_constants(self.module)), (x,)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:

@@ -6,6 +6,7 @@ own, and all that is below it, is one unit (`cpsgd.learning.whole`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,21 +55,22 @@ class Grouped(Layer):
     def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the normalised inputs."""
         module, x = self.module, x.contiguous()
-        count, channels, positions = len(x), x.shape[1], x[0, 0].numel()
+        count, channels, *lengths = x.shape
         weight, bias = module.weight.detach(), module.bias.detach()
         output, *moments = torch.native_group_norm(
-            x, weight, bias, count, channels, positions, module.num_groups, module.eps
+            x, weight, bias, count, channels, math.prod(lengths), module.num_groups, module.eps
         )
         return output, (x, *moments)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Adds up an example's positions: Σ b (x - mean)/deviation for the weights, Σ b for the bias."""
-        x, *moments = kept
-        back = gradient.flatten(2)
+        x, mean, scale = kept
+        sizes = *mean.shape, -1  # examples, groups, channels of a group
+        back = gradient.reshape(x.shape[0] * x.shape[1], 1, -1)
         shift = back.sum(2)
-        products = torch.einsum("ncp,ncp->nc", back, x.flatten(2))
-        means, scales = (each.repeat_interleave(x.shape[1] // each.shape[1], 1) for each in moments)
-        by_name = {"weight": (products - means * shift) * scales, "bias": shift}
+        products = torch.bmm(back, x.view(len(back), -1, 1)).view(sizes)
+        centred = torch.addcmul(products, shift.view(sizes), mean[:, :, None], value=-1.0)
+        by_name = {"weight": centred.mul_(scale[:, :, None]).flatten(1), "bias": shift.view(x.shape[:2])}
         self.add_rows({key: by_name[key] for key in self.parameters})
 
 

@@ -7,7 +7,8 @@ Model, loss, optimizer and schedules stay the user's.
 Neighbours are two data sets of which one has an example whose gradients are zero in the other (`zero-out`). The number
 of examples is taken to be public. A step is a Poisson-sampled Gaussian mechanism, and steps are composed by
 `cpsgd.privacy.accountant`. What the guarantee rests on: who was drawn stays secret; the loss is a mean over examples of
-each one's own loss; an example's gradient, as PyTorch computes it, depends on the example and the model alone.
+each one's own loss; an example's gradient depends on the example and the model alone, but for rounding that differs
+with the size of the batch (docs/proofs/private-loop.md, assumption 1).
 """
 
 from __future__ import annotations

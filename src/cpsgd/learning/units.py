@@ -21,7 +21,11 @@ from cpsgd.learning.pieces import Piece, Row
 Tensor = torch.Tensor
 
 MARGIN = 2.0**-10
-"""Share of the clip norm that is left for rounding in the sum of a batch."""
+"""Share of the clip norm that is left for rounding.
+
+One half is for the sum of a batch. The other is for kernels that compute an example a little otherwise in a batch of
+another size: then all other examples' gradients move, too, where one is drawn (docs/proofs/private-loop.md).
+"""
 
 NORM_ROUNDING = 1.0 + 2.0**-29
 """Float64 norms of up to 2^22 terms, and products of two such, are below the exact ones by less than this factor."""
@@ -157,7 +161,6 @@ class _First(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Hands the output's gradient to the unit."""
         ctx.call(gradients[0])

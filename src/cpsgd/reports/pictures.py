@@ -62,7 +62,7 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     plotting.tidy(
         axes,
         title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
-        f"ε ≤ {rounded_up(plan.wished_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
+        f"ε ≤ {rounded_up(plan.target_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
         xlabel="bits per coordinate",
         ylabel=errors,
     )

@@ -512,6 +512,6 @@ def _check_budget(planned: Plan, asked: Clusters, clients: int) -> None:
     enough = round(clients * max(needed / average, off / _FARTHEST_OFF))
     buys = f"{bought} rounds would do" if bought else f"about {enough:,} clients would do"
     raise InfeasibleError(
-        f"ε={rounded_up(planned.wished_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
+        f"ε={rounded_up(planned.target_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
         f"{reason}. {buys}, or a larger epsilon or fewer clusters."
     )

@@ -371,7 +371,7 @@ def _check_budget(planned: Plan, dim: int) -> None:
     if norm < 1.0:
         return
     raise InfeasibleError(
-        f"ε={rounded_up(planned.wished_epsilon)} is too little for {clients:,} clients with points of {dim} "
+        f"ε={rounded_up(planned.target_epsilon)} is too little for {clients:,} clients with points of {dim} "
         f"coordinates: the noise would be {norm:.3g} times the largest variance possible. At least "
         f"{math.ceil(clients * norm):,} clients are needed, and many more to see small variances; or a larger epsilon."
     )

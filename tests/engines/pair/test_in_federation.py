@@ -23,7 +23,7 @@ from .processes import Servers
 pytestmark = pytest.mark.slow
 DIM, ROUNDS = 40, 3
 VECTORS = np.random.default_rng(3).normal(size=(6, DIM)).astype(np.float32) * 0.1
-PLAN = {"dropout": 0.2, "bits": 9, "mechanism": "coins"}
+PLAN = {"dropout": 0.2, "bits": 5, "mechanism": "coins"}
 
 
 @lru_cache(maxsize=1)

@@ -102,7 +102,9 @@ class Leader:
         shape = books.task.shape(upload.round)
         if len(data) != upload_bytes(shape, tokens=books.tokens):
             raise MessageError("The upload has another length than those of the task.")
-        part = unseal(books.keys.key(upload.round), upload.leader, shape, upload.id, "leader")
+        if books.task.admission != "roster" and any(upload.sender + upload.signature):
+            raise MessageError("Nobody signs in this task: there is one upload for a report, and this is another.")
+        part = unseal(books.keys.key(upload.round), upload.leader, shape, upload.id, "leader", upload.helper)
         sender, message = books.admit(upload.sender, part, before=before)
         share = open_leader(shape, upload.id, message)
         if books.task.admission == "roster":
