@@ -93,7 +93,7 @@ def test_components_as_json(cpsgd: Any, options: tuple[str, ...]) -> None:
         (KMEANS, ("--bounds", "0=0:1", "--missing", "drop"), "all its coordinates"),
         (KMEANS, ("--radius", 0), "radius"),
         (KMEANS, ("--rounds", 0), "rounds"),
-        (KMEANS, ("--epsilon", 0.01, "--bits", 8), "too little"),
+        pytest.param(KMEANS, ("--epsilon", 0.01, "--bits", 8), "too little", marks=pytest.mark.thorough),
         (KMEANS, ("--out", "c.txt"), ".npy or .csv"),
         (KMEANS, ("--out", "points.npy"), "overwrite"),
         (PCA, ("--components", 5), "components"),

@@ -321,8 +321,8 @@ def _written(found: Statistic, path: Path) -> bytes:
         return (json_module.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n").encode()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    skip = 1 if found.groups is None else 0
-    writer.writerows(row[skip:] for row in [("group", "name", "value", "low", "high"), *found.rows()])
+    columns = found.to_columns()
+    writer.writerows([tuple(columns), *zip(*columns.values(), strict=True)])
     return text.getvalue().encode()
 
 

@@ -16,7 +16,7 @@ from cpsgd.errors import ParameterError
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointOptions:
+class BallOptions:
     """The points that a table holds.
 
     Attributes:
@@ -65,8 +65,8 @@ class PointOptions:
         return table, table.rows, len(named)
 
 
-Points = Annotated[PointOptions, options.FLAT]
-_ANY_POINTS = PointOptions()
+Points = Annotated[BallOptions, options.FLAT]
+_ANY_POINTS = BallOptions()
 
 
 def kmeans(

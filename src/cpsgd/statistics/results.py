@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,9 @@ from cpsgd.promise import Claim
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from cpsgd.planner import Plan
+    from cpsgd.privacy import Guarantee
 
 Matrix = NDArray[np.float64]
 
@@ -261,6 +264,35 @@ class Statistic:
         from cpsgd.statistics.drawing import draw_intervals
 
         return draw_intervals(self, axes)
+
+
+def told(
+    statistic: str,
+    reading: Reading,
+    plan: Plan,
+    guarantee: Guarantee,
+    users: int,
+    confidence: float,
+    bounds: Mapping[str, tuple[float, float]] | None,
+) -> dict[str, Any]:
+    """Returns what every statistic that came from a round between clients says."""
+    return {
+        "statistic": statistic,
+        "reading": reading,
+        "confidence": confidence,
+        "users": users,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": "user",
+        "adjacency": str(guarantee.adjacency),
+        "method": guarantee.method,
+        "citation": guarantee.citation,
+        "assumption": guarantee.assumption,
+        "bits": plan.protocol.bits_per_coordinate,
+        "dim": plan.protocol.dim,
+        "bounds": dict(bounds or {}),
+        "mechanism": plan.protocol.mechanism.name,
+    }
 
 
 def _text(cell: object) -> str:
