@@ -49,11 +49,11 @@ PURPOSE = b"cpsgd lineage noise v1"
 FINE_BITS = 27
 """Bits by which a fine draw of a lineage refines a draw of its noise."""
 
-FINE_VARIATION = 2.0**-88
+FINE_VARIATION = 2.0**-109
 """Total variation of a fine draw from a Gaussian and uniform numbers (docs/proofs/rounded-correlated.md, 1)."""
 
 # Uniform numbers of a fine draw, and their bytes.
-_FINE, _FINE_BYTES = 8, 4
+_FINE, _FINE_BYTES = 10, 4
 # Coordinates that a seed is expanded to at a time: part of the expansion's definition.
 _BLOCK = 1 << 12
 # Wide enough for every draw.
@@ -175,7 +175,7 @@ class Lineages:
         if self.fine:
             wide = keystream[DRAW_BYTES * count : self.draw_bytes * count].view("<u4").reshape(_FINE, count)
             found <<= FINE_BITS
-            # Eight numbers of 27 bits fit in 32.
+            # Ten numbers of 27 bits fit in 32.
             found += np.add.reduce(wide >> np.uint32(32 - FINE_BITS), axis=0, dtype=np.uint32)
             found -= _FINE * ((1 << FINE_BITS) - 1) // 2
         return found
