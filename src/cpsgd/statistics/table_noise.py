@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from cpsgd._exact import GAUSSIAN_BITS, Integers, discrete_gaussian, discrete_laplace
 from cpsgd._lazy import Late
 from cpsgd._numbers import rounded_up
@@ -325,8 +323,3 @@ def noise_for(geometry: Geometry, claim: Claim, neighbours: Neighbours = "replac
         'discrete-laplace'
     """
     return allot([Wish(geometry)], claim, neighbours)[0]
-
-
-def rounded(vectors: np.ndarray, noise: TableNoise) -> Integers:
-    """Returns vectors in whole grid units."""
-    return np.rint(vectors * float(noise.units)).astype(np.int64)
