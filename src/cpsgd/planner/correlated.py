@@ -26,6 +26,7 @@ from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.correlated.weights import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
+from cpsgd.mechanisms.rounded_gaussian import MAX_WINDOW
 from cpsgd.neighbours import Participation
 from cpsgd.planner.few_bits import MOST_BITS, WINDOWS, FewBits, few_taps, rounding_share
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
@@ -232,16 +233,20 @@ class _Run:
     @cached_property
     def _fixed(self) -> dict[str, Any]:
         """Parameters of the mechanism that do not depend on bits or range."""
-        correlation, target = self._correlation, self._target
+        correlation = self._correlation
         # Clients that stay keep their seeds; others hand them on, and whoever colludes may hold some.
         handed = {} if self.problem.clients_stay else {"untrusted_holders": self.problem.conditions.colluding}
         return {
             "bands": correlation.bands,
             "run_length": correlation.rounds,
             "separation": correlation.separation,
-            "cut": _CUT_SHARE * target.variation / (2 * correlation.rounds),
             **handed,
         }
+
+    @cached_property
+    def _cut(self) -> float:
+        """Probability with which a message may leave its window."""
+        return _CUT_SHARE * self._target.variation / (2 * self._correlation.rounds)
 
     @cached_property
     def _exposed(self) -> int:
@@ -367,9 +372,14 @@ class _Run:
         def fitting(sigma: float) -> RunMechanism | None:
             """Returns the mechanism with σ of this many steps; None if it does not fit the values."""
             try:
-                found = self.kind.with_room(
-                    noise_deviation=sigma, step=unit / sigma, coordinate_range=coordinate_range, **self._fixed
+                widest = self.kind(
+                    noise_deviation=sigma,
+                    step=unit / sigma,
+                    coordinate_range=coordinate_range,
+                    window=MAX_WINDOW,
+                    **self._fixed,
                 )
+                found = replace(widest, window=widest.noise.needs.window(self._cut))
             except ParameterError:
                 return None
             needed = self.problem.setting.needed_modulus(found) if found.window <= values else None

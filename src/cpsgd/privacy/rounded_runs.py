@@ -18,7 +18,7 @@ from cpsgd.mechanisms.law import Array, SlotsAndCoins
 # Events of a coordinate and round that the tail pays for.
 _EVENTS = 20.0
 # Shares of the slots that the adversary is given; the first that is enough is taken.
-_GIVEN = (0.01, 0.1, 0.5)
+_GIVEN = (0.005, 0.1, 0.5)
 # Coins cost so much more than V says where shares are chosen, and the largest share of a round's move that is theirs.
 _DEARER, _LARGEST_SHARE = 1.15, 0.9
 # Cells of outcomes where there are many rounds, and else; the largest exponent.

@@ -180,6 +180,6 @@ def _days(text: str) -> float:
 
 def draw_values(result: Statistic, path: Path) -> Path:
     """Draws a statistic's values with their intervals; see `Statistic.plot`."""
-    figure = plotting.new_figure(7.2, max(2.2, min(24.0, 1.0 + 0.28 * result.reading.values.size)))
-    result.plot(figure.subplots())
+    figure = result.plot().get_figure(root=True)
+    assert figure is not None  # new axes have one
     return plotting.save(figure, path)

@@ -17,7 +17,7 @@ from cpsgd.engines.pair.helper import AskedReport, write_request
 from cpsgd.engines.pair.store import Decided, Verdict
 from cpsgd.errors import MessageError, SignatureError, StoreError
 from cpsgd.secagg.pair.extension import modular_sum
-from cpsgd.secagg.pair.proof import LeaderShare, evaluation_message, open_leader
+from cpsgd.secagg.pair.proof import Share, evaluation_message, open_leader
 from cpsgd.secagg.pair.sealing import unseal
 from cpsgd.secagg.pair.upload import ID, Upload, check_signature, upload_bytes
 
@@ -33,7 +33,7 @@ class Prepared:
     upload: Upload
     data: bytes
     sender: bytes | None
-    share: LeaderShare
+    share: Share
 
     @property
     def id(self) -> bytes:
