@@ -11,7 +11,7 @@ from cpsgd._torch import torch
 Tensor = torch.Tensor
 
 # Bytes of temporary matrices, on a CPU (the size of its caches) and on a GPU.
-_CPU_BYTES, _GPU_BYTES = 1 << 23, 1 << 26
+_CPU_BYTES, _GPU_BYTES = 1 << 23, 1 << 28
 
 
 @dataclass(frozen=True)
