@@ -26,7 +26,8 @@ EPSILON = 2.0
 SIZE = Size(10_000, 2_500, DIM, 1e-9)
 TABLE = RESULTS / "peers" / "matrix-mechanisms.csv"
 SERVER, SEEDS, NOBODY, SHARES = "the server", "holders of seeds", "nobody", "holders of secret shares"
-# Bienstock, Kumar and Polychroniadou (ICML 2025), with Honaker's online factorization: less than this more per round.
+# Bienstock, Kumar and Polychroniadou (ICML 2025), with Honaker's online factorization: less than this more per round,
+# as others summarise the paper.
 _DMM_BYTES = 10_000_000
 
 
