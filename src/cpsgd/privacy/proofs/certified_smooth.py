@@ -169,6 +169,7 @@ _CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9998, 1.0 + 1e-4, 14, 2
 # Drafts of the certificate; their μ over that of the certificate, roughly and at most; how near to what is allowed they
 # come.
 _DRAFTS, _DRAFT_EXCESS, _DRAFT_MOST, _DRAFT_CLOSE = 6, 1.015, 1.04, 0.03
+_DRAFT_OFFSET, _DRAFT_SHARE = 0.0015, 0.25
 _DRAFT_CLOSE_ENOUGH, _DRAFT_AIM = 0.985, 1.005
 # How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
 _LONGEST_STEP, _STEEPEST = 1.3, 6.0
@@ -350,9 +351,10 @@ class _Allowed:
 
 
 @lru_cache(maxsize=256)
-def _drafted(run: Run, claim: Claim) -> tuple[float, float]:
-    """Returns about the smallest scale, by drafts of the certificate, and the power of s that μ falls with there."""
-    allowed, scale, power = _Allowed.of(run, claim), base.ideal_scale(run, claim) * _STEPS_EXCESS, 1.0
+def _drafted(run: Run, claim: Claim) -> float:
+    """Returns about the smallest scale, by drafts of the certificate."""
+    allowed, scale = _Allowed.of(run, claim), base.ideal_scale(run, claim) * _STEPS_EXCESS
+    power = _gaussian_power(run, scale)
     last: tuple[float, float] | None = None
     # The largest scale without a certificate.
     failed = 0.0
@@ -363,16 +365,24 @@ def _drafted(run: Run, claim: Claim) -> tuple[float, float]:
             failed = max(failed, scale)
             scale = scale * _LONGEST_STEP if last is None else math.sqrt(scale * last[0])
             continue
-        tried, found = here.protocol.mechanism.scale, found / _DRAFT_EXCESS
+        tried = here.protocol.mechanism.scale
+        # The certificate's μ is smaller, roughly by a share of what the draft's has over a Gaussian of equal variance.
+        deviation = math.sqrt(here.honest * here.protocol.mechanism.noise.variance / allowed.rounds)
+        over = found * tried * deviation / base.distance(here) - 1.0
+        found /= 1.0 + _DRAFT_OFFSET + _DRAFT_SHARE * min(max(over, 0.0), _DRAFT_MOST - 1.0)
         power = _power(last, (tried, found), power)
-        if last is None and abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
-            break  # as near to a Gaussian as the first guess supposes
         last, scale = (tried, found), tried * min((found / allowed.mu) ** (1.0 / power), _LONGEST_STEP)
         if scale <= failed:
             scale = math.sqrt(failed * tried)
         if abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
             break
-    return scale, power
+    return scale
+
+
+def _gaussian_power(run: Run, scale: float) -> float:
+    """Returns the power of s that μ falls with if noise were Gaussian: more than 1, as smaller odds are more noise."""
+    variances = [base.scaled(run, each).protocol.mechanism.noise.variance for each in (scale, _LONGEST_STEP * scale)]
+    return min(1.0 + 0.5 * math.log(variances[1] / variances[0]) / math.log(_LONGEST_STEP), _STEEPEST)
 
 
 def _power(last: tuple[float, float] | None, here: tuple[float, float], known: float) -> float:
@@ -384,10 +394,11 @@ def _power(last: tuple[float, float] | None, here: tuple[float, float], known: f
 
 def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
     """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
-    allowed, power, scale = _Allowed.of(run, claim), 1.0, wanted
+    allowed, scale = _Allowed.of(run, claim), wanted
     close, aim, longest = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM, _LONGEST_STEP) if draft else (_CLOSE_ENOUGH, _AIM, _STEP)
     if wanted <= (rough := base.ideal_scale(run, claim) * _STEPS_EXCESS):
-        scale, power = (rough * _DRAFT_EXCESS, 1.0) if draft else _drafted(run, claim)
+        scale = rough * _DRAFT_EXCESS if draft else _drafted(run, claim)
+    power = _gaussian_power(run, scale)
     enough, at_enough = math.inf, 0.0
     # Scales that are too small, and the μ there.
     below, at_below = 0.0, math.inf
