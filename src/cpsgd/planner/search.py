@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from cpsgd.errors import ConditionError, ParameterError
@@ -91,9 +92,7 @@ class Setting:
 
     def error(self, mechanism: Mechanism) -> ExpectedError:
         """Returns the predicted error of a mechanism."""
-        found = mechanism.predicted_error(
-            clients=self.surviving, dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate
-        )
+        found = _predicted_error(mechanism, self.surviving, self.dim, self.clip_norm, self.rotate)
         return ExpectedError(found.noise * self.spread, found.rounding * self.spread, found.clipping)
 
     def needed_modulus(self, mechanism: Mechanism) -> int | None:
@@ -114,6 +113,11 @@ class Setting:
     def useful_scales(self, mechanism: Mechanism) -> tuple[float, float]:
         """Returns the smallest and largest scale worth trying in the trade between clipping and noise."""
         return mechanism.useful_scales(dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate)
+
+
+@lru_cache(maxsize=8192)
+def _predicted_error(mechanism: Mechanism, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
+    return mechanism.predicted_error(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
 
 
 @dataclass(frozen=True)
