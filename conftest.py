@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 # Several workers run tests at once. Were each to start as many threads as there are processors, tests of a second would
 # take thirty: the threads wait for each other, and are not all running.
@@ -100,6 +101,14 @@ def pytest_configure(config: pytest.Config) -> None:
             )
     # As a plugin, since pytest does not ask a conftest about the folder below it whose own conftest fails.
     config.pluginmanager.register(Extras())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Looks for examples in the source and on pages alone: what only processes of tests import stays unloaded."""
+    found = yield
+    tests = file_path.is_relative_to(ROOT / "tests")
+    return [each for each in found if not (tests and isinstance(each, DoctestModule))]
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cpsgd import plan
+from cpsgd.codec import rotate
 from cpsgd.engines.pair.parties import Sender
 from cpsgd.engines.pair.running import free_port, start_server, stop_server, write_task
 from cpsgd.engines.pair.task import create_task
@@ -87,9 +88,10 @@ def parts(clients: int, dim: int, turns: int = 15) -> dict[str, Any]:
 def liar(clients: int, dim: int = 51_370, tries: int = 20) -> dict[str, Any]:
     """Measures how far one client that lies moves the mean, in units of the farthest that an honest one moves it.
 
-    The formula is √d s / (2 D): every vector of zeros and ones has this norm about its centre. The attack sends the one
-    that points along a direction of the liar's choice, with a proof that both servers check, and compares the decoded
-    means of it and of its opposite. Reports with any other integer are to be refused.
+    The formula is √d s / (2 D): every vector of zeros and ones has this norm about its centre. The attack sends one
+    with a proof that both servers check, and compares the decoded means of it and of its opposite. In a direction that
+    is given it sends the signs of the rotated direction, which reach about √(2/π) of that. Any other integer is to be
+    refused.
     """
     found = plan(clients, dim, 2.0, 1e-6, bits=math.log2(PRIMES[clients]) + 1e-9, mechanism="coins", pair=True)
     protocol, prime = found.protocol, int(found.protocol.modulus or 0)
@@ -109,17 +111,23 @@ def liar(clients: int, dim: int = 51_370, tries: int = 20) -> dict[str, Any]:
     def mean(values: NDArray[np.uint32]) -> NDArray[np.float32]:
         return protocol.decode_sum((others + values) % np.uint64(prime), clients, 0)
 
-    moved = []
+    moved, along = [], []
     for _ in range(3):
-        values = generator.integers(0, 2, dim).astype(np.uint32)
+        direction = generator.standard_normal(dim)
+        direction /= np.linalg.norm(direction)
+        values = (rotate.forward(direction, protocol.rotation_signs(0)) > 0).astype(np.uint32)
         assert accepted(values)
-        moved.append(float(np.linalg.norm(mean(values) - mean(1 - values))) / 2)
+        difference = (mean(values) - mean(1 - values)) / 2
+        moved.append(float(np.linalg.norm(difference)))
+        along.append(float(difference @ direction))
     changes = generator.integers(1, prime - 1, tries)
     return {
         "clients": clients,
         "prime": prime,
         "by_formula": math.sqrt(dim) * protocol.scale / (2.0 * protocol.clip_norm),
         "by_attack": clients * max(moved) / protocol.clip_norm,
+        "in_given_direction": clients * max(along) / protocol.clip_norm,
+        "squared_error_over_gaussian": found.ratio,
         "out_of_range_refused": sum(not accepted(values, change=int(c) * (1 - 2 * int(values[0]))) for c in changes),
         "out_of_range_sent": tries,
         "not_verified": math.sqrt(dim) * protocol.scale * (prime // 2) / protocol.clip_norm,

@@ -4,9 +4,11 @@
     python benchmarks/private_statistics.py --pipeline-dp PYTHON | --messages | --large
 
 By default: one count, one sum, means of 1 to 100 columns and histograms of 2 to 1,000 bins, on one machine, between
-clients, and between clients with secure sums, beside the noise that OpenDP's own accounting asks for. With
---pipeline-dp also beside PipelineDP, run by a Python that has it, for add-remove neighbours. With --messages: what
-few-bit messages of clients cost.
+clients, and between clients with secure sums, beside the noise that OpenDP's own accounting asks for: its Laplace noise
+on integers for counts, on floats for others. Both errors are calculated from the laws that are released; ours with
+rounding and clipping at their largest. They are played, too, about 20,000 values of each. With --pipeline-dp also
+beside PipelineDP, run by a Python that has it, for add-remove neighbours. With --messages: what few-bit messages of
+clients cost.
 
 All others for replace-one neighbours. Errors are root-mean-square, over columns or bins and repetitions; means in units
 of the width of a column's bounds, histograms in rows. "gaussian" is the exactly calibrated Gaussian mechanism on the
@@ -27,6 +29,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,7 @@ from cpsgd import statistics
 from cpsgd.errors import CpsgdError
 from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.simulation.cpu import RoundSimulator
-from cpsgd.statistics import Count, Histogram, Mean, Sum
+from cpsgd.statistics import Count, Histogram, Mean, Sum, prepare
 from cpsgd.statistics.rows import RowQuestion
 
 Table = NDArray[np.float64]
@@ -198,67 +201,84 @@ def cases(n: int) -> dict[str, tuple[Callable[..., Any], RowQuestion, Any, Any, 
     return found
 
 
-def opendp_scale(kind: str, sensitivity: float, required: dict[str, float]) -> float:
-    """Returns the scale that OpenDP's own accounting asks for."""
+def opendp_error(kind: str, sensitivity: float, required: dict[str, float], *, whole: bool) -> float:
+    """Returns the standard deviation of the noise that OpenDP's own accounting asks for."""
     import opendp.prelude as dp
 
     dp.enable_features("contrib")
-    atoms = dp.vector_domain(dp.atom_domain(T=float, nan=False))
+    number: Any = int if whole and kind == "laplace" else float
+    atoms = dp.vector_domain(dp.atom_domain(T=int) if number is int else dp.atom_domain(T=float, nan=False))
+    epsilon, delta = required["epsilon"], required["delta"]
     if kind == "laplace":
-        make = lambda scale: dp.m.make_laplace(atoms, dp.l1_distance(T=float), scale=scale)  # noqa: E731
-        return float(dp.binary_search_param(make, d_in=sensitivity, d_out=required["epsilon"]))
+        make = lambda scale: dp.m.make_laplace(atoms, dp.l1_distance(T=number), scale=scale)  # noqa: E731
+        scale = float(dp.binary_search_param(make, d_in=number(sensitivity), d_out=epsilon))
+        return math.sqrt(0.5) / math.sinh(0.5 / scale) if whole else math.sqrt(2.0) * scale
 
     def gaussian(scale: float) -> Any:
         measured = dp.m.make_gaussian(atoms, dp.l2_distance(T=float), scale=scale)
-        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(measured), delta=required["delta"])
+        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(measured), delta=delta)
 
-    return float(dp.binary_search_param(gaussian, d_in=sensitivity, d_out=(required["epsilon"], required["delta"])))
+    return float(dp.binary_search_param(gaussian, d_in=sensitivity, d_out=(epsilon, delta)))
 
 
-def one_machine(required: dict[str, float], rounds: int) -> list[dict[str, Any]]:
+def noise_errors(required: dict[str, Any], values: int) -> list[dict[str, Any]]:
     """Returns errors of this library and of OpenDP at the same guarantee, for replace-one neighbours."""
     rows = []
-    for name, (ask, question, data, exact, l1, l2) in cases(1000).items():
-        dim = np.size(exact)
-        repeats = max(40, rounds * 10 // max(1, dim))
-        squares, kinds, start = [], set(), time.process_time()
+    n = 1000
+    for name, (ask, question, data, exact, l1, l2) in cases(n).items():
+        repeats = max(40, values // np.size(exact))
+        whole = question.statistic in ("count", "histogram")
+        theirs = {
+            kind: opendp_error(kind, size, required, whole=whole) for kind, size in (("laplace", l1), ("gaussian", l2))
+        }
+        entry: dict[str, Any] = {"question": name, **{f"opendp {kind}": error for kind, error in theirs.items()}}
+        noise = prepare(question, **required).job.tasks[0].noise
+        best, start = min(theirs.values()), time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for _ in range(repeats):
-                found = ask(**required)
-                squares.append(np.mean((found.values - exact) ** 2))
-                kinds.add((found.mechanism, found.delta))
-        seconds = (time.process_time() - start) / repeats
-        ((mechanism, delta),) = kinds
-        entry = {"question": name, "ours": math.sqrt(np.mean(squares)), "mechanism": mechanism, "delta": delta}
-        for kind, sensitivity in (("laplace", l1), ("gaussian", l2)):
-            scale = opendp_scale(kind, sensitivity, required)
-            entry[f"opendp {kind}"] = float(np.std(opendp_noise(kind, scale, (max(20_000, dim),))))
-        best = min(entry["opendp laplace"], entry["opendp gaussian"])
-        entry["ratio"] = entry["ours"] / best
+            played = [np.mean((ask(**required).values - exact) ** 2) for _ in range(repeats)]
+        entry |= {
+            "seconds": (time.process_time() - start) / repeats,
+            "ours": question.error(math.sqrt(noise.variance) / n, n),
+            "ratio": question.error(math.sqrt(noise.variance) / n, n) / best,
+            "played": math.sqrt(np.mean(played)) / best,
+            "noise": f"{noise.kind}, δ = {0.0 if noise.is_pure else required['delta']:g}",
+        }
         for kind, secure in (("clients", False), ("secure sums", True)):
-            error, asked = between_clients(question, data, exact, required, max(40, repeats // 2), secure=secure)
-            entry |= {f"{kind} ratio": error / best, f"{kind} noise": asked.protocol.mechanism.name}
-            entry |= {f"{kind} delta": asked.plan.guarantee.delta, f"{kind} bits": asked.plan.bits}
-        rows.append(entry | {"seconds": seconds})
+            asked = question.plan(n, **required, secure=secure)
+            error = between_clients(asked, question, data, n, values)
+            entry |= {
+                f"{kind} ratio": question.error(math.sqrt(asked.variance(n)), n) / best,
+                f"{kind} played": question.error(error, n) / best,
+                f"{kind} noise": f"{asked.protocol.mechanism.name}, δ = {asked.plan.guarantee.delta:g}",
+                f"{kind} bits": asked.plan.bits,
+            }
+        rows.append(entry)
     return rows
 
 
-def between_clients(
-    question: RowQuestion, data: Any, exact: Any, required: dict[str, float], rounds: int, *, secure: bool
-) -> tuple[float, Any]:
-    """Returns the error of rounds between clients, each with one row, and the plan."""
-    names = question.needed
-    chunk = {name: np.asarray(data[name]) for name in names}
-    n = len(chunk[names[0]])
-    asked = question.plan(n, required["epsilon"], required["delta"], secure=secure)
+def between_clients(asked: Any, question: RowQuestion, data: Any, n: int, values: int) -> float:
+    """Plays rounds between clients, each with one row, and returns the error of a coordinate of their mean.
+
+    Coordinates that are not rotated are independent: many copies of a vector in one round are many rounds.
+    """
+    chunk = {name: np.asarray(data[name]) for name in question.needed}
     vectors = question.vectors(chunk, np.ones(n, dtype=np.int64)).astype(np.float32)
-    squares = []
-    for _ in range(rounds):
-        simulator = RoundSimulator(asked.protocol, 0, threads=1)
+    protocol, copies = asked.protocol, 1
+    if not protocol.rotate:
+        copies = max(1, 1000 // protocol.dim)
+        limits = {name: getattr(protocol, name) for name in ("replace_one_distance", "replace_one_l1_distance")}
+        wider = {name: copies * limit for name, limit in limits.items() if limit is not None}
+        protocol = replace(
+            protocol, dim=copies * protocol.dim, clip_norm=copies * protocol.clip_norm, promise=None, **wider
+        )
+        vectors = np.tile(vectors, copies)
+    exact, squares = vectors.mean(axis=0, dtype=np.float64), []
+    for _ in range(max(20, values // protocol.dim)):
+        simulator = RoundSimulator(protocol, 0, threads=1)
         simulator.add(vectors)
-        squares.append(np.mean((asked.result(simulator.mean(), n).values - exact) ** 2))
-    return math.sqrt(np.mean(squares)), asked
+        squares.append(np.mean((simulator.mean() - exact) ** 2))
+    return math.sqrt(np.mean(squares))
 
 
 PIPELINE = """
@@ -358,13 +378,13 @@ def main() -> None:
         print(json.dumps(large(required), indent=2))
         return
     if not asked.messages:
-        found: dict[str, Any] = {"one machine": one_machine(required, asked.rounds)}
+        found: dict[str, Any] = {"replace-one": noise_errors(required, 100 * asked.rounds)}
         if asked.pipeline_dp:
             found["add-remove"] = pipeline_dp(asked.pipeline_dp, required, asked.rounds)
         if asked.json:
             print(json.dumps(found, indent=2))
         else:
-            show_one_machine(found)
+            show_errors(found)
         return
     report: dict[str, Any] = {}
     for name, (data, bounds) in data_sets().items():
@@ -392,14 +412,17 @@ def main() -> None:
         print(json.dumps(report, indent=2))
 
 
-def show_one_machine(found: dict[str, Any]) -> None:
-    print("question             ours   OpenDP Laplace, Gaussian  ratio  clients  secure  noise (between clients: bits)")
-    for row in found["one machine"]:
+def show_errors(found: dict[str, Any]) -> None:
+    print("                         OpenDP             one machine      clients               secure sums")
+    print("question        Laplace Gaussian    ours  ratio played  ratio played bits  ratio played bits  noise")
+    for row in found["replace-one"]:
+        sent = (
+            f"{row[f'{kind} ratio']:7.3f}{row[f'{kind} played']:7.3f}{row[f'{kind} bits']:5.3g}"
+            for kind in ("clients", "secure sums")
+        )
         print(
-            f"{row['question']:<18}{row['ours']:8.4g}{row['opendp laplace']:14.4g}{row['opendp gaussian']:12.4g}"
-            f"{row['ratio']:9.3f}{row['clients ratio']:9.3f}{row['secure sums ratio']:8.3f}  "
-            f"{row['mechanism']}, δ = {row['delta']:g} ({row['clients noise']}, δ = {row['clients delta']:g}: "
-            f"{row['clients bits']:g})"
+            f"{row['question']:<17}{row['opendp laplace']:7.4g}{row['opendp gaussian']:9.4g}{row['ours']:8.4g}"
+            f"{row['ratio']:7.3f}{row['played']:7.3f}{''.join(sent)}  {row['noise']}; {row['clients noise']}"
         )
     for library, entries in found.get("add-remove", {}).items():
         for name, entry in entries.items():

@@ -39,7 +39,7 @@ def cpsgd(values: Any, groups: Any) -> tuple[Any, Any, Any]:
     people = {"age": values, "where": groups}
     mean = statistics.mean(people, bounds={"age": (0, 100)}, epsilon=EPSILON)
     counts = statistics.histogram(people, "where", categories=GROUPS, epsilon=EPSILON)
-    median = statistics.quantiles(people, [0.5], bounds={"age": (0, 100)}, epsilon=EPSILON, delta=1e-6)
+    median = statistics.quantiles(people, [0.5], bounds={"age": (0, 100)}, epsilon=EPSILON)
     return mean.values[0], counts.values, median.values[0]
 
 

@@ -1,8 +1,9 @@
 """Beyond MNIST: clothes, text and a medical table at ε = 1, 2 and 8, with settings chosen on held-back data.
 
 Of each task a fifth of the training clients is held back. Every group (without privacy, one bit, messages with noise
-that later rounds cancel, example-level DP-SGD by `make_private`) tries the same number of settings drawn at random, and
-the best on the held-back clients is trained on all training clients, once per seed, and measured on the test set.
+that later rounds cancel, example-level DP-SGD by `make_private` and by Opacus) tries the same number of settings drawn
+at random, and the best on the held-back clients is trained on all training clients, once per seed, and measured on the
+test set.
 
     python -m reproduction.beyond_mnist --prepare FOLDER         # copies the data, for a machine that has none
     python -m reproduction.beyond_mnist --task fashion --device cuda --out docs/results/beyond-mnist
@@ -11,7 +12,7 @@ the best on the held-back clients is trained on all training clients, once per s
 Clothes: an image per client, a CNN of 13,066 parameters. Text: a client per maintainer, the next character by a gated
 recurrent network; the test is of other maintainers. Table: scikit-learn's breast cancer data, a patient per client,
 logistic regression. One bit and cancelling noise are rounds of clients who send messages; DP-SGD is training on one
-machine, and so is Opacus, which takes DP-SGD's settings where it is installed.
+machine, and so is Opacus (`--opacus`), with the noise of its own accountant.
 
 Each training is a line of `TASK.jsonl` in `--out`, and those already there are not repeated.
 """
@@ -155,7 +156,11 @@ TASKS = {
 }
 GROUPS: tuple[tuple[Group, float | None], ...] = (
     ("no privacy", None),
-    *((group, epsilon) for epsilon in EPSILONS for group in cast(tuple[Group, ...], ("1 bit", "cancelling", "DP-SGD"))),
+    *(
+        (group, epsilon)
+        for epsilon in EPSILONS
+        for group in cast(tuple[Group, ...], ("1 bit", "cancelling", "DP-SGD", "Opacus"))
+    ),
 )
 
 
@@ -255,12 +260,20 @@ def rounds_of_clients(name: str, group: Group, epsilon: float | None, data: Arra
     }
 
 
-MULTIPLIERS: dict[tuple[str, float, int], float] = {}
-"""Noise multipliers of DP-SGD by task, ε and number of examples."""
+class Picked(torch.utils.data.TensorDataset):
+    """Examples that are picked by batches, on the device where they are."""
+
+    def __getitems__(self, numbers: list[int]) -> list[torch.Tensor]:
+        """Returns the batch of these examples."""
+        return [tensor[torch.tensor(numbers, device=tensor.device)] for tensor in self.tensors]
+
+
+MULTIPLIERS: dict[tuple[str, Group, float, int], float] = {}
+"""Noise multipliers of DP-SGD by task, group, ε and number of examples."""
 
 
 def dp_sgd(name: str, group: Group, epsilon: float | None, data: ArrayDataset, **how: Any) -> dict[str, Any]:
-    """Trains on one machine, by `make_private` or by Opacus with the same noise."""
+    """Trains on one machine, by `make_private` or by Opacus, each with the noise that its own accountant finds."""
     assert epsilon is not None
     task, device, scale = TASKS[name], torch.device(how["device"]), how["scale"]
     assert task.batch_rate is not None
@@ -270,27 +283,33 @@ def dp_sgd(name: str, group: Group, epsilon: float | None, data: ArrayDataset, *
     kinds: dict[str, Any] = {"adam": torch.optim.Adam, "momentum": torch.optim.SGD}
     options = {"momentum": 0.9} if how["optimizer"] == "momentum" else {}
     optimizer: Any = kinds[how["optimizer"]](model.parameters(), lr=rate, **options)
-    # Opacus takes examples one by one, for which a GPU's memory is slow.
-    there = torch.device("cpu") if group == "Opacus" else device
-    examples = torch.utils.data.TensorDataset(
-        torch.from_numpy(batch.features).to(there), torch.from_numpy(batch.labels).to(there)
-    )
-    loader: Any = torch.utils.data.DataLoader(examples, batch_size=max(1, round(task.batch_rate * len(examples))))
-    given: dict[str, Any] = {"delta": task.delta, "epochs": task.epochs}
-    known = MULTIPLIERS.get((name, epsilon, data.size))
+    tensors = (torch.from_numpy(batch.features).to(device), torch.from_numpy(batch.labels).to(device))
+    # Opacus would pick examples one by one.
+    kind, join = (Picked, list) if group == "Opacus" else (torch.utils.data.TensorDataset, None)
+    size = max(1, round(task.batch_rate * data.size))
+    loader: Any = torch.utils.data.DataLoader(kind(*tensors), batch_size=size, collate_fn=join)
+    key = name, group, epsilon, data.size
     steps = task.epochs * len(loader)
     if group == "Opacus":
         from opacus import PrivacyEngine
+        from opacus.accountants.utils import get_noise_multiplier
 
-        assert known is not None
-        made = PrivacyEngine().make_private(
-            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=known, max_grad_norm=1.0
+        if key not in MULTIPLIERS:
+            MULTIPLIERS[key] = get_noise_multiplier(
+                target_epsilon=epsilon,
+                target_delta=task.delta,
+                sample_rate=1 / len(loader),
+                epochs=task.epochs,
+                accountant="prv",
+            )
+        model, optimizer, batches = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=MULTIPLIERS[key], max_grad_norm=1.0
         )
-        model, optimizer, batches = made
     else:
-        given["epsilon" if known is None else "noise_multiplier"] = epsilon if known is None else known
-        batches = make_private(model, optimizer, loader, **given)
-        MULTIPLIERS[name, epsilon, data.size] = batches._multipliers[0]
+        known = MULTIPLIERS.get(key)
+        given: dict[str, Any] = {"epsilon": epsilon} if known is None else {"noise_multiplier": known}
+        batches = make_private(model, optimizer, loader, delta=task.delta, epochs=task.epochs, **given)
+        MULTIPLIERS[key] = batches._multipliers[0]
     step = 0
     for _ in range(task.epochs):
         for features, labels in batches:
@@ -341,7 +360,8 @@ def run_task(name: str, options: argparse.Namespace, console: Console) -> None:
         return row
 
     for group, epsilon in GROUPS:
-        if group == "DP-SGD" and task.batch_rate is None:
+        on_one_machine = group in ("DP-SGD", "Opacus")
+        if (on_one_machine and task.batch_rate is None) or (group == "Opacus" and not options.opacus):
             continue
         if time.perf_counter() - begun > options.seconds:
             console.print("Out of time: run again to go on.")
@@ -354,9 +374,6 @@ def run_task(name: str, options: argparse.Namespace, console: Console) -> None:
         console.print(
             f"{name}: {words}: {shown} (held back {best['accuracy']:.2%}, {time.perf_counter() - begun:.0f} s)"
         )
-        if group == "DP-SGD" and options.opacus:
-            row = trained("Opacus", epsilon, best["setting"], 0, True)
-            console.print(f"{name}: Opacus, ε = {epsilon:g}: {row['accuracy']:.2%}")
 
 
 def prepare(folder: Path) -> None:
@@ -420,7 +437,7 @@ def main() -> None:
     arguments.add_argument("--tries", type=int, default=6)
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--seconds", type=float, default=1e6, help="begin no group of a task after this long")
-    arguments.add_argument("--opacus", action="store_true", help="Opacus, too, with DP-SGD's settings")
+    arguments.add_argument("--opacus", action="store_true", help="Opacus, too")
     arguments.add_argument("--prepare", type=Path, metavar="FOLDER", help="write the data that other machines need")
     arguments.add_argument("--draw", action="store_true", help="draw the results, and print a table")
     options = arguments.parse_args()

@@ -27,15 +27,15 @@ import torch
 from rich.console import Console
 
 from cpsgd.learning import CohortOptions, NoPrivacy, RunOptions, ServerOptions, Trainer, mlp
-from cpsgd.learning.datasets import load
-from cpsgd.learning.datasets.populations import Dataset
-from cpsgd.planner import plan
+from cpsgd.learning.datasets.infinite import InfiniteDataset
 from cpsgd.planner.passes import schedule
 from cpsgd.reports import plotting
-from reproduction.select_settings import DELTA, ROUNDS
+from reproduction.select_settings import add_size, data_set, few_bits, size_of
 
 # Clip norm where nothing is clipped: no gradient of these networks is as long.
 UNCLIPPED = 1e6
+# About the time of one pass on one H200.
+_PASS_SECONDS = 4.5
 RUNS, SUMMARY, PICTURE = "runs.jsonl", "summary.csv", "accuracy.png"
 
 
@@ -53,36 +53,26 @@ def of_run(run: dict[str, Any]) -> Kind:
     return kind_of(run, run.get("bits", 12.0 if run["bands"] > 1 else 4.0))
 
 
-def trained(data: Dataset, row: dict[str, Any], kind: Kind, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def trained(
+    data: InfiniteDataset, row: dict[str, Any], kind: Kind, seed: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """One training: its accuracy at regular rounds, its ε and its time."""
-    assert data.classes is not None
     model = mlp(data.feature_dim, data.classes, scaled=row["normalised"], seed=seed)
-    dim = sum(p.numel() for p in model.parameters())
-    clip_norm = row["clip_norm"] or UNCLIPPED
+    size, clip_norm = size_of(options, data), row["clip_norm"] or UNCLIPPED
     epsilon, bands, passes, bits = kind
-    rounds = options.rounds
-    who, cohort = schedule(rounds * options.cohort, rounds, passes)
+    who, cohort = schedule(size.rounds * size.cohort, size.rounds, passes)
     mechanism: Any = NoPrivacy(clip_norm)
     if epsilon is not None:
-        mechanism = plan(
-            cohort,
-            dim,
-            epsilon,
-            DELTA[options.dataset],
-            clip_norm,
-            bits=bits,
-            rounds=rounds,
-            participation=who,
-            correlated=bands if bands > 1 else None,
-            mechanism=options.mechanism if bands > 1 else "best",
-        )
+        wishes = {"bits": bits, "participation": who, "correlated": bands if bands > 1 else None}
+        wishes = few_bits(bands, row["bits"]) if "bits" in row else wishes
+        mechanism = size.plan(epsilon, clip_norm, cohort=cohort, **wishes)
     begun = time.perf_counter()
     trainer = Trainer(
         model,
         torch.nn.functional.cross_entropy,
         data,
         mechanism,
-        cohorts=CohortOptions(cohort=cohort, rounds=rounds, participation=who.scheme),
+        cohorts=CohortOptions(cohort=cohort, rounds=size.rounds, participation=who.scheme),
         server=ServerOptions(
             optimizer=row["optimizer"],
             lr=row["rate"],
@@ -92,7 +82,7 @@ def trained(data: Dataset, row: dict[str, Any], kind: Kind, seed: int, options: 
         ),
         run=RunOptions(
             seed=seed,
-            evaluate_every=max(1, rounds // 50),
+            evaluate_every=max(1, size.rounds // 50),
             device=options.device,
             memory_limit=options.memory_limit,
         ),
@@ -187,16 +177,11 @@ def wanted(row: dict[str, Any], options: argparse.Namespace) -> bool:
     return all(names is None or value in names for names, value in (*asked, (options.passes, row.get("passes", 1))))
 
 
-def main() -> None:
+def main(arguments_given: Sequence[str] | None = None) -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_size(arguments)
     arguments.add_argument("--chosen", type=Path, help="settings, as select_settings.py writes them; none: draw only")
-    arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-mnist")
-    arguments.add_argument("--device", default="cuda")
-    arguments.add_argument("--cohort", type=int, default=10_000, help="clients per round, for one pass")
-    arguments.add_argument("--rounds", type=int)
     arguments.add_argument("--bits", type=float, nargs="+", default=[12.0], help="of messages with correlated noise")
-    arguments.add_argument("--mechanism", default="best", help="of correlated noise, such as rounded-correlated")
     arguments.add_argument("--independent-bits", type=float, nargs="+", default=[4.0], help="with independent noise")
     arguments.add_argument("--epsilon", type=float, nargs="+", help="only settings for these; 0 for no privacy")
     arguments.add_argument("--bands", type=int, nargs="+", help="only settings with so many bands")
@@ -204,26 +189,29 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--memory-limit", type=int, help="MiB of clients at a time; more is faster for many passes")
     arguments.add_argument("--no-draw", action="store_true", help="numbers only, without matplotlib")
-    options = arguments.parse_args()
-    options.rounds = options.rounds or ROUNDS[options.dataset]
+    options = arguments.parse_args(arguments_given)
+    until = time.monotonic() + options.budget
     options.out.mkdir(parents=True, exist_ok=True)
     path, console = options.out / RUNS, Console(highlight=False)
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {(of_run(run), run["seed"]) for run in runs}
     rows = [row for row in json.loads(options.chosen.read_text()) if wanted(row, options)] if options.chosen else []
-    data = load(options.dataset) if rows else None
     for seed, row in product(range(options.seeds), rows):
-        for bits in options.bits if row["bands"] > 1 else options.independent_bits:
+        for bits in [row["bits"]] if "bits" in row else options.bits if row["bands"] > 1 else options.independent_bits:
             kind = kind_of(row, bits)
             if (kind, seed) in known:
                 continue
-            assert data is not None
-            run = trained(data, row, kind, seed, options)
+            name = "no privacy" if kind[0] is None else f"ε = {kind[0]:g}, {label_of(*kind[1:])}"
+            # As long as the last of its kind, or by its passes.
+            expected = [run["seconds"] for run in runs if of_run(run) == kind][-1:] or [_PASS_SECONDS * kind[2]]
+            if time.monotonic() + expected[0] > until:
+                console.print(f"{name}, seed {seed}: no time left")
+                continue
+            run = trained(data_set(options.dataset), row, kind, seed, options)
             known.add((kind, seed))
             runs.append(run)
             with path.open("a") as file:
                 file.write(json.dumps(run) + "\n")
-            name = "no privacy" if kind[0] is None else f"ε = {kind[0]:g}, {label_of(*kind[1:])}"
             console.print(f"{name}, seed {seed}: {run['curve'][-1][1]:.2%}, {run['seconds']:.1f} s")
     write_summary(options.out / SUMMARY, runs)
     if not options.no_draw:

@@ -1,9 +1,9 @@
 """Many trainings of one small network at once, for selecting settings.
 
 A stand-in for `Trainer`. Every client's gradient is clipped exactly; the noise is Gaussian, in floats, and correlated
-over rounds where asked for, with the size that the guarantee needs. There is no rotation and no rounding: messages of a
-few bits add a few per cent to the noise. All trainings share cohorts and first weights, and each has its own setting
-and noise.
+over rounds where asked for, with the size that the guarantee needs. There is no rotation and no rounding: of messages
+of a few bits, rounding is part of the noise. All trainings share cohorts and first weights, and each has its own
+setting and noise.
 
 The gradient of a dense layer for one example is the product of what flows back, d, and what came in, h, so its squared
 norm is |d|²(|h|² + 1), the 1 for the bias; the sum of clipped gradients is a product of matrices with the rows of d
@@ -64,6 +64,21 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """Noise of a round's mean, Σ g_k z_{t−k} and what no other round shares, for a clip norm of 1.
+
+    Attributes:
+        deviation: Standard deviation of z per coordinate; 0 without privacy.
+        weights: g₀, g₁, …; (1.0,) where rounds are independent.
+        left: Standard deviation of the rest, such as the rounding of messages of few bits.
+    """
+
+    deviation: float = 0.0
+    weights: Sequence[float] = (1.0,)
+    left: float = 0.0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Accuracy and loss at the end of a training."""
 
@@ -74,8 +89,7 @@ class Outcome:
 def train(
     data: Dataset,
     settings: Sequence[Setting],
-    noises: Sequence[float],
-    weights: Sequence[Sequence[float]],
+    noises: Sequence[Noise],
     *,
     cohort: int,
     rounds: int,
@@ -87,9 +101,7 @@ def train(
     Args:
         data: Whose clients train, and on whose test set is measured.
         settings: One per training.
-        noises: Standard deviation of the noise z of the mean of a round, per coordinate, over the clip norm; 0 without
-            privacy.
-        weights: g₀, g₁, …: a round's noise is Σ g_k z_{t−k}; (1.0,) where rounds are independent.
+        noises: One per training.
         cohort: Clients per round.
         rounds: Rounds in all; every client takes part once.
         seed: First weights, cohorts and noise follow from it.
@@ -99,7 +111,7 @@ def train(
     assert data.classes is not None
     network = _Networks(data.feature_dim, data.classes, settings, seed, device)
     steps = _Steps(settings, network.parameters, rounds)
-    noise = _Noise(settings, noises, weights, network.parameters.shape[1], seed, device)
+    noise = _Draws(settings, noises, network.parameters.shape[1], seed, device)
     clip = torch.tensor([s.clip_norm for s in settings], device=device)
     on = on_device(data, device)
     for number in range(rounds):
@@ -223,33 +235,34 @@ class _Steps:
         self.averaged.lerp_(self._parameters, 1.0 - keep)
 
 
-class _Noise:
-    """Noise of the rounds' means: Σ g_k z_{t−k}."""
+class _Draws:
+    """Draws the noise of the rounds' means."""
 
     def __init__(
-        self,
-        settings: Sequence[Setting],
-        noises: Sequence[float],
-        weights: Sequence[Sequence[float]],
-        dim: int,
-        seed: int,
-        device: torch.device,
+        self, settings: Sequence[Setting], noises: Sequence[Noise], dim: int, seed: int, device: torch.device
     ) -> None:
+        def scaled(values: Sequence[float]) -> torch.Tensor:
+            """Multiplies by the clip norms, which are infinite where nothing is added."""
+            pairs = zip(values, settings, strict=True)
+            return torch.tensor([value * s.clip_norm if value else 0.0 for value, s in pairs], device=device)[:, None]
+
         self._generator = torch.Generator(device).manual_seed(seed)
-        scales = [noise * s.clip_norm if noise else 0.0 for noise, s in zip(noises, settings, strict=True)]
-        self._scales = torch.tensor(scales, device=device)[:, None]
-        bands = max(map(len, weights))
-        padded = np.array([[*row, *[0.0] * (bands - len(row))] for row in weights])
-        self._weights = torch.tensor(padded, dtype=torch.float32, device=device)
+        self._scales, self._left = scaled([n.deviation for n in noises]), scaled([n.left for n in noises])
+        bands = max(len(n.weights) for n in noises)
+        weights = np.array([[*n.weights, *[0.0] * (bands - len(n.weights))] for n in noises], dtype=np.float32)
+        columns = torch.tensor(weights, device=device)
+        self._weights = {age: columns[:, age, None] for age in range(bands) if weights[:, age].any()}
         self._kept = torch.zeros((bands, len(settings), dim), device=device)
-        self._round = 0
+        self._round, self._rest = 0, any(n.left for n in noises)
 
     def draw(self) -> torch.Tensor:
         """Returns the noise of the next round."""
         bands = len(self._kept)
-        here = self._round % bands
-        self._kept[here].normal_(generator=self._generator).mul_(self._scales)
-        # The vector at place j was drawn (round − j) mod bands rounds ago.
-        order = (self._round - torch.arange(bands, device=self._kept.device)) % bands
+        self._kept[self._round % bands].normal_(generator=self._generator).mul_(self._scales)
+        total = torch.zeros_like(self._kept[0])
+        if self._rest:
+            total.normal_(generator=self._generator).mul_(self._left)
+        for age, weight in self._weights.items():
+            total.addcmul_(self._kept[(self._round - age) % bands], weight)
         self._round += 1
-        return torch.einsum("bsd,sb->sd", self._kept, self._weights[:, order])
+        return total

@@ -1,8 +1,8 @@
 """Chooses the settings of presets and results, on held-back training images and with equal effort for all.
 
 A fifth of the training images is held back and the infinite data set is made of the others, so that the test set is not
-used. For training without privacy, and for each ε, number of bands of correlated noise and number of passes, the same
-number of settings is tried by `many_runs`, which trains dozens at once:
+used. For training without privacy, and for each ε, number of bands of correlated noise and number of passes or of bits,
+the same number of settings is tried by `many_runs`, which trains dozens at once:
 
 1. `--tries` settings drawn at random (every private group tries the same ones),
 2. half as many near the four best of them,
@@ -10,7 +10,8 @@ number of settings is tried by `many_runs`, which trains dozens at once:
 
 Without privacy nothing is clipped, and rates are drawn from a range for gradients as they are. With several passes the
 noise is that of cohorts as many times as large; the gradient is the mean over `--cohort` clients, which is a stand-in
-for the larger cohort's and a little noisier.
+for the larger cohort's and a little noisier. `--few-bits` are those of `rounded-correlated`, whose noise is the plan's,
+rounding and saturation included.
 
 Each training is a line of `tries.jsonl` in `--out`, and those already there are not repeated. The choices are written
 to `chosen.json`, beside those of other groups that it has.
@@ -24,6 +25,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -34,18 +36,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.weights import Correlation
+from cpsgd.learning import mlp
 from cpsgd.learning.datasets import load
 from cpsgd.learning.datasets.infinite import InfiniteDataset
 from cpsgd.learning.option_groups import Schedule
+from cpsgd.planner import Plan, plan
 from cpsgd.privacy import gdp_mu
-from reproduction.many_runs import Optimizer, Outcome, Setting, train
+from reproduction.many_runs import Noise, Optimizer, Outcome, Setting, train
 
 DELTA = {"infinite-digits": 1e-6, "infinite-mnist": 1e-9}
 ROUNDS = {"infinite-digits": 80, "infinite-mnist": 2_500}
 HELD_BACK = 5
 SEARCH_SEED, FINAL_SEEDS = 100, (101, 102, 103)
 LEADERS, FINALISTS = 4, 6
+FEW_BITS_BANDS = 129
 
 CLIP_NORMS = (0.05, 2.0)
 # Range of the rate times the clip norm, the longest step.
@@ -59,13 +65,48 @@ SCHEDULES: tuple[Schedule, ...] = ("constant", "late", "linear")
 DECAYS, AVERAGING = (0.0, 1e-5, 1e-4, 3e-4), (0.0, 0.9, 0.98, 0.995)
 
 
+# Plans take seconds, and several seeds share one.
+planned = lru_cache(plan)
+
+
+@lru_cache(maxsize=1)
+def data_set(name: str) -> InfiniteDataset:
+    """Loads an infinite data set."""
+    found = load(name)
+    assert isinstance(found, InfiniteDataset)
+    return found
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of an experiment, for one pass: clients per round, rounds, parameters, and δ."""
+
+    cohort: int
+    rounds: int
+    dim: int
+    delta: float
+
+    def plan(self, epsilon: float, clip_norm: float = 1.0, **wishes: Any) -> Plan:
+        """Returns the plan for this ε."""
+        cohort = wishes.pop("cohort", self.cohort)
+        return planned(cohort, self.dim, epsilon, self.delta, clip_norm, rounds=self.rounds, **wishes)
+
+
 @dataclass(frozen=True)
 class Group:
-    """Trainings that are compared with each other: those without privacy (ε infinite), or with this ε and noise."""
+    """Trainings that are compared with each other: those without privacy (ε infinite), or with this ε and noise.
+
+    Attributes:
+        epsilon: ε.
+        bands: Rounds over which noise is correlated.
+        passes: Rounds of a client.
+        bits: Those of `rounded-correlated`; 0 for other noise.
+    """
 
     epsilon: float
     bands: int = 1
     passes: int = 1
+    bits: float = 0.0
 
     @property
     def private(self) -> bool:
@@ -75,23 +116,34 @@ class Group:
     def __str__(self) -> str:
         if not self.private:
             return "no privacy"
-        return f"ε = {self.epsilon:g}, {self.bands} bands" + (f", {self.passes} passes" if self.passes > 1 else "")
+        more = f", {self.passes} passes" if self.passes > 1 else f", {self.bits:g} bits" if self.bits else ""
+        return f"ε = {self.epsilon:g}, {self.bands} bands{more}"
 
     @property
     def fields(self) -> dict[str, float]:
-        """The fields for a file; files of one pass do not name it."""
-        return {name: value for name, value in asdict(self).items() if name != "passes" or value > 1}
+        """The fields for a file, but for one pass and no bits."""
+        usual = {"passes": 1, "bits": 0.0}
+        return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
 
-    def noise(self, delta: float, cohort: int, rounds: int) -> float:
-        """Returns the standard deviation of z in a round's mean over the clip norm, for replace-one neighbours."""
+    def noise(self, size: Size) -> Noise:
+        """Returns the noise of a round's mean, for replace-one neighbours."""
         if not self.private:
-            return 0.0
-        noise = Correlation(self.bands, rounds, None if self.passes == 1 else -(-rounds // self.passes))
-        return 2.0 * noise.sensitivity / (self.passes * cohort * gdp_mu(self.epsilon, delta))
+            return Noise()
+        if self.bits:
+            mechanism = size.plan(self.epsilon, **few_bits(self.bands, self.bits)).protocol.mechanism
+            assert isinstance(mechanism, RoundedCorrelated)
+            unit = mechanism.step / math.sqrt(size.cohort)
+            left = unit * math.sqrt(mechanism.noise.own_variance + 1.0 / 12.0)
+            return Noise(unit * mechanism.noise_deviation, tuple(map(float, mechanism.correlation.factors)), left)
+        apart = None if self.passes == 1 else -(-size.rounds // self.passes)
+        sensitivity = 2.0 * Correlation(self.bands, size.rounds, apart).sensitivity
+        deviation = sensitivity / (self.passes * size.cohort * gdp_mu(self.epsilon, size.delta))
+        return Noise(deviation, tuple(map(float, Correlation(self.bands, size.rounds).factors)))
 
-    def weights(self, rounds: int) -> tuple[float, ...]:
-        """Returns g₀, g₁, …, the weights of this and earlier rounds' draws in a round's noise."""
-        return tuple(map(float, Correlation(self.bands, rounds).factors)) if self.private else (1.0,)
+
+def few_bits(bands: int, bits: float) -> dict[str, Any]:
+    """Returns the wishes for correlated noise that is rounded at random to few bits, for clients that come once."""
+    return {"bits": bits, "participation": "once", "correlated": bands, "mechanism": RoundedCorrelated.name}
 
 
 @dataclass(frozen=True)
@@ -129,20 +181,20 @@ class Trainings:
         left = [t for t in trainings if t.key not in self._known]
         left.sort(key=lambda t: (t.seed, t.group.bands))
         while left:
+            if time.monotonic() > self._options.until:
+                raise TimeoutError(f"The time is up, with {len(left)} trainings left.")
             together = [t for t in left if t.seed == left[0].seed][: self._options.together]
             left = left[len(together) :]
             self._run(together)
 
     def _run(self, together: list[Training]) -> None:
         options, begun = self._options, time.perf_counter()
-        rounds, cohort, delta = options.rounds, options.cohort, DELTA[options.dataset]
         outcomes = train(
             self._data,
             [t.setting for t in together],
-            [t.group.noise(delta, cohort, rounds) for t in together],
-            [t.group.weights(rounds) for t in together],
-            cohort=cohort,
-            rounds=rounds,
+            [t.group.noise(options.size) for t in together],
+            cohort=options.size.cohort,
+            rounds=options.size.rounds,
             seed=together[0].seed,
             device=torch.device(options.device),
         )
@@ -241,28 +293,46 @@ def select(groups: Sequence[Group], trainings: Trainings, tries: int) -> dict[Gr
     return {group: ranked(group, finalists[group], FINAL_SEEDS)[0] for group in groups}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--out", type=Path, required=True, help="folder of tries.jsonl and chosen.json")
-    arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-digits")
-    arguments.add_argument("--device", default="cpu", help="cpu or cuda")
-    arguments.add_argument("--epsilon", type=float, nargs="+", default=[2.0])
-    arguments.add_argument("--bands", type=int, nargs="+", default=[1], help="of correlated noise; 1 is independent")
-    arguments.add_argument("--passes", type=int, nargs="+", default=[1], help="over all clients, in larger cohorts")
+def size_of(options: argparse.Namespace, data: InfiniteDataset) -> Size:
+    """Returns the size that the options ask for."""
+    dim = sum(p.numel() for p in mlp(data.feature_dim, data.classes).parameters())
+    return Size(options.cohort, options.rounds or ROUNDS[options.dataset], dim, DELTA[options.dataset])
+
+
+def groups_of(options: argparse.Namespace) -> list[Group]:
+    """Returns the groups that the options ask for, that without privacy first."""
+    bands = min(FEW_BITS_BANDS, options.size.rounds)
+    few = [Group(epsilon, bands, bits=bits) for epsilon, bits in product(options.epsilon, options.few_bits)]
+    return [Group(math.inf), *few, *(Group(*each) for each in product(options.epsilon, options.bands, options.passes))]
+
+
+def add_size(arguments: argparse.ArgumentParser) -> None:
+    """Adds the options that this program shares with `reproduction.correlated`."""
+    arguments.add_argument("--out", type=Path, required=True, help="folder of all files")
+    arguments.add_argument("--dataset", choices=list(DELTA), default="infinite-mnist")
+    arguments.add_argument("--device", default="cuda", help="cpu or cuda")
     arguments.add_argument("--cohort", type=int, default=10_000, help="clients per round, for one pass")
     arguments.add_argument("--rounds", type=int, help="those of the preset if not given")
+    arguments.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is begun")
+
+
+def main(arguments_given: Sequence[str] | None = None) -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_size(arguments)
+    arguments.add_argument("--epsilon", type=float, nargs="+", default=[2.0])
+    arguments.add_argument("--bands", type=int, nargs="*", default=[1], help="of correlated noise; 1 is independent")
+    arguments.add_argument("--passes", type=int, nargs="+", default=[1], help="over all clients, in larger cohorts")
+    arguments.add_argument("--few-bits", type=float, nargs="*", default=[], help="of correlated noise in few bits")
     arguments.add_argument("--tries", type=int, default=48, help="settings drawn at random for each group")
     arguments.add_argument("--together", type=int, default=32, help="trainings at once")
-    options = arguments.parse_args()
-    options.rounds = options.rounds or ROUNDS[options.dataset]
+    options = arguments.parse_args(arguments_given)
+    options.until = time.monotonic() + options.budget
     console = Console(highlight=False)
-    whole = load(options.dataset)
-    assert isinstance(whole, InfiniteDataset)
+    whole = data_set(options.dataset)
+    options.size = size_of(options, whole)
     options.out.mkdir(parents=True, exist_ok=True)
     trainings = Trainings(options.out / "tries.jsonl", with_validation(whole), options, console)
-    groups = [Group(math.inf)]
-    groups += [Group(*each) for each in product(options.epsilon, options.bands, options.passes)]
-    chosen = select(groups, trainings, options.tries)
+    chosen = select(groups_of(options), trainings, options.tries)
 
     table = Table("", "setting", "held-back accuracy", title="Chosen")
     path, rows = options.out / "chosen.json", []
@@ -274,8 +344,8 @@ def main() -> None:
         rows[-1]["held_back_accuracy"] = found
     console.print(table)
 
-    def names(row: dict[str, Any]) -> tuple[float | None, int, int]:
-        return row["epsilon"], row["bands"], row.get("passes", 1)
+    def names(row: dict[str, Any]) -> tuple[float | None, ...]:
+        return row["epsilon"], row["bands"], row.get("passes", 1), row.get("bits", 0.0)
 
     before = json.loads(path.read_text()) if path.exists() else []
     rows = [row for row in before if names(row) not in set(map(names, rows))] + rows

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import hashlib
 import io
 import itertools
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +46,25 @@ def invoke() -> Callable[..., Result]:
     return run
 
 
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
+    """Fills a folder once for all workers, with what the first of them makes."""
+    base = tmp_path_factory.getbasetemp()
+
+    def made(make: Callable[[Path], None]) -> Path:
+        folder = (base if worker_id == "master" else base.parent) / f"once-{make.__module__}.{make.__qualname__}"
+        with Path(f"{folder}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "made").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                (folder / "made").touch()
+        return folder
+
+    return made
+
+
 @pytest.fixture
 def fixed_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the operating system's generator by a fixed sequence, so that a statistical test repeats exactly."""
@@ -60,7 +82,8 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on garbage is looked for."""
+    """From here on garbage is looked for, among what tests make."""
+    gc.freeze()
     gc.enable()
 
 

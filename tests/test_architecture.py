@@ -19,6 +19,9 @@ FLOORS = [
     {"_display", "_lazy", "_numbers"},
     {"errors"},
     {"_durable"},
+    {"_table_values"},
+    {"_table_memory"},
+    {"_table_files"},
     {"_record_log", "_plain", "tables", "_validate", "_torch", "randomness"},
     {"_exact", "neighbours"},
     {"promise"},
@@ -46,6 +49,10 @@ ON_DEMAND = {
     # What it returns, for types alone.
     ("protocol.py", "privacy.guarantees.Guarantee"),
     ("aggregator.py", "privacy.guarantees.Guarantee"),
+    # Its kernel, where there is a GPU.
+    ("correlated/client_sums.py", "simulation.device_kernels.compiles"),
+    ("correlated/client_sums.py", "simulation.device.carried"),
+    ("correlated/client_sums.py", "simulation.device_cuda.PlayedLineages"),
 }
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -53,7 +53,7 @@ def sources(folder: Path) -> dict[str, Any]:
 
 
 def test_all_sources_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "CHUNK_ROWS", 2)
+    monkeypatch.setattr("cpsgd._table_memory.CHUNK_ROWS", 2)
     for name, source in sources(tmp_path).items():
         table = open_table(source)
         assert (table.names, table.rows) == (("age", "name"), 5), name

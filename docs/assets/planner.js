@@ -29,32 +29,36 @@
   const secureLabel = element("label", { for: "planner-secure" }, "Secure aggregation", secure);
   const said = element("p", { id: "planner-said", "aria-live": "polite" });
   const command = element("code", { id: "planner-command" });
-  const chart = element("svg", { id: "planner-chart", viewBox: "0 0 600 300", role: "img" });
+  const chart = element("svg", { id: "planner-chart", viewBox: "0 0 400 230", role: "img" });
   const rows = element("tbody", {});
   const head = ["bits", "message", "squared error", "over the Gaussian's", "mechanism"];
   const heading = element("tr", {}, ...head.map((name) => element("th", {}, name)));
-  const list = element("table", { id: "planner-table" }, element("thead", {}, heading), rows);
+  const list = element("table", { id: "planner-table", class: "plans" }, element("thead", {}, heading), rows);
 
   // Both axes are logarithmic: bytes of a message, and error over that of exact Gaussian noise, up to 100 times.
   const draw = (shown, best) => {
     const visible = shown.filter((point) => point[3] <= 100);
     const [low, high] = [Math.log(visible[0][1]), Math.log(visible[visible.length - 1][1])];
-    const x = (point) => 60 + 510 * ((Math.log(point[1]) - low) / (high - low || 1));
-    const y = (ratio) => 250 - 230 * (Math.log(ratio) / Math.log(100));
+    const ticks = [1, 1.1, 1.2, 1.5, 2, 5, 10, 20, 50, 100];
+    const most = Math.max(...visible.map((point) => point[3]));
+    const top = ticks.find((tick) => tick >= 1.2 && tick >= most);
+    const lines = ticks.filter((tick) => tick <= top && (top <= 2 || tick === 1 || tick >= 2));
+    const x = (point) => 44 + 346 * ((Math.log(point[1]) - low) / (high - low || 1));
+    const y = (ratio) => 190 - 180 * (Math.log(Math.max(ratio, 1)) / Math.log(top));
     chart.replaceChildren(
       element("title", {}, "Error over the Gaussian's against the bytes of a message"),
-      ...[1, 2, 5, 10, 20, 50, 100].flatMap((ratio) => [
-        element("line", { x1: 55, x2: 580, y1: y(ratio), y2: y(ratio), class: "grid" }),
-        element("text", { x: 48, y: y(ratio) + 5, "text-anchor": "end" }, `${ratio}×`),
+      ...lines.flatMap((ratio) => [
+        element("line", { x1: 40, x2: 394, y1: y(ratio), y2: y(ratio), class: "grid" }),
+        element("text", { x: 36, y: y(ratio) + 4, "text-anchor": "end" }, `${ratio}×`),
       ]),
       element("polyline", { points: visible.map((point) => `${x(point)},${y(point[3])}`).join(" ") }),
       ...visible.map((point) =>
-        element("circle", { cx: x(point), cy: y(point[3]), r: point === best ? 7 : 4, ...(point === best ? { class: "best" } : {}) },
+        element("circle", { cx: x(point), cy: y(point[3]), r: point === best ? 6 : 3, ...(point === best ? { class: "best" } : {}) },
           element("title", {}, `${point[0]} bits, ${size(point[1])}, ${number(point[3])}×`)),
       ),
-      element("text", { x: 60, y: 275, "text-anchor": "start" }, size(visible[0][1])),
-      element("text", { x: 580, y: 275, "text-anchor": "end" }, size(visible[visible.length - 1][1])),
-      element("text", { x: 320, y: 295, "text-anchor": "middle" }, "bytes of a message"),
+      element("text", { x: 40, y: 208, "text-anchor": "start" }, size(visible[0][1])),
+      element("text", { x: 394, y: 208, "text-anchor": "end" }, size(visible[visible.length - 1][1])),
+      element("text", { x: 217, y: 224, "text-anchor": "middle" }, "bytes of a message"),
     );
   };
 

@@ -54,6 +54,19 @@ def survives(numerators: Integers, denominator: int, keystream: Keystream) -> ND
     return even
 
 
+def survives_far(numerators: Integers, denominator: int, keystream: Keystream) -> NDArray[np.bool_]:
+    """Tosses coins with probabilities e^(-u/t), u >= 0: one with the fraction of u/t, and one with e^-1 per whole."""
+    whole = numerators // denominator
+    good = survives(numerators - whole * denominator, denominator, keystream)
+    tossing = np.flatnonzero(good & (whole > 0))
+    while tossing.size:
+        kept = survives(np.ones(tossing.size, dtype=np.int64), 1, keystream)
+        good[tossing[~kept]] = False
+        whole[tossing] -= 1
+        tossing = tossing[kept & (whole[tossing] > 0)]
+    return good
+
+
 def geometric(spread: int, count: int, keystream: Keystream) -> Integers:
     """Draws G with P(G = g) = (1 - α) α^g, α = e^(-1/t): U + t V (Algorithm 2)."""
     low = np.zeros(count, dtype=np.int64)
@@ -91,16 +104,8 @@ def discrete_gaussian(count: int, keystream: Keystream) -> Integers:
     while waiting.size:
         tried = discrete_laplace(1, 1 << GAUSSIAN_BITS, waiting.size, keystream)
         good = np.abs(tried) < _FARTHEST
-        # (|y| - σ)²/2σ² is a whole number q and a fraction f: q coins with e^-1, one with e^-f.
         square = (np.where(good, np.abs(tried), 0) - (1 << GAUSSIAN_BITS)) ** 2
-        whole, rest = square >> (2 * GAUSSIAN_BITS + 1), square & ((1 << (2 * GAUSSIAN_BITS + 1)) - 1)
-        good &= survives(rest, 1 << (2 * GAUSSIAN_BITS + 1), keystream)
-        tossing = np.flatnonzero(good & (whole > 0))
-        while tossing.size:
-            kept = survives(np.ones(tossing.size, dtype=np.int64), 1, keystream)
-            good[tossing[~kept]] = False
-            whole[tossing] -= 1
-            tossing = tossing[kept & (whole[tossing] > 0)]
+        good &= survives_far(square, 1 << (2 * GAUSSIAN_BITS + 1), keystream)
         found[waiting[good]] = tried[good]
         waiting = waiting[~good]
     return found

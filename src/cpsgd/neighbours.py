@@ -242,7 +242,7 @@ class Participation:
 
 
 def check_cohort(participation: Participation, messages: int, colluding: int, most: int) -> None:
-    """Raises `ParameterError` where a fixed-size cohort is larger than what colluders know of it is accounted for."""
+    """Raises `ParameterError` if clients collude and a fixed-size cohort has more messages than were accounted for."""
     if participation.scheme == "fixed-size" and colluding and messages > most:
         raise ParameterError(
             f"A cohort of fixed size has {messages:,} messages, and its sampling is accounted for at most {most:,} "

@@ -105,7 +105,9 @@ def protocol_of(name: str) -> Protocol:
 
 
 # Another has the same kind of noise and of round; test_coin_faults.py has coins, test_audit_command.py a plan.
-MORE = {*PLANNED, "two levels", "coins within the ball", "lazy coins without rotation"} - {"secure aggregation"}
+MORE = {*PLANNED, *("two levels", "coins within the ball", "lazy coins without rotation", "range within the ball")} - {
+    "secure aggregation"
+}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_the_product_passes_with_zero_out_neighbours_survivors_and_another_round
     assert report.surviving == 3
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(s, marks=pytest.mark.thorough) for s in range(3, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.thorough) for s in range(1, 20))])
 def test_honest_keystreams_pass_whatever_they_are(seed: int) -> None:
     encode, start = keyed(PROTOCOL, lambda round, message: (seed << 96) + (round << 32) + message)
     assert failed(audit(PROTOCOL, DELTA, rounds=1_000, encode=encode, start=start, seed=seed)) == set()

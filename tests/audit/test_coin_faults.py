@@ -107,7 +107,9 @@ def test_the_product_passes(kind: str) -> None:
     assert near["law"] > 0.1
 
 
-@pytest.mark.parametrize("kind", ["one coin", "sampled coins", "lazy coins"])
+@pytest.mark.parametrize(
+    "kind", ["one coin", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("sampled coins", "lazy coins"))]
+)
 def test_honest_coins_pass_with_other_keystreams(kind: str) -> None:
     encode, start = faults.keyed(protocol_of(kind), lambda round, message: (round << 32) + message)
     report = audit(protocol_of(kind), DELTA, rounds=1_000, encode=encode, start=start, seed=0)
@@ -117,7 +119,7 @@ def test_honest_coins_pass_with_other_keystreams(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        ("one coin", coin_faults.moved(lambda points: points)),
+        pytest.param("one coin", coin_faults.moved(lambda points: points), marks=pytest.mark.thorough),
         pytest.param("sampled coins", coin_faults.moved(lambda points: points), marks=pytest.mark.thorough),
         pytest.param("sampled coins", coin_faults.honest_patterns, marks=pytest.mark.thorough),
         pytest.param("lazy coins", coin_faults.honest_choice, marks=pytest.mark.thorough),

@@ -112,20 +112,15 @@ SPECIAL: dict[str, tuple[Protocol, int, faults.Fault, set[str]]] = {
     ),
 }
 ALL = {name: (PROTOCOL, 2_500, fault, expected) for name, (fault, expected) in FAULTS.items()} | SPECIAL
-# One of every kind of fault, and one for every check; the others repeat them.
+# One for every check; the others repeat them.
 USUAL = {
     "no noise, but its mean",
     "slightly biased coins",
-    "missing clip",
     "keystream reused in the next round",
     "keystream reused in a message",
     "off the lattice",
-    "no noise in the last coordinate",
     "noise in steps of two",
     "uniform noise",
-    "noise removed after dropouts",
-    "deterministic rounding",
-    "wrong modulus",
 }
 
 

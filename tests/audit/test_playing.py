@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Aggregator, Protocol
-from cpsgd.audit import Case, everything
+from cpsgd.audit import Case, all_cases
 from cpsgd.audit.playing import RoundLattice, canaries_of, peculiar, resting, rounded
 from cpsgd.audit.sum_law import SumLaw
 from cpsgd.codec import pipeline, rotate
@@ -108,7 +108,7 @@ def test_sums_come_back_from_the_mean(protocol: Protocol) -> None:
     np.testing.assert_allclose(sums[0], aggregator.sums, atol=0.01)
 
 
-@pytest.mark.parametrize("case", [c for c in everything() if not c.claimed], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in all_cases() if not c.claimed], ids=lambda case: case.name)
 @pytest.mark.usefixtures("fixed_seed")
 def test_the_middle_is_where_the_wires_integers_lie(case: Case) -> None:
     """Both the auditor's, by the exact law, and the one that decoding subtracts."""

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cpsgd import Aggregator, Guarantee, Protocol, guarantee
-from cpsgd.audit import Case, Encode, Start, everything, survey
+from cpsgd.audit import Case, Encode, Start, all_cases, survey
 from cpsgd.audit.cases import DELTA, left_out, usual
 from cpsgd.audit.surveys import Coverage, Made, law_checked
 from cpsgd.codec import pipeline
@@ -30,9 +30,9 @@ auditing = sys.modules["cpsgd.audit.auditing"]
 # What `cpsgd audit` plays of each protocol's law by default.
 ROUNDS = 1_500
 SHARE = 1e-8
-COUNTED = [case for case in everything() if case.sampler == "counted coins"]
+COUNTED = [case for case in all_cases() if case.sampler == "counted coins"]
 QUIET = COUNTED[1]
-MODULAR = next(case for case in everything() if case.sampler == "counted coins, modulo")
+MODULAR = next(case for case in all_cases() if case.sampler == "counted coins, modulo")
 
 
 def checked(case: Case, made: Made | None = None) -> Coverage:
@@ -47,7 +47,7 @@ def failed(found: Coverage) -> set[str]:
 
 
 def test_every_mechanism_is_covered_or_said_not_to_be() -> None:
-    covered = {case.protocol.mechanism.name for case in everything()}
+    covered = {case.protocol.mechanism.name for case in all_cases()}
     assert covered | left_out().keys() == set(MECHANISMS)
     assert left_out().keys() == {"gaussian", "discrete-laplace", "rounded-correlated"}
     assert usual("gaussian") == ()
@@ -60,21 +60,21 @@ def test_a_mechanism_with_its_usual_parameters_has_the_law_of_its_summands(case:
 
 
 def test_every_mechanism_has_an_attack_and_little_noise_even_and_odd_dimensions_and_rounds() -> None:
-    for name in {case.protocol.mechanism.name for case in everything()}:
-        cases = [case for case in everything() if case.protocol.mechanism.name == name]
+    for name in {case.protocol.mechanism.name for case in all_cases()}:
+        cases = [case for case in all_cases() if case.protocol.mechanism.name == name]
         assert {case.claimed for case in cases} == {True, False}
         assert {case.protocol.dim % 2 for case in cases} == {0, 1}
         assert all({number % 2 for number in case.rounds} == {0, 1} for case in cases)
     # Both of the Binomial mechanism's samplers.
     counted = {
-        binomial.uses_coins(m.trials, m.p) for c in everything() if isinstance(m := c.protocol.mechanism, Binomial)
+        binomial.uses_coins(m.trials, m.p) for c in all_cases() if isinstance(m := c.protocol.mechanism, Binomial)
     }
     assert counted == {True, False}
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case in (QUIET, MODULAR) else pytest.mark.thorough) for case in everything()],
+    [pytest.param(case, marks=() if case in (QUIET, MODULAR) else pytest.mark.thorough) for case in all_cases()],
     ids=lambda case: f"{case.name}, d={case.protocol.dim}",
 )
 @pytest.mark.usefixtures("fixed_seed")

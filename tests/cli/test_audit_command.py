@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol, guarantee
-from cpsgd.audit import everything
+from cpsgd.audit import all_cases, pair_rounds
 from cpsgd.codec import pack, pipeline, wire
+from cpsgd.engines.pair.running import write_task
+from cpsgd.engines.pair.task import create_task
 from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import MAX_COINS
 from cpsgd.randomness import Keystream
+from cpsgd.secagg.pair.extension import modular_sum
+from tests.engines.pair.local import protocol as pair_protocol
 
 FEW = ("--rounds", "1000")
 
@@ -81,7 +85,7 @@ def _repacked(protocol: Protocol, sent: bytes, values: Any, round: int) -> bytes
 @pytest.fixture
 def two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """All there is takes minutes: the planned protocol, and few coins."""
-    monkeypatch.setattr("cpsgd.audit.everything", lambda: (everything()[0], everything()[3]))
+    monkeypatch.setattr("cpsgd.audit.all_cases", lambda: (all_cases()[0], all_cases()[3]))
 
 
 @pytest.mark.usefixtures("fixed_seed", "two_cases")
@@ -146,3 +150,47 @@ def test_refusals(cpsgd: Any, tmp_path: Path) -> None:
         assert result.stdout == ""
         assert reason in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+def _task(folder: Path) -> Path:
+    """A task of two servers for twelve clients."""
+    made, secrets = create_task(pair_protocol(), leader="http://127.0.0.1:1", helper="http://127.0.0.1:2")
+    return write_task(folder, made, secrets)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_seed")
+def test_a_task_of_two_servers_is_played_through_both(cpsgd: Any, tmp_path: Path) -> None:
+    words = ("--task", _task(tmp_path), *FEW, "--surviving", "1")
+    data = cpsgd.json("audit", *words)
+    assert data["passed"] is True
+    assert data["protocol"] == pair_protocol().to_dict()
+    assert (data["surviving"], len(data["levels"])) == (1, 1)
+    cpsgd.refuses("The task already fixes", "audit", *words, "--epsilon", "2")
+    cpsgd.refuses("Expected a task", "audit", "--task", tmp_path / "leader.json")
+
+
+def _same_coins(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = pipeline.integers
+    monkeypatch.setattr(pipeline, "integers", lambda *words, **_: real(*words[:3], Keystream(bytes(16))))
+
+
+def _one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of both servers' sums is one too large in a coordinate of some."""
+
+    def summed(a: Any, b: Any, prime: int) -> Any:
+        found = modular_sum(a, b, prime)
+        found[0] = (found[0] + found[1] % 2) % prime
+        return found
+
+    monkeypatch.setattr(pair_rounds, "modular_sum", summed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [_same_coins, _one_more])
+@pytest.mark.usefixtures("fixed_seed")
+def test_faults_of_two_servers_are_exit_code_1(
+    cpsgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    fault(monkeypatch)
+    assert cpsgd("audit", "--task", _task(tmp_path), *FEW, "--surviving", "1", "--json").exit_code == 1

@@ -6,11 +6,13 @@ import datetime
 import ipaddress
 import json
 import signal
+import ssl
 import stat
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from cryptography import x509
@@ -24,52 +26,66 @@ from cpsgd.engines.pair.store import Verdict
 from cpsgd.engines.pair.task import PairTask, Secrets
 from cpsgd.errors import ParameterError
 from cpsgd.secagg.pair.upload import make_upload
-from tests.engines.pair.local import DIM, protocol
+from tests.engines.pair.local import DIM
 from tests.engines.pair.processes import servers
 
 URLS = ("--leader", "http://127.0.0.1:8001", "--helper", "http://127.0.0.1:8002")
 
 
-@pytest.fixture
-def protocol_file(tmp_path: Path) -> Path:
-    path = tmp_path / "protocol.json"
-    path.write_text(protocol().to_json())
-    return path
+PLAN = (
+    "plan",
+    "--clients",
+    30,
+    "--dim",
+    DIM,
+    "--epsilon",
+    4,
+    "--delta",
+    1e-4,
+    "--bits",
+    6,
+    "--mechanism",
+    "coins",
+    "--pair",
+)
 
 
-def test_a_task_and_its_secrets_are_files(cpsgd: Any, protocol_file: Path, tmp_path: Path) -> None:
-    found = cpsgd.json("pair", "create", "--protocol", protocol_file, *URLS, "--rounds", 2, "--out", "task")
-    folder = tmp_path / "task"
-    task = PairTask.read(folder / "task.json")
-    assert (found["task"], found["rounds"], found["needed"]) == (task.id.hex(), 2, task.surviving)
-    assert task.admission == "roster"
+def test_a_plan_makes_a_task_and_its_secrets(cpsgd: Any, tmp_path: Path) -> None:
+    found = cpsgd.json(*PLAN, *URLS, "--rounds", 2, "--server-messages", 20, "--out", "phones.json")
+    folder = tmp_path
+    task = PairTask.read(folder / "phones.json")
+    assert found["protocol"] == task.protocol.to_dict()
+    assert found["upload_bytes"] == task.shape(0).upload_bytes
+    assert found["secrets"] == ["leader.json", "helper.json", "collector.json"]
+    assert (task.admission, task.rounds, task.server_messages, task.clients) == ("roster", 2, 20, 30)
     for role in ("leader", "helper", "collector"):
         assert stat.S_IMODE((folder / f"{role}.json").stat().st_mode) == 0o600
         Secrets.read(folder / f"{role}.json")
     assert json.loads((folder / "collector.json").read_text()).keys() >= {"collector"}
     assert Secrets.read(folder / "collector.json").private == ()
-    again = cpsgd("pair", "create", "--protocol", protocol_file, *URLS, "--out", "task")
-    assert again.exit_code == 2
-    assert PairTask.read(folder / "task.json") == task
+    for name in ("phones.json", "others.json"):  # no secret is ever replaced
+        assert cpsgd(*PLAN, *URLS, "--out", name).exit_code == 2
+    assert PairTask.read(folder / "phones.json") == task
+    assert not (folder / "others.json").exists()
     (folder / "leader.json").chmod(0o644)
-    words = ("--task", folder / "task.json", "--secrets", folder / "leader.json", "--store", "s", "--roster", "r")
+    words = ("--task", "phones.json", "--secrets", "leader.json", "--store", "s", "--roster", "r")
     cpsgd.refuses("Others may read", "pair", "leader", *words)
 
 
-def test_tokens_are_made_for_clients_and_servers(cpsgd: Any, protocol_file: Path, tmp_path: Path) -> None:
-    words = ("--protocol", protocol_file, *URLS, "--out", "t", "--admission", "tokens")
-    cpsgd.refuses("--tokens", "pair", "create", *words)
-    cpsgd.succeeds("pair", "create", *words, "--tokens", 5)
-    lines = (tmp_path / "t" / "tokens.txt").read_text().splitlines()
+def test_tokens_are_made_for_clients_and_servers(cpsgd: Any, tmp_path: Path) -> None:
+    words = (*PLAN, *URLS, "--out", "task.json", "--admission", "tokens")
+    cpsgd.refuses("--tokens", *words)
+    cpsgd.succeeds(*words, "--tokens", 5)
+    lines = (tmp_path / "tokens.txt").read_text().splitlines()
     assert len(set(lines)) == 5
     books = {
         role: open_books(
             role,
             PairServerOptions(
-                task=tmp_path / "t" / "task.json",
-                secrets=tmp_path / "t" / f"{role}.json",
+                task=tmp_path / "task.json",
+                secrets=tmp_path / f"{role}.json",
                 store=str(tmp_path / f"{role}.db"),
-                tokens=tmp_path / "t" / f"{role}-tokens.txt",
+                tokens=tmp_path / f"{role}-tokens.txt",
             ),
         )
         for role in ("leader", "helper")
@@ -105,23 +121,26 @@ def test_a_missing_extra_is_named(cpsgd: Any, monkeypatch: pytest.MonkeyPatch) -
         (("--helper", "ftp://x"), "https://"),
         (("--rounds", "0"), "rounds"),
         (("--admission", "all"), "admission"),
+        (("--participation", "poisson:0.1", "--rounds", "5"), "servers see who sends"),
     ],
 )
 def test_tasks_that_would_be_unsafe_are_refused(
-    cpsgd: Any, protocol_file: Path, changed: tuple[str, str], said: str, tmp_path: Path
+    cpsgd: Any, changed: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    cpsgd.refuses(said, "pair", "create", "--protocol", protocol_file, *URLS, "--out", "task", *changed)
-    assert not (tmp_path / "task").exists()
+    cpsgd.refuses(said, *PLAN, *URLS, "--out", "task.json", *changed)
+    for words in ((*PLAN, "--out", "task.json"), (*PLAN, *URLS), (*PLAN[:-1], *URLS, "--out", "task.json")):
+        cpsgd.refuses("addresses of both servers", *words)
+    assert not list(tmp_path.iterdir())
 
 
-def test_servers_refuse_what_is_missing(cpsgd: Any, protocol_file: Path) -> None:
-    cpsgd.succeeds("pair", "create", "--protocol", protocol_file, *URLS, "--out", "t")
-    words = ("--task", "t/task.json", "--secrets", "t/helper.json", "--store", "helper.db")
+def test_servers_refuse_what_is_missing(cpsgd: Any) -> None:
+    cpsgd.succeeds(*PLAN, *URLS, "--out", "task.json")
+    words = ("--task", "task.json", "--secrets", "helper.json", "--store", "helper.db")
     cpsgd.refuses("Missing --roster", "pair", "helper", *words)
     cpsgd.refuses("plain http", "pair", "helper", *words, "--host", "0.0.0.0")
     cpsgd.refuses("--certificate and --key", "pair", "helper", *words, "--key", "k")
     cpsgd.refuses("--population", "pair", "helper", *words, "--ledger", "l")
-    cpsgd.refuses("identity or tokens", "pair", "submit", "v.npy", "--task", "t/task.json", "--upload", "u")
+    cpsgd.refuses("identity or tokens", "pair", "submit", "v.npy", "--task", "task.json", "--upload", "u")
 
 
 @pytest.mark.slow
@@ -161,6 +180,11 @@ def test_a_round_by_commands_over_tls_with_roster_and_budget(cpsgd: Any, tmp_pat
             "--ca",
             "server.pem",
         )
+        old = ssl.create_default_context(cafile="server.pem")
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        for url in (running.task.leader.url, running.task.helper.url):
+            with pytest.raises(httpx.ConnectError, match="SSL"):
+                httpx.get(url, verify=old, trust_env=False)
         found = cpsgd.json(*asked, "--round", 0, "--out", "mean.npy", "--at", 9)
         assert found["reports"] == 9
         first = np.load("mean.npy")

@@ -55,7 +55,7 @@ def test_other_statistics(cpsgd: Any, people: Path) -> None:
         with Path(f"{name}.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert float(rows[0]["value"]) == found["values"][0]["value"]
-        assert ("group" in rows[0]) == (name == "sum")
+        assert ("sex" in rows[0]) == (name == "sum")
 
 
 def test_edges_may_begin_below_zero(cpsgd: Any, people: Path) -> None:

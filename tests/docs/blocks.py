@@ -7,6 +7,7 @@ A comment above a block says what the block alone does not, and is not shown to 
     <!-- file: run.toml -->              the block is the contents of this file
     <!-- noisy: sizes, angle -->         output: on lines that begin so, digits may differ
     <!-- before: (lines of Python) -->   is run before it
+    <!-- output -->                      what the last block of Python printed; with "output: noisy" digits may differ
 
 Without one, Python is executed, `>>>` is left to doctest, and commands of `cpsgd` are called: what they print is
 compared with what is shown, `...` standing for anything, and a number before the word "measured" for any number.
@@ -15,6 +16,8 @@ compared with what is shown, `...` standing for anything, and a number before th
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -36,7 +39,7 @@ REASONS = (
 
 _PARSERS: dict[str, Callable[[str], object]] = {".json": json.loads, ".py": ast.parse, ".toml": tomllib.loads}
 _FENCE = re.compile(r"^( *)```(\w*) *$")
-_DIRECTIVE = re.compile(r"<!-- (not run|thorough|file|noisy|before)(?::\s*(.*?))?\s*-->", re.DOTALL)
+_DIRECTIVE = re.compile(r"<!-- (not run|thorough|file|noisy|before|output)(?::\s*(.*?))?\s*-->", re.DOTALL)
 _BROKEN = ("Error:", "Refused ")
 
 
@@ -93,6 +96,7 @@ class Runner:
     """Reads the arguments of `cpsgd` without calling anything."""
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "page"})
     compared: int = 0
+    printed: str = ""
 
     def run(self, block: Block) -> None:
         """Runs one block, or fails."""
@@ -103,8 +107,15 @@ class Runner:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
             _PARSERS[path.suffix](block.text)
+        elif "output" in block.said:
+            noisy = ("",) if block.said["output"] == "noisy" else ()
+            shown, printed = (" ".join(_comparable(text, noisy).split()) for text in (block.text, self.printed))
+            assert shown == printed, f"{block}: printed was\n{self.printed}"
+            self.compared += 1
         elif block.language == "python":
-            self._execute(block, block.text)
+            with contextlib.redirect_stdout(io.StringIO()) as kept:
+                self._execute(block, block.text)
+            self.printed = kept.getvalue()
         elif block.language == "console":
             for command, expected in commands(block.text):
                 self._command(block, command, expected)
@@ -158,5 +169,5 @@ def matches(expected: str, printed: str, noisy: tuple[str, ...] = ()) -> bool:
 
 def _comparable(text: str, noisy: tuple[str, ...]) -> str:
     lines = [line.rstrip() for line in text.strip().split("\n")]
-    lines = [re.sub(r"\d[\d.,e+-]*", "#", line) if noisy and line.startswith(noisy) else line for line in lines]
+    lines = [re.sub(r"-?\d[\d.,e+-]*", "#", line) if noisy and line.startswith(noisy) else line for line in lines]
     return re.sub(r"[\d.e+-]+ measured", "# measured", "\n".join(lines))

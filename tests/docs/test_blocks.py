@@ -25,7 +25,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 def runs(block: Block) -> bool:
     """Whether a test of this file runs it; doctest and pytest run the others."""
-    return not (block.doctest or "not run" in block.said or block.language == "text")
+    return "output" in block.said or not (block.doctest or "not run" in block.said or block.language == "text")
 
 
 def pages(*, thorough: bool) -> list[Any]:
@@ -99,6 +99,18 @@ def test_a_command_that_fails_is_noticed(tmp_path: Path, runner: Runner) -> None
     (block,) = written(tmp_path / "page.md", "```console\n$ cpsgd round encode nothing.npy\n```\n")
     with pytest.raises(AssertionError, match="nothing"):
         runner.run(block)
+
+
+def test_what_python_prints_is_compared(tmp_path: Path, runner: Runner) -> None:
+    code, right, noisy, wrong = written(
+        tmp_path / "page.md",
+        "```python\nprint('mean', 12.5)\n```\n\n<!-- output -->\n```text\nmean 12.5\n```\n\n"
+        "<!-- output: noisy -->\n```text\nmean   7.25\n```\n\n<!-- output -->\n```text\nmean 7.25\n```\n",
+    )
+    for block in (code, right, noisy):
+        runner.run(block)
+    with pytest.raises(AssertionError, match=r"page\.md, line 16"):
+        runner.run(wrong)
 
 
 def test_other_programs_and_languages_must_be_marked(tmp_path: Path, runner: Runner) -> None:

@@ -1,7 +1,7 @@
-"""Workers for the tests of `cpsgd.engines.ddp`: `python ddp_workers.py FOLDER WORKERS SCENARIO...`.
+"""Workers for the tests of `cpsgd.engines.ddp`.
 
 All scenarios run one after another in one process group of real processes on this machine. Each worker leaves what it
-saw in FOLDER/RANK.pickle, a dictionary by scenario.
+saw in RANK.pickle, a dictionary by scenario, in its folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import pickle
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -336,10 +335,9 @@ def wrong_model(rank: int) -> dict[str, Any]:
 
 def book(rank: int, population: str, epsilon: float, **options: Any) -> Ledger:
     """A ledger with a budget, opened by the first worker; the others' machines need not have the file."""
-    folder = Path(sys.argv[1])
     if rank != 0:
-        return Ledger(folder / "elsewhere.ledger")
-    ledger = Ledger(folder / "b.ledger")
+        return Ledger(Path("elsewhere.ledger"))
+    ledger = Ledger(Path("b.ledger"))
     ledger.create(Budget(population=population, epsilon=epsilon, delta=BUDGET["delta"], **options))
     return ledger
 
@@ -364,7 +362,7 @@ def charged(rank: int) -> dict[str, Any]:
         "spent": ledger.total("charged").epsilon if rank == 0 else None,
         "epsilon": exchange.epsilon,
         "protocol": exchange.protocol,
-        "files": sorted(path.name for path in Path(sys.argv[1]).glob("elsewhere*")),
+        "files": sorted(path.name for path in Path().glob("elsewhere*")),
     }
 
 
@@ -473,6 +471,8 @@ def lost_worker(rank: int) -> dict[str, Any]:
 
 def run(rank: int, workers: int, folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.chdir(folder)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -486,10 +486,9 @@ def run(rank: int, workers: int, folder: Path, names: list[str]) -> None:
         dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    folder, count, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    context = multiprocessing.get_context("fork")  # of a process that has only imported: no threads to lose
+def start(folder: Path, count: int, names: list[str]) -> int:
+    """Runs scenarios on workers that are forked, so that nothing is imported again; returns the worst exit code."""
+    context = multiprocessing.get_context("fork")
     processes = [context.Process(target=run, args=(rank, count, folder, names)) for rank in range(count)]
     for process in processes:
         process.start()
@@ -497,4 +496,4 @@ if __name__ == "__main__":
         process.join(2 * SECONDS)
     for process in processes:
         process.kill()
-    sys.exit(max(process.exitcode or 0 for process in processes))
+    return max(process.exitcode or 0 for process in processes)

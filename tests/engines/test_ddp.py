@@ -19,11 +19,12 @@ from cpsgd import plan
 from cpsgd.errors import ParameterError
 from cpsgd.privacy import guarantee_over_rounds
 
-pytest.importorskip("torch", reason="the workers need PyTorch")
+torch = pytest.importorskip("torch", reason="the workers need PyTorch")
+from . import ddp_workers  # noqa: E402
+
 pytestmark = pytest.mark.slow
 COUNTS = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.thorough)])
 
-WORKERS = Path(__file__).with_name("ddp_workers.py")
 SCENARIOS = {
     2: [
         *("mean", "modular", "workers", "optimizer", "not_finite", "not_finite_gradient", "too_many_examples"),
@@ -39,9 +40,8 @@ Run = Callable[[str, int], Results]
 
 def launch(folder: Path, count: int, names: list[str], expected: int) -> list[dict[str, Any]]:
     """Runs scenarios on `count` workers; returns what each of the `expected` ones that finish saw."""
-    command = [sys.executable, str(WORKERS), str(folder), str(count), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    torch.set_num_threads(1)  # threads do not survive a fork
+    assert ddp_workers.start(folder, count, names) == 0
     found = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.pickle"))]
     assert len(found) == expected
     return found

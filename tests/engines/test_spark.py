@@ -85,6 +85,8 @@ def test_a_user_is_one_whatever_the_type(session: Any) -> None:
     kinds: dict[str, list[Any]] = {
         "binary": [b"7", b" 7", b"7.0", b"8"],
         "double": [0.0, -0.0, None, 8.0],
+        "string": ["7", "\u00a0+7.0", "0.7e1", "8"],
+        "boolean": [True, True, None, False],
         "long": [2**53 + 1, 2**53 + 1, None, 1],
     }
     for kind, ids in kinds.items():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import subprocess
-import sys
+import multiprocessing
+import time
 import zipfile
 import zlib
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -143,54 +141,49 @@ def test_two_writers_are_noticed(tmp_path: Path) -> None:
     assert ChargeLog(path).survivors == {0: 100, 1: 100}
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from cpsgd.learning.checkpoints import ChargeLog
-log = ChargeLog(Path(sys.argv[1]))
-log.append(0, 100)
-print("open", flush=True)
-time.sleep(600)
-"""
+def _holds(path: Path, said: Any) -> None:
+    log = ChargeLog(path)
+    log.append(0, 100)
+    said.send("open")
+    time.sleep(600)
 
-# Opens the log and closes it again, as often as it is asked to.
-TRY = """
-import sys
-from pathlib import Path
-from cpsgd.learning.checkpoints import ChargeLog
-for _ in sys.stdin:
-    try:
-        log = ChargeLog(Path(sys.argv[1]))
-        del log
-        print("free", flush=True)
-    except Exception as error:
-        print(error, flush=True)
-"""
+
+def _tries(path: Path, said: Any) -> None:
+    """Opens the log and closes it again, as often as it is asked to."""
+    while said.recv() == "try":
+        try:
+            ChargeLog(path)
+        except CheckpointError as error:
+            said.send(str(error))
+        else:
+            said.send("free")
 
 
 def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "charges.jsonl"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, env=environment) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"open\n"
-        before = path.read_bytes()
-        with pytest.raises(CheckpointError, match="Another process is at work"):
-            ChargeLog(path)
-        assert path.read_bytes() == before
-        holder.kill()
+    path, context = tmp_path / "charges.jsonl", multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    holder = context.Process(target=_holds, args=(path, there))
+    holder.start()
+    assert here.recv() == "open"
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="Another process is at work"):
+        ChargeLog(path)
+    assert path.read_bytes() == before
+    holder.kill()
+    holder.join()
+    # Started before the log is opened here: what is open is open in a copy of this process as well.
+    other = context.Process(target=_tries, args=(path, there))
+    other.start()
     log = ChargeLog(path)
     assert log.survivors == {0: 100}
+    here.send("try")
+    assert "Another process" in here.recv()
     # The lock is on the open log: once it is closed the file is free.
-    command = [sys.executable, "-c", TRY, path]
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment, text=True) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        print("try", file=other.stdin, flush=True)
-        assert "Another process" in other.stdout.readline()
-        del log
-        print("try", file=other.stdin, flush=True)
-        assert other.stdout.readline() == "free\n"
+    del log
+    here.send("try")
+    assert here.recv() == "free"
+    here.send("end")
+    other.join()
 
 
 def test_checkpoints_are_told_apart_by_version(tmp_path: Path) -> None:

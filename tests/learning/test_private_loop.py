@@ -352,12 +352,14 @@ def _worker(rank: int, port: int, folder: str) -> None:
 def test_processes_train_one_model(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
+    from torch.multiprocessing.spawn import start_processes
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    from torch.multiprocessing.spawn import spawn
-
-    spawn(_worker, (port, str(tmp_path)), nprocs=2)
+    # Forked, so that nothing is imported again; threads do not survive that.
+    torch.set_num_threads(1)
+    start_processes(_worker, (port, str(tmp_path)), nprocs=2, start_method="fork")
     (first, steps), (second, others) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert steps == others == 2
     assert torch.equal(first["weight"], second["weight"])

@@ -6,16 +6,13 @@ import contextlib
 import errno
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -23,8 +20,18 @@ import pytest
 import torch
 
 from cpsgd.errors import CheckpointError, InfeasibleError, UserFunctionError
-from cpsgd.learning import NoPrivacy, Trainer, checkpoints
-from cpsgd.learning.datasets import ArrayDataset, Dataset
+from cpsgd.learning import (
+    AccountOptions,
+    CohortOptions,
+    FolderOptions,
+    NoPrivacy,
+    RunOptions,
+    ServerOptions,
+    Trainer,
+    checkpoints,
+    mlp,
+)
+from cpsgd.learning.datasets import ArrayDataset, Dataset, load_digits
 from cpsgd.learning.metrics import MetricsFile
 from cpsgd.learning.optimization import Server
 from cpsgd.protocol import Protocol
@@ -161,59 +168,44 @@ def test_without_privacy_a_run_is_resumed_as_well(
     same(finish(trainer(triangle, tmp_path, resume=True, **options)), finish(trainer(triangle, **options)))
 
 
-# One process imports PyTorch, and forks for every line that it reads.
-SCRIPT = """
-import os
-import sys
-import torch
-from cpsgd.learning import AccountOptions, CohortOptions, FolderOptions, RunOptions, ServerOptions, Trainer, mlp
-from cpsgd.learning.datasets import load_digits
-from cpsgd.protocol import Protocol
-
-def make(folder, resume=True):
+def digits(folder: Path | None, **options: Any) -> Trainer:
     protocol = Protocol.rotated_binomial(clients=20, dim=650, clip_norm=1.0, levels=8, trials=250)
-    return Trainer(mlp(64, 10, (), seed=0), torch.nn.functional.cross_entropy, load_digits(), protocol,
-                   cohorts=CohortOptions(cohort=20, rounds=70, dropout=0.1), server=ServerOptions(optimizer="adagrad"),
-                   account=AccountOptions(delta=1e-3), run=RunOptions(seed=5),
-                   folder=FolderOptions(run_dir=folder, resume=resume))
+    return Trainer(
+        mlp(64, 10, (), seed=0),
+        LOSS,
+        load_digits(),
+        protocol,
+        cohorts=CohortOptions(cohort=20, rounds=40, dropout=0.1),
+        server=ServerOptions(optimizer="adagrad"),
+        account=AccountOptions(delta=1e-3),
+        run=RunOptions(seed=5),
+        folder=FolderOptions(run_dir=folder, **options),
+    )
 
-if __name__ == "__main__":
-    for _ in sys.stdin:
-        child = os.fork()
-        if not child:
-            run = make(sys.argv[1])
-            print(os.getpid(), run.round, flush=True)
-            for _ in run.run():
-                pass
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+
+def _trains(folder: Path, begun: Any) -> None:
+    torch.set_num_threads(1)  # threads do not survive a fork
+    run = digits(folder, resume=True)
+    begun.send(run.round)
+    finish(run)
 
 
 def test_kill_minus_9_at_random_moments(tmp_path: Path) -> None:
     # The moments differ from run to run on purpose: the claim is about every moment.
-    script, folder = tmp_path / "train.py", tmp_path / "run"
-    script.write_text(textwrap.dedent(SCRIPT))
-    killed = 0
-    with subprocess.Popen([sys.executable, script, folder], stdin=PIPE, stdout=PIPE, text=True) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        for _ in range(3):
-            print("again", file=parent.stdin, flush=True)
-            process, begun = map(int, parent.stdout.readline().split())
-            time.sleep(random.uniform(0.0, 0.25))
-            with contextlib.suppress(ProcessLookupError):  # it may have come to its end
-                os.kill(process, signal.SIGKILL)
-            killed += int(parent.stdout.readline()) == -signal.SIGKILL
-            assert begun <= 70
+    context, killed = multiprocessing.get_context("fork"), 0
+    for _ in range(3):
+        here, there = context.Pipe()
+        process = context.Process(target=_trains, args=(tmp_path / "run", there))
+        process.start()
+        assert here.recv() <= 40
+        time.sleep(random.uniform(0.0, 0.25))
+        process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
     assert killed >= 1
-    names: dict[str, Any] = {"__name__": "train"}
-    exec(script.read_text(), names)
-    resumed = names["make"](folder)
-    finish(resumed)
-    uninterrupted = finish(names["make"](None, resume=False))
-    same(resumed, uninterrupted)
-    assert charges(folder) == list(range(70))
+    resumed = finish(digits(tmp_path / "run", resume=True))
+    same(resumed, finish(digits(None)))
+    assert charges(tmp_path / "run") == list(range(40))
 
 
 def test_bad_run_directories(triangle: ArrayDataset, tmp_path: Path) -> None:

@@ -300,7 +300,9 @@ def killed_at(path: Path, step: int, work: Callable[[Ledger], object]) -> bool:
 OLD = Path(__file__).parent.parent / "data"
 
 
-@pytest.mark.parametrize("old", ["", "v0_1_0", "v0_2_0"], ids=["with a snapshot", "0.1.0", "0.2.0"])
+@pytest.mark.parametrize(
+    "old", ["", pytest.param("v0_1_0", marks=pytest.mark.thorough), "v0_2_0"], ids=["with a snapshot", "0.1.0", "0.2.0"]
+)
 def test_killed_at_every_step_of_a_charge(tmp_path: Path, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start = tmp_path / "start.ledger"
     if old:

@@ -47,8 +47,18 @@ def test_the_promise_is_about_the_whole_run() -> None:
 
 def test_too_few_bits_name_the_fewest_that_will_do() -> None:
     with pytest.raises(InfeasibleError, match="bits=8 is the fewest"):
-        paper(bits=6)
+        paper(bits=6, colluding=1)
     assert paper(bits=8).bits == 8
+
+
+def test_fewer_bits_are_rounded_at_random() -> None:
+    found = paper(bits=5, correlated="auto")
+    assert found.protocol.mechanism.name == "rounded-correlated"
+    assert found.prefix is not None
+    assert found.prefix.gain > 20.0
+    assert found.guarantee.epsilon <= 2.0
+    with pytest.raises(InfeasibleError, match="bits=8 is the fewest"):
+        paper(bits=5, mechanism="correlated-gaussian")
 
 
 def test_more_bits_never_do_worse() -> None:

@@ -26,7 +26,8 @@ from cpsgd.planner import plan
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 from cpsgd.statistics.centres import nearest_centre
-from cpsgd.statistics.clusters import Around, Blocks, Clusters, NoiseWarning, PlannedClusters, inertia, kmeans
+from cpsgd.statistics.cluster_sums import Around, Blocks
+from cpsgd.statistics.clusters import Clusters, NoiseWarning, PlannedClusters, inertia, kmeans
 from cpsgd.statistics.points import in_unit_ball, private_mean
 
 CLUSTERS, DIM = 6, 4

@@ -12,7 +12,7 @@ from cpsgd import RoundSimulator
 from cpsgd.errors import CpsgdError, InfeasibleError, ParameterError, VectorError
 from cpsgd.planner import plan
 from cpsgd.statistics import Components, Statistic, kmeans, pca
-from cpsgd.statistics.clusters import Blocks
+from cpsgd.statistics.cluster_sums import Blocks
 from cpsgd.statistics.components import MomentVector, exact_components
 from cpsgd.statistics.points import Ball, in_unit_ball, people_in_ball
 
@@ -147,7 +147,9 @@ def test_clusters_within_bounds_are_a_statistic() -> None:
     assert plain["sizes"] == found.sizes.tolist()
     assert repr(found).startswith("<kmeans of 400 users: cluster 1/age ")
     assert "cluster 2" in found._repr_html_()
-    assert found.plot().get_yticklabels()[0].get_text() == "cluster 1 · age"
+    first, second = found.plot().figure.axes  # age and pay have a picture each, with the clusters on one axis
+    assert [label.get_text() for label in first.get_yticklabels()] == ["cluster 1", "cluster 2"]
+    assert ("age" in first.get_xlabel(), "pay" in second.get_xlabel()) == (True, True)
     # Distances are in units of the bounds: pay does not drown age.
     assert kmeans(visits(), 2, 30.0, 1e-6, **wishes).unit == "row"
 

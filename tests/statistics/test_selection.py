@@ -17,8 +17,8 @@ from cpsgd.ledger import Budget, Ledger
 from cpsgd.neighbours import Adjacency
 from cpsgd.promise import Claim
 from cpsgd.statistics import ClippingWarning
-from cpsgd.statistics.one_machine import events_for
 from cpsgd.statistics.selection import Selection, keep_words
+from cpsgd.statistics.table_options import events_for
 
 COST: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-6}
 

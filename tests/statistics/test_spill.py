@@ -21,7 +21,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(spill, "_CELLS", 100)
-    monkeypatch.setattr("cpsgd.tables.CHUNK_ROWS", 64)
+    monkeypatch.setattr("cpsgd._table_memory.CHUNK_ROWS", 64)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 

@@ -12,7 +12,7 @@ from cpsgd.audit.auditing import Claim as Claim
 from cpsgd.audit.auditing import audit as audit
 from cpsgd.audit.bound import epsilon_lower_bound as epsilon_lower_bound
 from cpsgd.audit.cases import Case as Case
-from cpsgd.audit.cases import everything as everything
+from cpsgd.audit.cases import all_cases as all_cases
 from cpsgd.audit.checks import Check as Check
 from cpsgd.audit.playing import Encode as Encode
 from cpsgd.audit.playing import ServerHalf as ServerHalf

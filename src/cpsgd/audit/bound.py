@@ -60,7 +60,7 @@ class Attacker:
 
     @classmethod
     def answering(cls, scores: Array, sign: int, share: float) -> Self:
-        """Returns the attacker who would answer in this share of these rounds."""
+        """Returns an attacker with the threshold at which it would have answered in this share of these rounds."""
         return cls(sign, float(np.quantile(sign * scores, 1.0 - share, method="lower")))
 
     def counts(self, scores: Array, worlds: NDArray[np.bool_]) -> tuple[int, int]:

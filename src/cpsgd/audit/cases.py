@@ -41,6 +41,11 @@ class Case:
         sampler: Name of the sampler that draws the noise.
         protocol: The protocol.
         claimed: Whether there is an ε to attack; else the law of the sums is checked alone.
+
+    Example:
+        >>> protocol = Protocol.rotated_binomial(clients=4, dim=16, clip_norm=1.0, levels=2, trials=14)
+        >>> Case("binomial", protocol).name
+        'binomial'
     """
 
     sampler: str
@@ -78,8 +83,13 @@ def usual(name: str) -> tuple[Case, ...]:
     return _planned(name, mechanism), _quiet(name, mechanism.quieter(_LITTLE) or mechanism)
 
 
-def everything() -> tuple[Case, ...]:
-    """Returns cases for every sampler of every mechanism whose sums are integers: as planned, and with little noise."""
+def all_cases() -> tuple[Case, ...]:
+    """Returns cases for every sampler of every mechanism whose sums are integers: as planned, and with little noise.
+
+    Example:
+        >>> sorted({case.protocol.mechanism.name for case in all_cases()})[:3]
+        ['binomial', 'coins', 'correlated-gaussian']
+    """
     return (
         _planned("inversion", Binomial(levels=33, trials=4063, coordinate_range=0.7587)),
         _quiet("inversion", Binomial(levels=64, trials=20, p=0.3, coordinate_range=0.72)),
@@ -120,7 +130,7 @@ def _shaped(deviation: float, step: float, window: int) -> ShapedGaussian:
 
 def left_out() -> dict[str, str]:
     """Returns the mechanisms that no case covers, with the reasons."""
-    covered = {case.protocol.mechanism.name for case in everything()}
+    covered = {case.protocol.mechanism.name for case in all_cases()}
     reasons = {"gaussian": "sends floats: there is no lattice to bring its sums back to"}
     slow = "its sampler is written in Python and slow: name a protocol to audit it"
     return {name: reasons.get(name, slow) for name in MECHANISMS if name not in covered}

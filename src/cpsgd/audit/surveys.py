@@ -143,8 +143,8 @@ def survey(
         progress: Called with 1 for every protocol that is done at a level.
 
     Example:
-        >>> from cpsgd.audit.cases import everything
-        >>> found = survey(everything()[3:4], 1e-3, rounds=1_000, made=lambda protocol: (protocol.encode, Aggregator))
+        >>> from cpsgd.audit.cases import all_cases
+        >>> found = survey(all_cases()[3:4], 1e-3, rounds=1_000, made=lambda protocol: (protocol.encode, Aggregator))
         >>> found.passed, found.covered[0].numbers[:2]
         (True, (0, 1))
     """

@@ -32,6 +32,8 @@ else:
 _CLIENTS, _DIM, _EPSILON, _DELTA = 4, 16, 2.0, 1e-3
 # Rounds of an attack: on one protocol, and on each of all there are.
 _ROUNDS, _ROUNDS_OF_EACH = 120_000, 3_000
+# Two servers check a proof with every message: so few rounds, of so few messages.
+_ROUNDS_OF_TASK, _MESSAGES_OF_TASK = 1_000, 4
 
 
 def run(
@@ -46,6 +48,10 @@ def run(
         int | None,
         WHOLE,
         Parameter(help="Rounds to attack: more of them see more. 120,000 of one protocol, 3,000 of each if not given."),
+    ] = None,
+    task: Annotated[
+        Path | None,
+        options.file_option("Audit a task of two servers instead: 1,000 rounds of 4 messages if not given otherwise."),
     ] = None,
     model: Annotated[
         Path | None,
@@ -64,35 +70,55 @@ def run(
     size one protocol is planned: for ε = 2, 4 clients and 16 coordinates where these are not given. δ is 0.001 if not
     given, and "replace-one" the adjacency.
 
+    With --task, the messages are split, proved and checked as two servers do it, and the claim is for as many as are
+    played.
+
     With --model, the model that `private.export` wrote after `make_private(..., canaries=1000)`: made-up gradients, of
     which half were trained on, are told apart by the trained parameters.
     """
     if model is not None:
         _audit_model(model, json=json)
         return
-    from cpsgd.audit import Case, everything, survey
+    from cpsgd.audit import Case, all_cases, survey
     from cpsgd.audit.cases import left_out
     from cpsgd.audit.levels import others
 
     _files.check_picture(plot)
     named = parameters != options.NO_PARAMETERS or bool(options.given(size))
     named = named or any(name in options.given(claim) for name in ("epsilon", "bits"))
+    if task is not None and named:
+        raise ParameterError("The task already fixes the protocol: leave its parameters, size, ε and bits out.")
     claim = replace(claim, **{"delta": _DELTA, "adjacency": "replace-one", **options.given(claim)})
-    if named:
+    made = None
+    if task is not None:
+        from cpsgd.audit.pair_rounds import two_servers
+        from cpsgd.engines.pair.task import PairTask
+
+        chosen, made, named = PairTask.read(task).protocol, two_servers, True
+        cases: tuple[Case, ...] = (Case(chosen.mechanism.name, chosen),)
+        surviving = min(_MESSAGES_OF_TASK, chosen.clients) if surviving is None else surviving
+    elif named:
         if parameters.file is None:
             size = replace(size, **{"clients": _CLIENTS, "dim": _DIM, **options.given(size)})
             if claim.epsilon is None and not parameters_of(parameters.mechanism):
                 claim = replace(claim, epsilon=_EPSILON)
         chosen = parameters.sized(size, claim)
-        cases: tuple[Case, ...] = (Case(chosen.mechanism.name, chosen),)
+        cases = (Case(chosen.mechanism.name, chosen),)
     else:
         if surviving is not None:
             raise ParameterError("--surviving is for one protocol: name it, or leave --surviving out.")
-        cases = everything()
-    played = rounds if rounds is not None else _ROUNDS if named else _ROUNDS_OF_EACH
-    with output.progress(len(cases) * (1 + len(others())), "protocols and levels") as advance:
+        cases = all_cases()
+    usual = _ROUNDS_OF_EACH if not named else _ROUNDS if task is None else _ROUNDS_OF_TASK
+    at_levels = others() if made is None else ()
+    with output.progress(len(cases) * (1 + len(at_levels)), "protocols and levels") as advance:
         found = survey(
-            cases, claim.delta, adjacency=claim.adjacency, rounds=played, surviving=surviving, progress=advance
+            cases,
+            claim.delta,
+            adjacency=claim.adjacency,
+            rounds=usual if rounds is None else rounds,
+            surviving=surviving,
+            made=made,
+            progress=advance,
         )
     # The first of all is the one that is planned by default.
     report = found.covered[0].report

@@ -166,7 +166,7 @@ COMMANDS = {
         "cpsgd audit --epsilon 2 --mechanism binomial",
         (
             *("--protocol", "--clients", "--dim", "--epsilon", "--delta", "--bits", "--mechanism", "--surviving"),
-            *("--rounds", "--plot", "--json"),
+            *("--rounds", "--task", "--plot", "--json"),
         ),
     ),
     "budget": Command(

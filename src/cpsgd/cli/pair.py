@@ -16,7 +16,7 @@ from rich.markup import escape
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.commands import COMMANDS
 from cpsgd.cli.frame import WHOLE, command, new_app
-from cpsgd.errors import CpsgdError, ParameterError
+from cpsgd.errors import CpsgdError
 
 if TYPE_CHECKING:
     from cpsgd.engines.pair.running import PairServerOptions
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 app = new_app("pair", example=COMMANDS["pair"].example)
 
-TaskFile = Annotated[Path, options.file_option("The task, task.json as `cpsgd pair create` wrote it.", name="--task")]
+TaskFile = Annotated[
+    Path, options.file_option("The task, task.json as `cpsgd plan --pair --out` wrote it.", name="--task")
+]
 Certificates = Annotated[
     Path | None,
     options.file_option("Certificates that the server's must be signed by; the system's if not given.", name="--ca"),
@@ -38,13 +40,13 @@ _AT_ONCE = 8
 def keys(
     *,
     out: Annotated[Path, options.file_option("Where the private keys go, a new file that only you may read.")],
-    public: Annotated[Path, options.file_option("Where the public keys go, for whoever runs `cpsgd pair create`.")],
+    public: Annotated[Path, options.file_option("Where the public keys go, for whoever runs `cpsgd plan --pair`.")],
     rounds: Rounds = 1,
     json: options.Json = False,
 ) -> None:
     """Make a server's own keys, so that nobody else ever has the private ones.
 
-    Each server's operator runs this, and hands the public file to whoever runs `cpsgd pair create`. The server is then
+    Each server's operator runs this, and hands the public file to whoever runs `cpsgd plan --pair`. The server is then
     started with --keys. It deletes each key when its rounds are closed.
     """
     from cpsgd.engines.pair.running import write_keys
@@ -52,75 +54,6 @@ def keys(
     count = write_keys(out, public, rounds)
     rows = [("keys", f"{count:,}"), ("private", escape(str(out))), ("public", escape(str(public)))]
     output.answer(json, {"keys": count, "private": out, "public": public}, output.facts(rows))
-
-
-@command(
-    app,
-    "cpsgd pair create --protocol protocol.json --leader https://a.example --helper https://b.example --out task",
-)
-def create(
-    *,
-    protocol: options.ProtocolFile,
-    leader: Annotated[str, Parameter(metavar="URL", help="Address of the server that clients send to.")],
-    helper: Annotated[str, Parameter(metavar="URL", help="Address of the other server, run by somebody else.")],
-    out: Annotated[Path, Parameter(metavar="FOLDER", help="Where the task and the secrets go.")],
-    rounds: Rounds = 1,
-    admission: Annotated[
-        Literal["open", "roster", "tokens"],
-        Parameter(
-            help="Who may send: those on a roster of public keys, those with a token for each server, or anybody."
-        ),
-    ] = "roster",
-    tokens: Annotated[int, options.COUNT, Parameter(help="With --admission tokens: number of tokens to make.")] = 0,
-    leader_keys: Annotated[
-        Path | None,
-        options.file_option("The leader's public keys, as `cpsgd pair keys` wrote them; made if not given."),
-    ] = None,
-    helper_keys: Annotated[
-        Path | None,
-        options.file_option("The helper's public keys, as `cpsgd pair keys` wrote them; made if not given."),
-    ] = None,
-    server_messages: Annotated[
-        int, options.COUNT, Parameter(help="Messages of zero that each server adds, as the protocol was planned.")
-    ] = 0,
-    insecure: Insecure = False,
-    json: options.Json = False,
-) -> None:
-    """Make a task from a protocol that `cpsgd plan --pair --out` wrote, and the secrets of its parties.
-
-    task.json is public: clients need it, and must get it from somebody they trust. leader.json, helper.json and
-    collector.json are secrets, each for one party: move them there, and keep no copies. Without --leader-keys and
-    --helper-keys they hold private keys, and whoever makes the task could read every message: let each server make its
-    own with `cpsgd pair keys`.
-    """
-    from cpsgd.engines.pair.running import read_public_keys, write_task
-    from cpsgd.engines.pair.task import check_address, create_task
-
-    for url in (leader, helper):
-        check_address(url, insecure=insecure)
-    if (admission == "tokens") != (tokens > 0):
-        raise ParameterError("Give --tokens with --admission tokens, and only with that: a number of clients.")
-    task, secrets = create_task(
-        _files.read_protocol(protocol),
-        leader=leader,
-        helper=helper,
-        rounds=rounds,
-        admission=admission,
-        server_messages=server_messages,
-        leader_keys=None if leader_keys is None else read_public_keys(leader_keys),
-        helper_keys=None if helper_keys is None else read_public_keys(helper_keys),
-    )
-    files = write_task(out, task, secrets, tokens=tokens)
-    upload = task.shape(0).upload_bytes
-    rows = [
-        ("task", task.id.hex()),
-        ("promises", escape(str(task.protocol.promise))),
-        ("rounds", f"{rounds:,}, each of {task.surviving:,} to {task.clients:,} reports"),
-        ("upload", f"{upload:,} bytes"),
-        *(("written", escape(str(file))) for file in files),
-    ]
-    data = {"task": task.id.hex(), "rounds": rounds, "needed": task.surviving, "upload_bytes": upload}
-    output.answer(json, {**data, "files": files}, output.facts(rows))
 
 
 def _run(role: Literal["leader", "helper"], chosen: Any) -> None:
@@ -138,7 +71,7 @@ def _run(role: Literal["leader", "helper"], chosen: Any) -> None:
 
 def _check_extra() -> None:
     """Refuses where the packages of the extra are missing."""
-    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
+    missing = [name for name in ("httptools", "httpx", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise CpsgdError(f"Two servers need {', '.join(missing)}: pip install 'cpsgd[pair]'.")
 

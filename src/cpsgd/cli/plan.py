@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from rich.markup import escape
@@ -44,14 +44,47 @@ class PassOptions:
     downlink: float | None = None
 
 
-_NO_PASSES = PassOptions()
+_SERVERS = Group(
+    "Two servers, with --pair and --out: the task's public file goes there, all secrets beside it", sort_key=4
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTaskOptions:
+    """Options of a task of two servers.
+
+    Attributes:
+        leader: Address of the server that clients send to.
+        helper: Address of the other server, run by somebody else.
+        admission: Who may send: those on a roster of public keys, those with a token for each server, or anybody;
+            "roster" if not given.
+        tokens: With --admission tokens: number of tokens to make.
+        leader_keys: The leader's public keys, as `cpsgd pair keys` wrote them. Without, its private keys are made here.
+        helper_keys: The helper's public keys, as `cpsgd pair keys` wrote them. Without, its private keys are made here.
+        insecure: Let plain http addresses of other machines through, where another program encrypts.
+    """
+
+    leader: Annotated[str | None, Parameter(metavar="URL")] = None
+    helper: Annotated[str | None, Parameter(metavar="URL")] = None
+    admission: Literal["open", "roster", "tokens"] | None = None
+    tokens: Annotated[int, options.COUNT] = 0
+    leader_keys: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    helper_keys: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    insecure: bool = False
+
+
+_NO_PASSES, _NO_TASK = PassOptions(), PairTaskOptions()
 
 
 def run(
     *,
     required: Annotated[Required, options.FLAT],
     many: Annotated[PassOptions, Parameter(name="*", group=_PASSES)] = _NO_PASSES,
-    out: Annotated[Path | None, options.file_option("Where the protocol's JSON goes, with its promise.")] = None,
+    task: Annotated[PairTaskOptions, Parameter(name="*", group=_SERVERS)] = _NO_TASK,
+    out: Annotated[
+        Path | None,
+        options.file_option("Where the protocol's JSON goes, with its promise; with --pair, the task of both servers."),
+    ] = None,
     plot: Annotated[Path | None, options.file_option("Draw the frontier into this file.")] = None,
     json: options.Json = False,
 ) -> None:
@@ -65,21 +98,27 @@ def run(
     passes = None if many.population is None else _planned_passes(required, many)
     if passes is None:
         _check_clients(required, many)
+    _check_task(required, task, out)
     found = plan_for(Requirements(**vars(required))) if passes is None else passes.plan
-    if out is not None:
+    written: list[Path] = []
+    if out is not None and required.pair:
+        written = _write_task(found, required, task, out)
+    elif out is not None:
         write_file(out, (found.protocol.to_json() + "\n").encode())
     if plot is not None:
         from cpsgd.reports.pictures import draw_frontier
 
         draw_frontier(found, plot)
     notes = [] if plot is None else [f"Frontier drawn into {plot}"]
-    notes += [] if out is None else [f"Protocol written to {out}"]
+    notes += [] if out is None else [f"{'Task' if written else 'Protocol'} written to {out}"]
+    if written:
+        notes.append(f"Secrets, each for one party: {', '.join(map(str, written[1:]))}")
     upload = _upload(found) if required.pair else {}
     if upload:
         notes.append(f"Upload to two servers: {upload['upload_bytes']:,} bytes with its proof")
     shown = _frontier(found) if passes is None else options_table(passes)
     values = (found if passes is None else passes).to_dict()
-    output.answer(json, {**values, **upload, "out": out}, _summary(found), shown, *notes)
+    output.answer(json, {**values, **upload, "out": out, "secrets": written[1:]}, _summary(found), shown, *notes)
 
 
 def _planned_passes(required: Any, many: PassOptions) -> PassesPlan:
@@ -96,6 +135,40 @@ def _check_clients(required: Any, many: PassOptions) -> None:
         raise ParameterError(f"{', '.join(given)} is about several passes over a population: give --population, too.")
     if required.clients is None:
         raise ParameterError("Missing --clients, the messages per round; or --population, for several passes over it.")
+
+
+def _check_task(required: Any, task: PairTaskOptions, out: Path | None) -> None:
+    """Refuses options that make no task, or an unsafe one."""
+    if task == _NO_TASK and not (required.pair and out is not None):
+        return
+    if not required.pair or out is None or task.leader is None or task.helper is None:
+        raise ParameterError("A task needs --pair, --out, and the addresses of both servers, --leader and --helper.")
+    if (task.admission == "tokens") != (task.tokens > 0):
+        raise ParameterError("Give --tokens with --admission tokens, and only with that: a number of clients.")
+    from cpsgd.engines.pair.task import check_address
+
+    for url in (task.leader, task.helper):
+        check_address(url, insecure=task.insecure)
+
+
+def _write_task(found: Plan, required: Any, task: PairTaskOptions, out: Path) -> list[Path]:
+    """Makes the task of a plan, and returns the files that were written: the task's, and all secrets."""
+    from cpsgd.engines.pair.running import read_public_keys, write_task
+    from cpsgd.engines.pair.task import create_task
+
+    assert task.leader is not None
+    assert task.helper is not None
+    made, secrets = create_task(
+        found.protocol,
+        leader=task.leader,
+        helper=task.helper,
+        rounds=required.rounds,
+        admission=task.admission or "roster",
+        server_messages=required.server_messages,
+        leader_keys=None if task.leader_keys is None else read_public_keys(task.leader_keys),
+        helper_keys=None if task.helper_keys is None else read_public_keys(task.helper_keys),
+    )
+    return write_task(out.parent, made, secrets, name=out.name, tokens=task.tokens)
 
 
 def options_table(found: PassesPlan) -> object:

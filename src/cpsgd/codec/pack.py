@@ -148,7 +148,7 @@ class RoundingKernel(Protocol):
     """Turns a block of grid points and its keystream into what one client sends."""
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32], /) -> None:
-        """Writes the integers."""
+        """Rounds grid points with random bytes of the keystream, and writes the integers to `values`."""
 
     def packed(
         self,
@@ -369,12 +369,12 @@ class Floats(Format):
 
     @property
     def bits(self) -> float:
-        """32."""
+        """Bits of a float32 coordinate: 32."""
         return 32.0
 
     @property
     def step(self) -> int:
-        """Any number."""
+        """Coordinates are packed one by one: vectors may be cut anywhere."""
         return 1
 
     def payload_bytes(self, dim: int) -> int:
@@ -384,7 +384,7 @@ class Floats(Format):
     def write(
         self, kernel: FloatKernel, grid: NDArray[np.float32], keystream: NDArray[np.uint8], payload: NDArray[np.uint8]
     ) -> None:
-        """Adds noise."""
+        """Writes the coordinates with their noise, as float32, into `payload`."""
         kernel.floats(grid, keystream, payload.view("<f4"))
 
     def check(self, payload: NDArray[np.uint8], dim: int) -> None:
@@ -396,7 +396,7 @@ class Floats(Format):
             raise ValueRangeError(f"The float at position {int(np.argmin(inside))} is not within ±({self.meaning}).")
 
     def empty(self, dim: int) -> Sums:
-        """Returns zeros."""
+        """Returns sums of zero, one float64 per coordinate."""
         return np.zeros(dim, np.float64)
 
     def widened(self, sums: Sums, count: int) -> Sums:
@@ -404,7 +404,7 @@ class Floats(Format):
         return sums
 
     def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
-        """Adds."""
+        """Adds a message's floats to `sums`, in place."""
         sums += payload.view("<f4")
 
     def check_sums(self, sums: Sums, count: int) -> None:

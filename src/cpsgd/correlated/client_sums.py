@@ -13,6 +13,8 @@ import struct
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.correlated.run_sums import RunSums, Slots
 from cpsgd.mechanisms.memory import Simulated
@@ -22,14 +24,15 @@ from cpsgd.randomness import Keystream
 if TYPE_CHECKING:
     from cpsgd._torch import torch
     from cpsgd.correlated.saturating import RoundedCorrelated
+    from cpsgd.simulation.device_cuda import PlayedLineages
 
 
 class SimulatedClients(Simulated):
     """The state of a run whose clients are simulated: keys of its rounds."""
 
-    def __init__(self, mechanism: RoundedCorrelated, seed: int | None) -> None:
+    def __init__(self, mechanism: RoundedCorrelated, seed: int | None, restart_every: int | None) -> None:
         """Begins a run; with a seed, its noise follows from that."""
-        self._mechanism, self._slots = mechanism, Slots(mechanism, seed)
+        self._mechanism, self._slots = mechanism, Slots(mechanism, seed, restart_every)
         self.parts = {"lineages": self._slots}
         self._sums: ClientSums | None = None
 
@@ -85,12 +88,41 @@ class DeviceClients(ClientSums):
     def messages(self, points: torch.Tensor, first: int, round: int, key: int) -> torch.Tensor:  # type: ignore[override]
         """Returns the sum of the integers of clients `first`, `first` + 1, ..., given their grid points, row by row.
 
-        Rows must come in the same parts in every round: the noise of a part follows from the number of its first row.
+        Without NVIDIA's kernels rows must come in the same parts in every round: the noise of a part follows from the
+        number of its first row there.
         """
         from cpsgd._torch import torch
+        from cpsgd.simulation.device_kernels import compiles
 
-        of, keys = self.client, self.keys(round)
-        generator = torch.Generator(points.device)
+        factors = self.client.correlation.factors
+        held = {number: word for number, word in self.keys(round).items() if factors[round - number]}
+        if not compiles(points.device):
+            return self._in_torch(points, first, round, key, held)
+        sums = torch.zeros(points.shape[1], dtype=torch.int64, device=points.device)
+        self._lineages(round, key, held, points.device).add(points, sums, first)
+        return sums
+
+    def _lineages(self, round: int, key: int, held: dict[int, bytes], device: torch.device) -> PlayedLineages:
+        """Returns what the kernel must know of a round."""
+        from cpsgd.simulation.device import carried
+        from cpsgd.simulation.device_cuda import PlayedLineages
+
+        of, numbers = self.client, sorted(held)
+        keys = np.array([*(_number(held[number], 0) for number in numbers), key], dtype=np.uint64)
+        deviations = [of.noise_deviation * float(of.correlation.factors[round - number]) for number in numbers]
+        return PlayedLineages(
+            keys=carried(keys.view(np.int64), device),
+            deviations=carried(np.array(deviations, dtype=np.float32), device),
+            limit=int(of.grid.limit),
+            unit=math.ldexp(1.0, -of.fraction_bits),
+            inherited=of.inherited_range,
+            largest=of.largest,
+        )
+
+    def _in_torch(self, points: torch.Tensor, first: int, round: int, key: int, held: dict[int, bytes]) -> torch.Tensor:
+        from cpsgd._torch import torch
+
+        of, generator = self.client, torch.Generator(points.device)
 
         def draw(key: int, what: Any) -> torch.Tensor:
             generator.manual_seed(key % (1 << 63))
@@ -98,14 +130,14 @@ class DeviceClients(ClientSums):
             return found
 
         total = torch.zeros_like(points, dtype=torch.float32)
-        for number, word in keys.items():
-            weight = of.correlation.factors[round - number]
-            if weight and number < round:
-                total += float(weight) * of.noise_deviation * draw(_number(word, first), torch.randn)
+        for number, word in held.items():
+            if number < round:
+                deviation = of.noise_deviation * float(of.correlation.factors[round - number])
+                total += deviation * draw(_number(word, first), torch.randn)
         limit = int(of.grid.limit)
         total.clamp_(-of.inherited_range, of.inherited_range)
         total += points.clamp(-limit, limit).round() * math.ldexp(1.0, -of.fraction_bits)
-        total += of.noise_deviation * draw(_number(keys[round], first), torch.randn)
+        total += of.noise_deviation * draw(_number(held[round], first), torch.randn)
         total += of.largest + draw(key + first, torch.rand)
         found: torch.Tensor = total.floor_().clamp_(0, of.window - 1).sum(dim=0, dtype=torch.float64).to(torch.int64)
         return found

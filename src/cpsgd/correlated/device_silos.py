@@ -33,6 +33,8 @@ class DeviceSilos:
     def messages(self, points: torch.Tensor, first: int, round: int, key: int) -> torch.Tensor:
         """Returns the sum of the integers of silos `first`, `first` + 1, ..., given their grid points, row by row.
 
+        Keeps the noise and rounding error of each silo, which its later messages take away.
+
         Raises:
             ParameterError: There are more rows than silos, or the run has no such round.
         """

@@ -105,7 +105,7 @@ class Handover:
 
 
 def answer(request: bytes, run: str, seeds: SeedFile | None, *, signed: bool) -> bytes:
-    """Returns a client's answer, from the seeds that it holds.
+    """Carries out a step of handing seeds on, and returns the client's answer: its key, sealed seeds, or nothing.
 
     Args:
         request: The server's request.
@@ -133,7 +133,7 @@ def answer(request: bytes, run: str, seeds: SeedFile | None, *, signed: bool) ->
 
 
 def read_answer(reply: bytes, asked: Handover) -> bytes:
-    """Returns the public key or the baton in a client's answer.
+    """Returns the public key or the baton in a client's answer; nothing for the step that takes a baton over.
 
     Raises:
         VersionError: The client speaks another version.

@@ -47,6 +47,11 @@ _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
 _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
 
+def coarse_bits(deviation: float) -> int:
+    """Returns G with which 2^G points per step are 2048 to 4096 per deviation."""
+    return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / deviation))
+
+
 @dataclass(frozen=True)
 class CorrelatedNoise(RunNoise):
     """The noise of a lineage and of each client's own; what is proved is about a whole run."""
@@ -176,7 +181,7 @@ class CorrelatedGaussian(RunGaussian):
     @cached_property
     def lineages(self) -> Lineages:
         """The noise of a client that follows from seeds."""
-        return Lineages(self.correlation, ((self.noise_ratio, 0),))
+        return Lineages(self.correlation, self.noise_ratio)
 
     @cached_property
     def memory(self) -> RunMemory:
@@ -193,7 +198,7 @@ class CorrelatedGaussian(RunGaussian):
     @cached_property
     def noise_bits(self) -> int:
         """G: z has 2^G points per step."""
-        return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
+        return coarse_bits(self.noise_deviation)
 
     @property
     def noise_ratio(self) -> float:

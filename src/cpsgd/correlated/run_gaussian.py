@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import InfeasibleError
 from cpsgd.mechanisms import fine_gaussian
@@ -45,6 +48,11 @@ class RunNoise(RoundedNoise):
         """Upper bound on the probability that a message leaves the window, whatever its client was handed."""
         room = 0.5 * self.of.window - self.taken
         return cut_off(room * (1.0 - 1e-12) / self.fresh_deviation)
+
+    @property
+    def factors(self) -> NDArray[np.float64]:
+        """The weights of earlier rounds' noise, as they act."""
+        return self.of.correlation.factors
 
     @property
     def taken(self) -> float:

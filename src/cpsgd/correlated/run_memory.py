@@ -44,7 +44,7 @@ class RunMemory(NoiseMemory):
 
     @property
     def bands(self) -> int:  # type: ignore[override]
-        """b."""
+        """Number of bands b: noise of a round is taken away over the next b - 1 rounds."""
         return self.of.bands
 
     @property

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.codec.rounding import PythonKernel
 from cpsgd.correlated.client_sums import SimulatedClients
-from cpsgd.correlated.draws import Lineages, Points, wide_parts
-from cpsgd.correlated.mechanism import CorrelatedGaussian, CorrelatedNoise
+from cpsgd.correlated.draws import FINE_BITS, FINE_VARIATION, Lineages, Points
+from cpsgd.correlated.mechanism import CorrelatedGaussian, CorrelatedNoise, coarse_bits
+from cpsgd.correlated.run_gaussian import resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
 from cpsgd.correlated.weights import WEIGHT_BITS
 from cpsgd.errors import ConditionError, ParameterError
@@ -38,8 +39,6 @@ from cpsgd.mechanisms.rounded_gaussian import LEAST_SIGMA, RoundedGaussian, usua
 
 # Bytes of the number that decides about rounding up.
 _COIN_BYTES = 8
-# z has at least 2^this points per standard deviation.
-_FINE_BITS = 38
 _ROUNDING = 1.0 + 8 * 2.0**-53
 
 
@@ -66,8 +65,20 @@ class SaturatingNoise(CorrelatedNoise):
     @property
     def own_variance(self) -> float:
         """Variance that nobody takes away, less 1/12: of random rounding, and of what is clipped or saturates."""
-        clipped = squared_loss(self._earlier, self.of.inherited_range)
+        clipped = squared_loss(self._earlier, self.of.inherited_range) - (self._clipped * self._earlier) ** 2
         return 1.0 / 12.0 + clipped + squared_loss(self._whole, self.of.largest)
+
+    @property
+    def factors(self) -> NDArray[np.float64]:
+        """The weights as they act: clipping leaves 1 - P(clipped) of a Gaussian, and what is not correlated with it."""
+        found = self.of.correlation.factors * (1.0 - self._clipped)
+        found[0] = 1.0
+        return found
+
+    @property
+    def _clipped(self) -> float:
+        """Probability that a message's inherited noise is clipped."""
+        return 2.0 * beyond(self.of.inherited_range / self._earlier) if self._earlier else 0.0
 
     @property
     def _earlier(self) -> float:
@@ -81,7 +92,7 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def room(self) -> float:
-        """How far z may go in a message that has the largest coordinate and inherits the most, in steps."""
+        """Largest |z|, in steps, that does not saturate a message with the largest coordinate and inheritance."""
         return (self.of.largest - self.of.farthest_point - self.of.inherited_range) * (1.0 - 1e-12)
 
     def law(self, honest: int) -> SlotsAndCoins:  # type: ignore[override]
@@ -112,9 +123,8 @@ class SaturatingNoise(CorrelatedNoise):
     @property
     def variation(self) -> float:
         """Total variation over all rounds: the distance of samplers and grids from their laws."""
-        farthest = sum(2 * fine_gaussian.farthest(ratio) + 2 for ratio, _ in self.of.lineages.parts)
-        each = len(self.of.lineages.parts) * fine_gaussian.SMOOTHING + 2.0 * farthest * 2.0**-128
-        return MORE * self.of.run_length * self.of.draws * (each + fine_gaussian.GRID_VARIATION) * _ROUNDING
+        each = resolution(self.of.noise_ratio) + FINE_VARIATION + fine_gaussian.GRID_VARIATION
+        return MORE * self.of.run_length * self.of.draws * each * _ROUNDING
 
     def slack(self, honest: int) -> float:
         """Returns 0: the proof is about rounding as it is."""
@@ -126,7 +136,7 @@ class SaturatingNoise(CorrelatedNoise):
         return 0.0
 
     def cumulant(self, slope: float) -> float:
-        """Returns a bound on the cumulant of a client's integer.
+        """Returns a bound on log E exp(slope z), z a client's integer about its mean.
 
         Rounding at random has a variance proxy of ¼, clipping a symmetric number makes its cumulant smaller, and
         saturating at one end adds at most the slope times the mean of what is cut off at the other.
@@ -149,9 +159,9 @@ class OnceMemory(RunMemory):
         """Whether seeds may be told: the proof takes it that by whom does not depend on results."""
         return bool(self.of.untrusted_holders)
 
-    def simulated(self, seed: int | None) -> SimulatedClients:  # type: ignore[override]
+    def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedClients:  # type: ignore[override]
         """Returns the state of a run whose clients are simulated."""
-        return SimulatedClients(self.of, seed)
+        return SimulatedClients(self.of, seed, restart_every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +182,8 @@ class RoundedCorrelated(CorrelatedGaussian):
     least_deviation: ClassVar[float] = LEAST_SIGMA
     sampler_remedy: ClassVar[str] = "use more clients, or a shorter run"
     caution: ClassVar[str | None] = (
-        "its proof is new, and no whole run was enumerated; its guarantee is that of a whole run, which is charged as "
-        "one; who holds seeds must not be chosen by results"
+        "its proof is new, and whole runs were enumerated for two rounds only; its guarantee is that of a whole run, "
+        "which is charged as one; who holds seeds must not be chosen by results"
     )
 
     inherited_range: float
@@ -230,12 +240,17 @@ class RoundedCorrelated(CorrelatedGaussian):
     def lineages(self) -> Lineages:
         """The noise of a client that follows from seeds, with the earlier rounds' part clipped."""
         limit = math.floor(math.ldexp(self.inherited_range, self.finest_bits))
-        return Lineages(self.correlation, tuple(wide_parts(math.ldexp(self.noise_deviation, self.noise_bits))), limit)
+        return Lineages(self.correlation, self.noise_ratio, limit, fine=True)
 
     @cached_property
     def noise_bits(self) -> int:
         """G: z has 2^G points per step."""
-        return math.ceil(_FINE_BITS - math.log2(self.noise_deviation))
+        return coarse_bits(self.noise_deviation) + FINE_BITS
+
+    @property
+    def noise_ratio(self) -> float:
+        """σ in cells of a draw that is not refined."""
+        return super().noise_ratio * 2.0**-FINE_BITS
 
     @cached_property
     def fraction_bits(self) -> int:
@@ -245,7 +260,7 @@ class RoundedCorrelated(CorrelatedGaussian):
     @property
     def keystream_bytes(self) -> int:
         """Bytes of the rounding, and of a lineage that begins."""
-        return _COIN_BYTES + fine_gaussian.DRAW_BYTES * len(self.lineages.parts)
+        return _COIN_BYTES + self.lineages.draw_bytes
 
     def kernel(self) -> Any:
         """Returns the kernel that adds noise and rounds at random."""

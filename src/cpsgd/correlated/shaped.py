@@ -363,7 +363,7 @@ class ShapedGaussian(RunGaussian):
         return 0.0
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:
-        """Returns zero."""
+        """Returns zero: rounding is part of the noise that is taken away."""
         return 0.0
 
     # ------------------------------------------------------------------ privacy

@@ -26,7 +26,7 @@ class SiloRows:
     """w of all silos in the last rounds: an array of silos by coordinates for each round."""
 
     def __init__(self, mechanism: ShapedGaussian) -> None:
-        """Begins a run."""
+        """Begins a run: no round has an array yet."""
         self._bands, self._mechanism = mechanism.bands, mechanism
         self.rounds: dict[int, Any] = {}
 
@@ -68,7 +68,7 @@ class SimulatedSilos(Simulated):
     """The state of a run whose silos are simulated."""
 
     def __init__(self, mechanism: ShapedGaussian) -> None:
-        """Begins a run."""
+        """Begins a run: no silo has anything to take away yet."""
         self._mechanism, self._rows = mechanism, SiloRows(mechanism)
         self.parts = {"silos": self._rows}
 

@@ -117,7 +117,7 @@ def row(run: RecordedRun, curve: RunCurve) -> dict[str, str]:
 
 
 def comparison(runs: Sequence[RecordedRun], figure: Figure) -> Chart | None:
-    """Returns a chart of the curves of one run, or of the private curves of several, over rounds."""
+    """Returns a chart over rounds: all curves of one run, or the private curves of several. None without points."""
     several = len(runs) > 1
     named = [(run.name, run.private) for run in runs] if several else [(each.name, each) for each in runs[0].curves]
     lines = [(name, curve, curve.points(figure)) for name, curve in named]

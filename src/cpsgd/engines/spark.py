@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from cpsgd.errors import ColumnError, TableError
 from cpsgd.statistics import Job, Partial, Statistic, prepare
-from cpsgd.statistics.one_machine import StatisticOptions
 from cpsgd.statistics.rows import RowQuestion
+from cpsgd.statistics.table_options import StatisticOptions
 from cpsgd.tables import text_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Column with the number of a part of the users, and parts for each of Spark's partitions, so that these are alike.
-_PART, _PARTS = "cpsgd part of users", 16
+# Column with the number of the partition that a user's rows belong to.
+_PART = "cpsgd part of users"
+# Blanks as Python knows them.
+_BLANKS = r"[\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
 def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOptions]) -> Statistic:
@@ -43,16 +45,17 @@ def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOpti
 
 def sums(frame: DataFrame, job: Job) -> Partial:
     """Returns the exact sums over all users of a data frame. They hold no noise, and are as secret as the table."""
+    from pyspark.sql import functions
+
     names = job.columns or tuple(frame.columns[:1])
     if missing := [name for name in names if name not in frame.columns]:
         raise ColumnError(f"The frame has no column {missing[0]!r}; it has {', '.join(frame.columns[:20])}.")
     chosen = frame.select(*(_column(name).alias(name) for name in names))
     if job.user is not None:
         # Spark changes no partitions whose number is given. Were it otherwise, a part would come twice.
-        partitions = _partitions(frame)
-        part = _part(chosen, job.user, _PARTS * partitions)
-        chosen = chosen.withColumn(_PART, part).repartition(partitions, _PART)
-    rows = chosen.mapInArrow(lambda batches: _summed(job, batches), "sums string, parts array<bigint>").collect()
+        partitions, key = _partitions(frame), _key(chosen, job.user)
+        chosen = chosen.repartition(partitions, key).withColumn(_PART, functions.pmod(functions.hash(key), partitions))
+    rows = chosen.mapInArrow(lambda batches: _summed(job, batches), "sums string, parts array<int>").collect()
     seen = [part for row in rows for part in row["parts"]]
     if len(set(seen)) < len(seen):
         raise TableError("Spark gave rows of one user to two tasks. Nothing was released.")
@@ -83,21 +86,29 @@ def _partitions(frame: DataFrame) -> int:
     return int(partitions) if partitions.isdecimal() else 200
 
 
-def _part(frame: DataFrame, user: str, parts: int) -> Column:
-    """Returns the number of the part that a row's user is in."""
-    from pyspark.sql import functions
-    from pyspark.sql.types import IntegralType
+def _key(frame: DataFrame, user: str) -> Column:
+    """Returns a column that is the same wherever `text_of` a user is: "7", " 7" and "7.0" are one user.
 
-    key = _column(user)
-    if not isinstance(frame.schema[user].dataType, IntegralType):
-        # "7", " 7" and "7.0" are one user.
-        key = functions.udf(_text, "string", useArrow=False)(key)
-    return functions.pmod(functions.xxhash64(key), functions.lit(parts))
+    It may be the same for several users: it only says which rows are brought together.
+    """
+    from pyspark.sql import functions, types
+
+    key, kind = _column(user), frame.schema[user].dataType
+    if isinstance(kind, types.BinaryType):
+        return functions.udf(_text, "string", useArrow=False)(key)
+    if isinstance(kind, types.StringType):
+        # Equal numbers are equal doubles, and other texts are equal but for blanks.
+        bare = functions.regexp_replace(key, _BLANKS, "")
+        number = bare.try_cast("double") + functions.lit(0.0)
+        return functions.coalesce(number.cast("string"), bare)
+    if isinstance(kind, types.FractionalType):
+        return key.cast("double") + functions.lit(0.0)  # -0 is 0
+    return key
 
 
-def _text(user: object) -> str:
+def _text(user: bytearray | None) -> str:
     # Spark gives bytes that can be changed, which would keep their blanks.
-    return text_of(bytes(user) if isinstance(user, bytearray) else user)
+    return text_of(None if user is None else bytes(user))
 
 
 def _summed(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
@@ -115,5 +126,5 @@ def _summed(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
         parts = compute.unique(table[_PART]).to_pylist()
         found = job.partial(table.select(list(job.columns)))
     yield pyarrow.RecordBatch.from_arrays(
-        [pyarrow.array([found.to_json()]), pyarrow.array([parts], pyarrow.list_(pyarrow.int64()))], ["sums", "parts"]
+        [pyarrow.array([found.to_json()]), pyarrow.array([parts], pyarrow.list_(pyarrow.int32()))], ["sums", "parts"]
     )

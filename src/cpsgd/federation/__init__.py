@@ -16,3 +16,32 @@
 An engine moves bytes, waits, and calls the train function. See `cpsgd.engines.flower` and
 `cpsgd.engines.nvflare`.
 """
+
+from typing import TYPE_CHECKING
+
+from cpsgd._lazy import on_demand
+
+if TYPE_CHECKING:
+    from cpsgd.federation.answering import ClientSession as ClientSession
+    from cpsgd.federation.carrying import Transport as Transport
+    from cpsgd.federation.carrying import carry as carry
+    from cpsgd.federation.choreography import begin_round as begin_round
+    from cpsgd.federation.course import Course as Course
+    from cpsgd.federation.extras import AdaptiveClip as AdaptiveClip
+    from cpsgd.federation.limits import Limits as Limits
+    from cpsgd.federation.sessions import RoundReport as RoundReport
+    from cpsgd.federation.sessions import RoundSession as RoundSession
+    from cpsgd.federation.terms import Terms as Terms
+
+_HOMES = {
+    "AdaptiveClip": "extras",
+    "ClientSession": "answering",
+    "Course": "course",
+    "Limits": "limits",
+    "Terms": "terms",
+    "begin_round": "choreography",
+    **dict.fromkeys(("RoundReport", "RoundSession"), "sessions"),
+    **dict.fromkeys(("Transport", "carry"), "carrying"),
+}
+# A client needs none of the names of the server.
+__getattr__ = on_demand(__name__, _HOMES)

@@ -77,6 +77,22 @@ def begin_round(
 
     Raises:
         ParameterError: There are too many nodes, or one of them twice.
+
+    Example:
+        >>> import numpy as np
+        >>> from cpsgd import plan
+        >>> from cpsgd.federation import ClientSession, Limits, Terms
+        >>> best = plan(clients=3, dim=5, epsilon=8.0, delta=1e-6, secure=True, colluding=1, bits=14)
+        >>> server = begin_round(Terms(plan=best), 1, ["north", "south", "west"], run="r1")
+        >>> states = {"north": b"", "south": b"", "west": b""}
+        >>> while server.stage is not None:
+        ...     for node, request in server.requests().items():
+        ...         client = ClientSession(Limits(epsilon=8.0, delta=1e-6), "r1", states[node])
+        ...         server.receive(node, client.answer(request, lambda protocol: np.full(5, 0.4, np.float32)))
+        ...         states[node] = client.state
+        ...     ended = server.close()
+        >>> server.release().shape, server.report.survivors, server.report.dropped
+        ((5,), 3, {})
     """
     plan = terms.plan
     if len(set(nodes)) != len(nodes) or len(nodes) > plan.protocol.clients:
@@ -134,7 +150,7 @@ class PlainSum(Generic[Node]):
 
     @property
     def exchanges(self) -> list[Exchange[Node]]:
-        """The upload."""
+        """The round's only exchange, this object itself: clients upload their messages."""
         return [self]
 
     def requests(self) -> Mapping[Node, bytes]:

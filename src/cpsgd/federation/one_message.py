@@ -55,7 +55,7 @@ class PairServers(Protocol):
 
     @property
     def task(self) -> ClientTask:
-        """The task."""
+        """The task: protocol, rounds and both servers."""
 
     @property
     def rounds(self) -> int:
@@ -117,7 +117,7 @@ class PairSum(Generic[Node]):
 
     @property
     def exchanges(self) -> list[PairSum[Node]]:
-        """The upload."""
+        """The round's only exchange, this object itself: clients send one message to both servers."""
         return [self]
 
     def requests(self) -> Mapping[Node, bytes]:

@@ -70,14 +70,16 @@ class ClippedSums:
 
     def forget(self) -> None:
         """Drops the sum, and what the last pass left."""
-        self.total.zero_()
+        if self._rounding:  # something was added
+            self.total.zero_()
         self._rounding = 0.0
         for unit in self._units:
-            unit.forget()
+            if unit.count is not None:
+                unit.forget()
 
     @torch.no_grad()
     def fold(self, clip_norm: float, *, scale: float, count: int | None = None) -> torch.Tensor:
-        """Adds the examples of the last backward pass to the sum, each clipped, and returns their norms.
+        """Adds the examples of the last backward pass to the sum, each clipped, and returns their norms in that pass.
 
         An example whose gradient is not finite adds nothing, silently: to stop would tell about its data.
 
@@ -101,7 +103,7 @@ class ClippedSums:
             )
         (rows,) = counts
         self._rounding += rounding_share(rows or 0, max(unit.positions for unit in used))
-        if self._rounding > MARGIN:
+        if self._rounding > 0.5 * MARGIN:
             raise ParameterError(
                 f"{rows:,} examples in one pass are too many for this model: rounding in their sum could be felt. Give "
                 "a micro_batch, such as 256."
@@ -112,7 +114,7 @@ class ClippedSums:
         norms = self._add(used, count, most, scale)
         for unit in used:
             unit.forget()
-        return norms * scale
+        return norms
 
     def _add(self, used: list[Unit], count: int, most: float, scale: float) -> torch.Tensor:
         """Adds the weighted gradients to the sum, and returns their norms."""
@@ -120,7 +122,10 @@ class ClippedSums:
         rest = [norm for unit in used if (norm := unit.rest_norm()) is not None]
         fused = self._compiled and 0 < len(pieces) <= device_weights.MOST_PIECES
         if fused:
-            norms, weights = device_weights.add_weighted(pieces, rest, count=count, most=most, scale=scale)
+            found = device_weights.add_weighted(pieces, rest, self.total, count=count, most=most, scale=scale)
+            norms, weights = found[0], found[1]
+            if not rest:
+                return norms
         else:
             norms = torch.linalg.vector_norm(torch.stack([*(piece.norm() for piece, _ in pieces), *rest]), dim=0)
             # A norm that is not a number has no weight; comparisons with it are false.
@@ -148,16 +153,16 @@ class _Forward:
     def __init__(self, unit: Unit) -> None:
         self._unit, self._module = unit, unit.module
         self._own: Callable[..., Any] = unit.module.forward
+        self._parameters = list(unit.parameters.values())
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         if not (torch.is_grad_enabled() and self._module.training):
             return self._own(*arguments, **options)
-        unit = self._unit
-        for parameter in unit.parameters.values():
+        for parameter in self._parameters:
             parameter.grad = None  # that of the last step; none may come from this pass
         if torch.is_autocast_enabled(parameter.device.type):
             raise ParameterError("Private training computes in float32: leave out torch.autocast.")
-        return unit.call(*arguments, **options)
+        return self._unit.call(*arguments, **options)
 
 
 def _refuse(parameter: torch.Tensor) -> None:

@@ -25,7 +25,12 @@ _SAME_RATE = 0.01
 
 @dataclass(frozen=True)
 class NoPrivacy:
-    """The baseline without privacy: the mean of clipped updates in floats."""
+    """The baseline without privacy: the mean of clipped updates in floats.
+
+    Example:
+        >>> NoPrivacy(clip_norm=0.5)
+        NoPrivacy(clip_norm=0.5)
+    """
 
     clip_norm: float
 

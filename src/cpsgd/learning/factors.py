@@ -14,18 +14,19 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.learning.pieces import OuterProduct, Piece, cleaned, length, portions, weighed
-from cpsgd.learning.units import MOST_CANCELLED, Tensor, Unit
+from cpsgd.learning.units import MOST_CANCELLED, Layer, Tensor
 
 functional = torch.nn.functional
-_nn: Any = torch.nn
 
 
-class FactorUnit(Unit):
+class FactorUnit(Layer):
     """A unit whose weights have gradients Σ_t b_t ⊗ a_t. It keeps rows where they are smaller than a and b."""
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         super().__init__(name, module)
-        # Pairs of what `inputs_of` turns into a, and b [examples, positions, outputs].
+        # b and a of a pass with one call and one position.
+        self._single: tuple[Tensor, Tensor] | None = None
+        # Otherwise pairs of what `inputs_of` turns into a, and b [examples, positions, outputs].
         self._factors: list[tuple[Tensor, Tensor]] = []
 
     def inputs_of(self, kept: Tensor) -> Tensor:
@@ -34,13 +35,11 @@ class FactorUnit(Unit):
 
     def record(self, kept: Tensor, back: Tensor, inputs: int) -> None:
         """Keeps one call: b, and what a follows from; `inputs` is the length of an a_t."""
+        if self._single is not None:  # the first call, now one of several
+            (first, a), self._single = self._single, None
+            self.record(a[:, None], first[:, None], a.shape[1])
         self.check(len(back))
         positions, outputs = back.shape[1:]
-        if not self.rows and not self._factors and positions == 1 and "weight" in self.parameters:
-            self._factors.append((kept, back))
-            return
-        if self._bias_is_back:  # of the first call
-            self.add_rows({"bias": self._factors[0][1].sum(1)})
         if "bias" in self.parameters:
             self.add_rows({"bias": back.sum(1)})
         if "weight" not in self.parameters:
@@ -55,26 +54,16 @@ class FactorUnit(Unit):
         else:
             self._factors.append((kept, back))
 
-    @property
-    def _bias_is_back(self) -> bool:
-        """Whether there was one call, of one position: the bias's gradient is b."""
-        return bool(self._factors) and "bias" in self.parameters and "bias" not in self.rows
-
     def pieces(self) -> list[Piece]:
         """Returns rows, and the factors of one call of one position."""
         found = super().pieces()
-        if self._is_pair:
-            ((kept, back),) = self._factors
-            found.append(OuterProduct(back[:, 0], self.inputs_of(kept)[:, 0], self._bias_is_back))
+        if self._single is not None:
+            found.append(OuterProduct(*self._single, "bias" in self.parameters))
         return found
-
-    @property
-    def _is_pair(self) -> bool:
-        return len(self._factors) == 1 and self._factors[0][1].shape[1] == 1
 
     def rest_norm(self) -> Tensor | None:
         """Returns the norms that follow from a and b of several positions."""
-        return None if self._is_pair or not self._factors else self.ghost()
+        return self.ghost() if self._factors else None
 
     def ghost(self) -> Tensor:
         """Returns √Σ_{t,t'} <a_t, a_t'> <b_t, b_t'>, and what rounding may have taken away from it."""
@@ -106,12 +95,12 @@ class FactorUnit(Unit):
         return products_of(a, lengths)
 
     def lengths(self, a: Tensor) -> Tensor:
-        """Returns |a_t|."""
+        """Returns the norm |a_t| at each position t."""
         return length(a)
 
     def add_rest(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
         """Adds the weighted sums, of a and b by one product of matrices."""
-        for kept, back in [] if self._is_pair else self._factors:
+        for kept, back in self._factors:
             for a, b, weight, good in portions(self.bytes_of(kept, back), kept, back, weights, finite):
                 self.add_product(sums["weight"], a, weighed(b, weight, good).flatten(0, 1), good)
 
@@ -127,20 +116,25 @@ class FactorUnit(Unit):
     def forget(self) -> None:
         """Drops rows, a and b."""
         super().forget()
-        self._factors = []
+        self._single, self._factors = None, []
 
 
 class Linear(FactorUnit):
     """A `torch.nn.Linear` on inputs [examples, ..., features]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns x Wᵀ + b."""
-        return functional.linear(x, self.module.weight, self.module.bias)
+    def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns x Wᵀ + b, and the tensors to keep for the backward pass: x."""
+        return functional.linear(x, *_constants(self.module)), (x,)
 
-    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> Tensor | None:
+    def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps x and the gradient."""
-        self.record(x.reshape(len(x), -1, x.shape[-1]), gradient.reshape(len(x), -1, gradient.shape[-1]), x.shape[-1])
-        return gradient @ self.module.weight if needed else None
+        (x,) = kept
+        if self.count is None and x.dim() == 2 and "weight" in self.parameters:
+            self.check(len(x))
+            self._single = gradient, x
+        else:
+            back = gradient.reshape(len(x), -1, gradient.shape[-1])
+            self.record(x.reshape(len(x), -1, x.shape[-1]), back, x.shape[-1])
 
 
 class Convolution(FactorUnit):
@@ -154,22 +148,16 @@ class Convolution(FactorUnit):
         of: Any = module
         return of.groups == 1 and of.padding_mode == "zeros" and not isinstance(of.padding, str)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the convolution."""
         module = self.module
-        kind = functional.conv1d if isinstance(module, torch.nn.Conv1d) else functional.conv2d
-        found: Tensor = kind(x, module.weight, module.bias, module.stride, module.padding, module.dilation)
-        return found
+        kind: Any = functional.conv1d if isinstance(module, torch.nn.Conv1d) else functional.conv2d
+        return kind(x, *_constants(module), module.stride, module.padding, module.dilation), (x,)
 
-    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> Tensor | None:
+    def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps x and the gradient; the windows of x are made when they are needed."""
-        module = self.module
-        self.record(x, gradient.flatten(2).transpose(1, 2), math.prod(module.weight.shape[1:]))
-        if not needed:
-            return None
-        kind = _nn.grad.conv1d_input if isinstance(module, torch.nn.Conv1d) else _nn.grad.conv2d_input
-        found: Tensor = kind(x.shape, module.weight, gradient, module.stride, module.padding, module.dilation)
-        return found
+        (x,) = kept
+        self.record(x, gradient.flatten(2).transpose(1, 2), math.prod(self.module.weight.shape[1:]))
 
     def inputs_of(self, kept: Tensor) -> Tensor:
         """Returns the windows of the inputs, one per position of the output."""
@@ -201,12 +189,13 @@ class Convolution(FactorUnit):
 class Embedding(FactorUnit):
     """A `torch.nn.Embedding`: a_t is one at the number of a row, and zero elsewhere."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the rows."""
-        return functional.embedding(x, self.module.weight)
+        return functional.embedding(x, self.module.weight.detach()), (x,)
 
-    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> None:
+    def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps the numbers and the gradient."""
+        (x,) = kept
         numbers, back = x.reshape(len(x), -1), gradient.reshape(len(x), -1, gradient.shape[-1])
         if self.module.padding_idx is not None:
             back = back * (numbers != self.module.padding_idx)[:, :, None]
@@ -218,17 +207,18 @@ class Embedding(FactorUnit):
         return (a == a.transpose(1, 2)).float()
 
     def lengths(self, a: Tensor) -> Tensor:
-        """Returns 1."""
+        """Returns 1 for each position: a one-hot vector has norm 1."""
         return torch.ones(a.shape[:2], dtype=torch.float64, device=a.device)
-
-    @property
-    def _is_pair(self) -> bool:
-        """False: positions with the same number must be added up."""
-        return False
 
     def add_product(self, total: Tensor, kept: Tensor, back: Tensor, finite: Tensor | None) -> None:
         """Adds b_t to the row of its number."""
         total.index_add_(0, kept.reshape(-1), back)
+
+
+def _constants(module: Any) -> tuple[Tensor, Tensor | None]:
+    """Returns a layer's weight and bias, as tensors that need no gradients."""
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    return weight.detach(), None if bias is None else bias.detach()
 
 
 def products_of(vectors: Tensor, lengths: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ own, and all that is below it, is one unit (`cpsgd.learning.whole`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.learning.factors import Convolution, Embedding, Linear
-from cpsgd.learning.units import Tensor, Unit
+from cpsgd.learning.units import Layer, Tensor, Unit
 from cpsgd.learning.whole import Whole
 
 functional = torch.nn.functional
@@ -23,7 +24,7 @@ _WITHOUT_PARAMETERS: dict[type, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-class Affine(Unit):
+class Affine(Layer):
     """The weight and bias of a normalisation of the last dimensions: output = x w + b, coordinate by coordinate.
 
     The normalisation itself has no parameters and is left to autograd.
@@ -34,45 +35,43 @@ class Affine(Unit):
         (x,) = (*arguments, *options.values())
         return super().call(_WITHOUT_PARAMETERS[type(self.module)](self.module, x))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns x w + b."""
-        weight, bias = self.module.weight, getattr(self.module, "bias", None)
-        return x * weight if bias is None else torch.addcmul(bias, x, weight)
+        weight, bias = self.module.weight.detach(), getattr(self.module, "bias", None)
+        return (x * weight if bias is None else torch.addcmul(bias.detach(), x, weight)), (x,)
 
-    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> Tensor:
+    def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Adds up an example's positions."""
+        (x,) = kept
         others = list(range(1, x.dim() - self.module.weight.dim()))
-        by_name = {"weight": gradient * x, "bias": gradient}
-        self.add_rows({key: by_name[key].sum(others) if others else by_name[key] for key in self.parameters})
-        found: Tensor = gradient * self.module.weight
-        return found
+        for key in self.parameters:
+            rows = gradient * x if key == "weight" else gradient
+            self.add_rows({key: rows.sum(others) if others else rows})
 
 
-class Grouped(Unit):
+class Grouped(Layer):
     """A `torch.nn.GroupNorm` with weight and bias, by PyTorch's own kernels."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the normalised inputs."""
-        module = self.module
-        return functional.group_norm(x, module.num_groups, module.weight, module.bias, module.eps)
+        module, x = self.module, x.contiguous()
+        count, channels, *lengths = x.shape
+        weight, bias = module.weight.detach(), module.bias.detach()
+        output, *moments = torch.native_group_norm(
+            x, weight, bias, count, channels, math.prod(lengths), module.num_groups, module.eps
+        )
+        return output, (x, *moments)
 
-    def backward(self, x: Tensor, gradient: Tensor, needed: bool) -> Tensor | None:
+    def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Adds up an example's positions: Σ b (x - mean)/deviation for the weights, Σ b for the bias."""
-        module, x, back = self.module, x.contiguous(), gradient.contiguous()
-        count, channels = x.shape[:2]
-        groups, positions = module.num_groups, x[0, 0].numel()
-        sizes = (count, channels, positions, groups)
-        _, mean, scale = torch.native_group_norm(x, module.weight, module.bias, *sizes, module.eps)
-        shift = back.flatten(2).sum(2)
-        products = torch.einsum("ncp,ncp->nc", back.flatten(2), x.flatten(2))
-        means, scales = (each.repeat_interleave(channels // groups, 1) for each in (mean, scale))
-        by_name = {"weight": (products - means * shift) * scales, "bias": shift}
+        x, mean, scale = kept
+        sizes = *mean.shape, -1  # examples, groups, channels of a group
+        back = gradient.reshape(x.shape[0] * x.shape[1], 1, -1)
+        shift = back.sum(2)
+        products = torch.bmm(back, x.view(len(back), -1, 1)).view(sizes)
+        centred = torch.addcmul(products, shift.view(sizes), mean[:, :, None], value=-1.0)
+        by_name = {"weight": centred.mul_(scale[:, :, None]).flatten(1), "bias": shift.view(x.shape[:2])}
         self.add_rows({key: by_name[key] for key in self.parameters})
-        if not needed:
-            return None
-        arguments = (back, x, mean, scale, module.weight, *sizes, [True, False, False])
-        found: Tensor = torch.ops.aten.native_group_norm_backward(*arguments)[0]
-        return found
 
 
 def units_of(model: torch.nn.Module) -> Iterator[Unit]:

@@ -45,7 +45,13 @@ def squared_error(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def loss_for(dataset: Dataset) -> Loss:
-    """Returns the usual loss: cross-entropy for classes, `squared_error` for numbers."""
+    """Returns the usual loss: cross-entropy for classes, `squared_error` for numbers.
+
+    Example:
+        >>> from cpsgd.learning.datasets import load_digits
+        >>> loss_for(load_digits()).__name__
+        'cross_entropy'
+    """
     return squared_error if dataset.classes is None else torch.nn.functional.cross_entropy
 
 

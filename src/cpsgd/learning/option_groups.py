@@ -46,6 +46,10 @@ class CohortOptions(OptionGroup):
             clients in turn, again and again), poisson or fixed-size (a new random cohort per round). In Python, if
             None, that of the plan, or once without a plan.
         dropout: Probability that a message does not arrive.
+
+    Example:
+        >>> CohortOptions(cohort=2000, rounds=6)
+        CohortOptions(cohort=2000, rounds=6, participation=None, dropout=0.0)
     """
 
     cohort: int
@@ -78,6 +82,10 @@ class ClientOptions(OptionGroup):
             model's.
         rescale_every: Rounds between changes of the coordinates' scales, which follow the size of earlier means: noise
             then falls where gradients are large. Correlated noise starts anew at each change. None scales nothing.
+
+    Example:
+        >>> ClientOptions(local_steps=4, local_lr=0.05)
+        ClientOptions(local_steps=4, local_lr=0.05, examples=None, clip_quantile=None, rescale_every=None)
     """
 
     local_steps: int = 1
@@ -124,6 +132,10 @@ class ServerOptions(OptionGroup):
             noise of the last steps) or late (the same in the last three tenths only).
         averaging: Decay of a moving average of the models after the rounds, such as 0.98; it is measured and exported
             in place of the last model.
+
+    Example:
+        >>> ServerOptions(optimizer="adam", lr=0.01)
+        ServerOptions(optimizer='adam', lr=0.01, weight_decay=0.0, schedule='constant', averaging=None)
     """
 
     optimizer: str | OptimizerFactory = "sgd"
@@ -162,6 +174,11 @@ class AccountOptions(OptionGroup):
         ledger: File of the privacy ledger that every round is charged to before its mean is computed.
         population: With `ledger`: the population whose budget pays.
         witness: With `ledger`: a file elsewhere that keeps the ledger's heads, which the ledger must contain.
+
+    Example:
+        >>> options = AccountOptions(epsilon=2.0, delta=1e-6, ledger="budget.ledger", population="patients")
+        >>> options.epsilon, options.population
+        (2.0, 'patients')
     """
 
     epsilon: float | None = None
@@ -201,6 +218,10 @@ class RunOptions(OptionGroup):
             resumed with another limit.
         evaluate_every: Rounds between evaluations on the test set; there is also one after the last round. Commands
             write a checkpoint as often.
+
+    Example:
+        >>> RunOptions(seed=1)
+        RunOptions(seed=1, device='cpu', memory_limit=None, evaluate_every=1)
     """
 
     seed: int | None = None
@@ -226,6 +247,10 @@ class FolderOptions(OptionGroup):
             lives. It holds the key of the cohorts, which must stay private for sampling to count.
         resume: Continue the run in the folder from its last complete round, if there is one.
         checkpoint_every: Rounds between checkpoints; one is also written after the last.
+
+    Example:
+        >>> FolderOptions(run_dir="runs/first", resume=True)
+        FolderOptions(run_dir='runs/first', resume=True, checkpoint_every=1)
     """
 
     run_dir: Path | str | None = None

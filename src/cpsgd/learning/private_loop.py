@@ -7,7 +7,8 @@ Model, loss, optimizer and schedules stay the user's.
 Neighbours are two data sets of which one has an example whose gradients are zero in the other (`zero-out`). The number
 of examples is taken to be public. A step is a Poisson-sampled Gaussian mechanism, and steps are composed by
 `cpsgd.privacy.accountant`. What the guarantee rests on: who was drawn stays secret; the loss is a mean over examples of
-each one's own loss; an example's gradient, as PyTorch computes it, depends on the example and the model alone.
+each one's own loss; an example's gradient depends on the example and the model alone, but for rounding that differs
+with the size of the batch (docs/proofs/private-loop.md, assumption 1).
 """
 
 from __future__ import annotations
@@ -155,7 +156,6 @@ class Private:
             raise ParameterError("LBFGS takes several gradients per step: use another optimizer of torch.optim.")
         self._parameters = list(trainable(model).values())
         self._owned = {id(p) for p in self._parameters}
-        self._sizes = [p.numel() for p in self._parameters]
         if any(p.requires_grad for p in self._strange(optimizer)):
             raise ParameterError(
                 "The optimizer has parameters that are not the model's: make it from model.parameters()."
@@ -327,7 +327,6 @@ class Private:
 
     # ------------------------------------------------------------------ a step
 
-    @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         """Puts the private mean where the optimizer looks for gradients; without one there it does nothing."""
         part = self._loader.current
@@ -360,9 +359,10 @@ class Private:
             for parameter in self._parameters:
                 parameter.grad = None
             return
-        parts = torch.split(self._release(norm), self._sizes)
+        unflatten: Any = torch._utils._unflatten_dense_tensors
+        parts = unflatten(self._release(norm), self._parameters)
         for parameter, own in zip(self._parameters, parts, strict=True):
-            parameter.grad = own.view(parameter.shape)
+            parameter.grad = own
 
     def _release(self, clip_norm: float) -> torch.Tensor:
         """Returns the noisy mean of the batch, the same in all processes; the step is counted before."""

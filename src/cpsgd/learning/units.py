@@ -1,8 +1,8 @@
 """A layer with trainable parameters, and its examples' gradients from one backward pass: norms, and a weighted sum.
 
-Each trainable layer is a *unit*. It runs in an autograd function of its own, which hands the unit the layer's inputs
-and the gradients of its outputs, and computes the gradient by the inputs only. A unit keeps a gradient per example, or
-less where the norms follow from less (`cpsgd.learning.factors`).
+Each trainable layer is a *unit*. It runs with parameters that need no gradients, and a hook hands the unit the layer's
+inputs and the gradients of its outputs. So autograd computes gradients by inputs only. A unit keeps a gradient per
+example, or less where the norms follow from less (`cpsgd.learning.factors`).
 
 Rounding: norms are upper bounds of those of the float32 numbers that are kept, up to a factor `NORM_ROUNDING`, and
 weighted sums are taken in float64, so that what one example adds to a sum has a norm that is proved (`MARGIN`).
@@ -21,7 +21,11 @@ from cpsgd.learning.pieces import Piece, Row
 Tensor = torch.Tensor
 
 MARGIN = 2.0**-10
-"""Share of the clip norm that is left for rounding in the sum of a batch."""
+"""Share of the clip norm that is left for rounding.
+
+One half is for the sum of a batch. The other is for kernels that compute an example a little otherwise in a batch of
+another size: then all other examples' gradients move, too, where one is drawn (docs/proofs/private-loop.md).
+"""
 
 NORM_ROUNDING = 1.0 + 2.0**-29
 """Float64 norms of up to 2^22 terms, and products of two such, are below the exact ones by less than this factor."""
@@ -48,18 +52,9 @@ class Unit(ABC):
         # Each example's gradient, one row each, by the name of the parameter.
         self.rows: dict[str, Tensor] = {}
 
+    @abstractmethod
     def call(self, *arguments: Any, **options: Any) -> Any:
         """Runs the module in a way that autograd comes back to the unit."""
-        (x,) = (*arguments, *options.values())
-        return _Pass.apply(self, x, next(iter(self.parameters.values())))  # type: ignore[no-untyped-call]
-
-    @abstractmethod
-    def forward(self, x: Any) -> Any:
-        """Returns the module's output; called without autograd."""
-
-    @abstractmethod
-    def backward(self, x: Any, gradient: Any, needed: bool) -> Any:
-        """Keeps what the pass says of the parameters, and returns the gradient by the input if it is `needed`."""
 
     def pieces(self) -> list[Piece]:
         """Returns rows and factors that the pass left."""
@@ -100,22 +95,76 @@ class Unit(ABC):
         self.count = count
 
 
-class _Pass(torch.autograd.Function):
-    """Runs a unit of one input. A parameter is an input, too, so that the output has a gradient; it gets none."""
+class Layer(Unit):
+    """A unit of one input, whose gradients follow from what it kept in the forward pass and the output's gradient."""
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        super().__init__(name, module)
+        # Calls that autograd came back to.
+        self.calls: list[_Call] = []
+
+    def call(self, *arguments: Any, **options: Any) -> Any:
+        """Runs the module, and has autograd hand over the gradient of its output."""
+        (x,) = (*arguments, *options.values())
+        if not x.requires_grad:
+            return _First.apply(self, x, next(iter(self.parameters.values())))  # type: ignore[no-untyped-call]
+        output, kept = self.run(x)
+        output.register_hook(_Call(self, kept))  # type: ignore[no-untyped-call]
+        return output
+
+    @abstractmethod
+    def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns the module's output, and what `add_call` needs of the pass; parameters need no gradients here."""
+
+    @abstractmethod
+    def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
+        """Keeps what the output's gradient of one call says of the parameters."""
+
+    def forget(self) -> None:
+        """Drops what the last pass left."""
+        super().forget()
+        for call in self.calls:
+            call.kept = None
+        self.calls = []
+
+
+class _Call:
+    """Called by autograd with the gradient of a unit's output.
+
+    It lets go of what it kept when the unit does, not when the user's loss goes.
+    """
+
+    __slots__ = ("_unit", "_version", "kept")
+
+    def __init__(self, unit: Layer, kept: tuple[Tensor, ...]) -> None:
+        self._unit = unit
+        self.kept: tuple[Tensor, ...] | None = kept
+        self._version = kept[0]._version
+
+    def __call__(self, gradient: Tensor) -> None:
+        if self.kept is None:
+            raise ParameterError("backward() went through a pass whose step was taken: run the model again before it.")
+        if self._version != self.kept[0]._version:
+            raise ParameterError(f"The inputs of the layer {self._unit.name} were changed in place after its pass.")
+        self._unit.calls.append(self)
+        self._unit.add_call(gradient.detach() if gradient.requires_grad else gradient, *self.kept)
+
+
+class _First(torch.autograd.Function):
+    """Runs a unit whose input needs no gradient. A parameter is an input, so that the output has one; it gets none."""
 
     @staticmethod
-    def forward(ctx: Any, unit: Unit, x: Tensor, parameter: Tensor) -> Any:
+    def forward(ctx: Any, unit: Layer, x: Tensor, parameter: Tensor) -> Any:
         """Runs the module."""
-        ctx.unit = unit
-        ctx.save_for_backward(x)
-        return unit.forward(x)
+        output, kept = unit.run(x)
+        ctx.call = _Call(unit, kept)
+        return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Hands the input and the output's gradient to the unit."""
-        (x,) = ctx.saved_tensors
-        return None, ctx.unit.backward(x, gradients[0], ctx.needs_input_grad[1]), None
+        """Hands the output's gradient to the unit."""
+        ctx.call(gradients[0])
+        return None, None, None
 
 
 def rounding_share(examples: int, positions: int) -> float:

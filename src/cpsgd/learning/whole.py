@@ -38,16 +38,16 @@ class Whole(Unit):
         found = _Pass.apply(self, structure, first, *leaves)  # type: ignore[no-untyped-call]
         return pytree.tree_unflatten(list(found), self._output)
 
-    def forward(self, x: Any) -> Any:
-        """Runs the module; `x` is a pair of the structure of its arguments and their leaves."""
-        structure, leaves = x
+    def forward(self, structure: Any, leaves: Sequence[Any]) -> Any:
+        """Runs the module on the leaves of its arguments, which have this structure."""
         arguments, options = pytree.tree_unflatten(list(leaves), structure)
         found, self._output = pytree.tree_flatten(self.original(*arguments, **options))
         return tuple(found)
 
-    def backward(self, x: Any, gradient: Sequence[Any], needed: Any) -> Sequence[Any]:
-        """Computes gradients by parameters and by the leaves that are `needed`."""
-        structure, leaves = x
+    def backward(
+        self, structure: Any, leaves: Sequence[Any], gradient: Sequence[Any], needed: Sequence[bool]
+    ) -> Sequence[Any]:
+        """Returns gradients by the leaves that are `needed`, and keeps those by parameters, one row per example."""
         places = [place for place, each in enumerate(leaves) if isinstance(each, Tensor)]
         wanted = [place for place in places if needed[place]]
         backs = [place for place, each in enumerate(gradient) if isinstance(each, Tensor)]
@@ -137,7 +137,7 @@ class _Pass(torch.autograd.Function):
         ctx.unit, ctx.structure = unit, structure
         ctx.save_for_backward(*(each for each in leaves if isinstance(each, Tensor)))
         ctx.others = [None if isinstance(each, Tensor) else (each,) for each in leaves]
-        return unit.forward((structure, leaves))
+        return unit.forward(structure, leaves)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -145,7 +145,7 @@ class _Pass(torch.autograd.Function):
         """Hands inputs and the outputs' gradients to the unit."""
         saved = iter(ctx.saved_tensors)
         leaves = [next(saved) if other is None else other[0] for other in ctx.others]
-        return (None, None, None, *ctx.unit.backward((ctx.structure, leaves), gradients, ctx.needs_input_grad[3:]))
+        return (None, None, None, *ctx.unit.backward(ctx.structure, leaves, gradients, ctx.needs_input_grad[3:]))
 
 
 class _Original(torch.nn.Module):
@@ -157,5 +157,5 @@ class _Original(torch.nn.Module):
         self._original = unit.original
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        """Runs it."""
+        """Calls the module as it was before it was made private."""
         return self._original(*arguments, **options)

@@ -42,6 +42,13 @@ class Budget:
         expires: The day, as 2027-01-31 (UTC), from which on nothing more is reserved; empty for never.
         renews: Days after which the budget begins anew, counted from its creation; 0 for never. Only for rounds whose
             data is new in each period.
+
+    Example:
+        >>> budget = Budget(population="patients", epsilon=4.0, delta=1e-6, expires="2027-01-31")
+        >>> budget.expired("2027-01-30T12:00:00+00:00"), budget.expired("2027-02-01T12:00:00+00:00")
+        (False, True)
+        >>> Budget(population="patients", epsilon=4.0, delta=1e-6, accounting="adaptive-renyi").accounting
+        'adaptive-renyi:7'
     """
 
     population: str

@@ -99,7 +99,7 @@ class Lookup:
 
 
 def _note(found: dict[int, Entry], population: str, body: dict[str, Any]) -> None:
-    """Takes a record about an entry of the population."""
+    """Updates `found` with a record of the population: adds a reserved entry, or marks one released or given up."""
     with refusing(body["number"]):
         if body["kind"] == "reserve" and body["population"] == population:
             entry = read_reservation(body)

@@ -74,6 +74,17 @@ def check_report(data: object, signers: Iterable[bytes] | None = None) -> Report
 
     Raises:
         ReportError: It is not signed by one of them, was changed, or claims less than its rounds cost.
+
+    Example:
+        >>> import tempfile
+        >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        >>> from cpsgd.ledger import Budget, Ledger
+        >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/budgets.ledger") as ledger:
+        ...     _ = ledger.create(Budget(population="patients", epsilon=4.0, delta=1e-6))
+        ...     sent = ledger.report(Ed25519PrivateKey.generate())
+        >>> for total in check_report(sent).totals:
+        ...     print(total.population, total.claim, "of", total.limit)
+        patients ε = 0 at δ = 1e-06 of 4.0
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

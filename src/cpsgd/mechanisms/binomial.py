@@ -56,12 +56,12 @@ class BinomialNoise(IntegerNoise):
 
     @property
     def mean(self) -> float:
-        """m p."""
+        """Mean of a client's noise: m p."""
         return self.trials * self.p
 
     @property
     def variance(self) -> float:
-        """m p (1 - p)."""
+        """Variance of a client's noise: m p (1 - p)."""
         return self.trials * self.p * (1.0 - self.p)
 
     def law(self, honest: int) -> BinomialLaw:
@@ -81,7 +81,7 @@ class BinomialNoise(IntegerNoise):
         return self.trials * min(0.125 * slope * slope, one)
 
     def table(self) -> Table:
-        """Returns the thresholds, or none where coins are counted."""
+        """Returns the sampler's table of thresholds, which is empty where fair coins are counted instead."""
         return table(self.trials, self.p)
 
     @property
@@ -143,7 +143,7 @@ class Binomial(Lattice):
 
     @property
     def noise(self) -> BinomialNoise:
-        """Binomial(m, p)."""
+        """A client's noise: Binomial(m, p)."""
         return BinomialNoise(self.trials, self.p)
 
     def without_noise(self) -> Self:
@@ -281,7 +281,7 @@ def table(trials: int, p: float) -> Table:
 
 @dataclass(frozen=True)
 class BinomialLaw(Law):
-    """Binomial(N, p)."""
+    """Law of the noise in a sum: Binomial(N, p)."""
 
     trials: int
     p: float
@@ -296,12 +296,12 @@ class BinomialLaw(Law):
 
     @property
     def variance(self) -> float:  # type: ignore[override]
-        """N p (1 - p)."""
+        """Variance of the noise: N p (1 - p)."""
         return self.trials * self.p * (1.0 - self.p)
 
     @property
     def highest(self) -> float:  # type: ignore[override]
-        """N."""
+        """Largest value of the noise: the number of trials, N."""
         return float(self.trials)
 
     @property
@@ -311,7 +311,7 @@ class BinomialLaw(Law):
 
     @property
     def parts(self) -> int:  # type: ignore[override]
-        """N coins."""
+        """Number of independent coins in the sum: N."""
         return self.trials
 
     def with_parts(self, parts: int) -> BinomialLaw:

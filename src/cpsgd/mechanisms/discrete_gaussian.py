@@ -56,7 +56,7 @@ _DRAWN_NATS = 100.0
 
 @dataclass(frozen=True)
 class DiscreteGaussianNoise(SymmetricNoise):
-    """N_Z(0, v)."""
+    """A client's noise: the discrete Gaussian N_Z(0, v)."""
 
     size_name = "sigma_squared"
 

@@ -68,7 +68,7 @@ class PolyaLaw:
 
     @property
     def shape(self) -> float:
-        """r = parts / shares."""
+        """Shape r of the sum's law: honest clients over m."""
         return self.parts / self.shares
 
     @property
@@ -241,7 +241,7 @@ class DiscreteLaplace(Lattice):
 
     @property
     def noise(self) -> PolyaNoise:
-        """A client's share."""
+        """A client's share of the noise."""
         return PolyaNoise(self.spread, self.shares, self.window, (self.window - self.levels + 1) // 2)
 
     @property
@@ -258,7 +258,7 @@ class DiscreteLaplace(Lattice):
 
     @property
     def values(self) -> int:
-        """M."""
+        """Number of values of a message: the modulus M."""
         return self.window
 
     def without_noise(self) -> Binomial:

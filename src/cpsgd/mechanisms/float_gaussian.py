@@ -31,13 +31,13 @@ _NOT_PLANNED = "The Gaussian baseline sends floats of 32 bits: there is nothing 
 
 @dataclass(frozen=True)
 class GaussianNoise(Noise):
-    """N(0, σ²), in floats."""
+    """A client's noise: N(0, σ²), in floats."""
 
     sigma: float
 
     @property
     def variance(self) -> float:
-        """σ²."""
+        """Variance of a client's noise: σ²."""
         return self.sigma**2
 
     def law(self, honest: int) -> Normal:
@@ -91,7 +91,7 @@ class Gaussian(Mechanism):
 
     @property
     def noise(self) -> GaussianNoise:
-        """N(0, σ²)."""
+        """A client's noise: N(0, σ²)."""
         return GaussianNoise(self.sigma)
 
     def kernel(self) -> Gaussian:

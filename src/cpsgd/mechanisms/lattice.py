@@ -160,7 +160,7 @@ class Lattice(Mechanism):
 
     @property
     def widest_range(self) -> float:
-        """(k - 1)/2."""
+        """The range X for a step of 1: (k - 1)/2."""
         return 0.5 * (self.levels - 1)
 
 

@@ -110,7 +110,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def _steps(self) -> float:
-        """X in steps."""
+        """The range X, in steps."""
         return self.coordinate_range / self.step
 
     @cached_property
@@ -148,7 +148,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def values(self) -> int:
-        """The window."""
+        """Number of values of a message: the window."""
         return self.window
 
     @property
@@ -158,7 +158,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def scale(self) -> float:
-        """s."""
+        """The step s between two integers, in units of a coordinate."""
         return self.step
 
     @property
@@ -284,7 +284,7 @@ class RoundedNoise(Noise):
 
     @property
     def variance(self) -> float:
-        """σ²."""
+        """Variance of the noise before the rounding: σ²."""
         return self.of.noise_deviation**2
 
     @property

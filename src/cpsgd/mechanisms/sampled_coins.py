@@ -116,7 +116,7 @@ class SampledCoins(Tilted):
 
     @property
     def values(self) -> int:
-        """3: -1, 0 and 1."""
+        """Number of values of a message: -1, 0 and 1."""
         return 3
 
     @property

@@ -39,7 +39,7 @@ class SkellamNoise(SymmetricNoise):
 
     @property
     def variance(self) -> float:
-        """v."""
+        """Variance of a client's noise: v."""
         return self.size
 
     def sum_law(self, honest: int) -> SkellamLaw:

@@ -138,7 +138,7 @@ class MeanCoordinate:
 
     @cached_property
     def _layers(self) -> _Layers:
-        """The terms of `_layered`, y without the shrinking.
+        """Tail bounds that `_layered` needs, computed once; y is taken without the shrinking.
 
         If no client's coordinate is beyond ±T, then |y| <= a |x| + b, x the coordinate of the unclipped mean. That is
         so with probability 1 - 2n exp(-T²/(2τ²)), and x is sub-Gaussian with deviation τ ν/D.
@@ -163,7 +163,16 @@ class MeanCoordinate:
 
 @dataclass(frozen=True, eq=False)
 class _Layers:
-    """Places z and log P(|y| > z) but for the last; σ; for each T a, b and log P'."""
+    """Tail bounds of a mean's coordinate y, in the letters of `MeanCoordinate._layered`.
+
+    Attributes:
+        places: Places z.
+        tails: log P(|y| > z) for each place but the last.
+        deviation: σ.
+        share: a, for each T.
+        rest: b, for each T.
+        missed: log P', for each T.
+    """
 
     places: Array
     tails: Array

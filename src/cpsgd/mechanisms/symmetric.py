@@ -72,12 +72,12 @@ class SymmetricNoise(IntegerNoise):
 
     @property
     def largest(self) -> int:
-        """2 W."""
+        """Largest noise of a client, which is sent shifted by W: 2 W."""
         return 2 * self.limit
 
     @property
     def mean(self) -> float:
-        """W."""
+        """Mean of a client's noise, which is sent shifted by W: W."""
         return float(self.limit)
 
     def table(self) -> Table:

@@ -125,13 +125,13 @@ class Tilted(Mechanism):
 
     @property
     def grid(self) -> Grid:
-        """θ 2^16 points in X."""
+        """The grid of coordinates: θ 2^16 points in X."""
         limit = self.theta * _ONE
         return Grid(limit / self.coordinate_range, limit, FRACTION_BITS)
 
     @property
     def scale(self) -> float:
-        """s = X / (θ γ)."""
+        """Factor from the mean of the integers to the mean of the coordinates: s = X / (θ γ)."""
         return self.coordinate_range / (self.theta * self.gain)
 
     @property

@@ -151,6 +151,11 @@ def quantization_sensitivities(
         Δ₁ = a + √(2 a L) + 4L/3,   Δ₂ = Δ/s + √(Δ₁ + √(2 a L)),   Δ∞ = k + 1.
 
     For zero-out a coordinate changes by at most half the range: Δ∞ = (k - 1)/2 + 2.
+
+    Example:
+        >>> found = quantization_sensitivities(dim=100, clip_norm=1.0, coordinate_range=1.0, levels=4, delta=1e-6)
+        >>> f"{found.l1:.1f} {found.l2:.2f} {found.linf:.0f}"
+        '78.8 13.41 5'
     """
     _validate.integer("dim", dim, low=1)
     _validate.integer("levels", levels, low=2)
@@ -187,6 +192,12 @@ def theorem_epsilon(
     Raises:
         ConditionError: There is no noise, too little of it for Theorem 1, or for Rot the range X is too small.
         ParameterError: The paper has no such theorem for the protocol's mechanism.
+
+    Example:
+        >>> from cpsgd import Protocol
+        >>> protocol = Protocol.rotated_binomial(clients=10_000, dim=1000, clip_norm=1.0, levels=4, trials=200)
+        >>> f"{theorem_epsilon(protocol, 1e-6):.3f}"
+        '0.227'
     """
     mechanism: Any = protocol.mechanism
     if mechanism.name != "binomial":
@@ -231,6 +242,12 @@ def rounded_epsilon(
 
     Raises:
         ConditionError: There is no noise, too little of it for Theorem 1, or for Rot the range X is too small.
+
+    Example:
+        >>> epsilon = rounded_epsilon(clients=10_000, dim=1000, clip_norm=1.0, coordinate_range=0.5, levels=4,
+        ...                           trials=200, p=0.5, rotate=True, delta=1e-6)
+        >>> f"{epsilon:.3f}"
+        '0.199'
     """
     _validate.probability("delta", delta)
     honest = clients if noise_clients is None else _validate.integer("noise_clients", noise_clients, low=0)

@@ -12,7 +12,7 @@ made of the means so far (`Workload`). Clipping is counted as if it were the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -116,26 +116,22 @@ def correlated_plan(required: Requirements, problem: Problem) -> CorrelatedPlan 
     """
     rounds = problem.target.conditions.rounds
     auto = required.correlated == AUTO
-    if auto:
-        choices: Iterable[int] = (b for b in _CHOICES if b <= rounds)
-    else:
-        choices = [checked_bands(required.correlated, rounds)]
+    choices = [b for b in _CHOICES if b <= rounds] if auto else [checked_bands(required.correlated, rounds)]
     workload, failure = Workload.of(required.workload, rounds), None
     found: list[CorrelatedPlan] = []
-    named = required.mechanism
     for bands in choices:
-        if named == RoundedCorrelated.name:
-            # Its proof is new, and its plans take seconds: who wants it names it.
-            run = _Run(problem, workload, _name(required), bands, CorrelatedGaussian)
-            found += run.few_bits(required.bits)
-            failure = failure or run.too_few(required.bits)
-            continue
         for kind in _kinds(required, problem):
             try:
                 found.append(_Run(problem, workload, _name(required), bands, kind).best(required.bits))
                 break
             except InfeasibleError as error:
                 failure = failure or error
+    named = required.mechanism == RoundedCorrelated.name
+    # Unless named, only where nothing else fits, and where clients need not trust who chooses the holders of seeds.
+    if choices and not found and (named or (required.mechanism == BEST and not problem.conditions.colluding)):
+        run = _Run(problem, workload, _name(required), choices[-1], CorrelatedGaussian)
+        found = run.few_bits(required.bits)
+        failure = failure or run.too_few(required.bits)
     if not found:
         if failure is not None:
             raise failure
@@ -253,10 +249,9 @@ class _Run:
         return (self.bands - 1) * int(self._fixed.get("untrusted_holders", 0))
 
     @cached_property
-    def _weights(self) -> tuple[float, float, float]:
-        """Weights of z, of a round's own noise, and of a bias in the model."""
-        workload = self.workload
-        return workload.variance(self._correlation.factors), workload.variance(np.ones(1)), workload.bias()
+    def _weights(self) -> tuple[float, float]:
+        """Weights of a round's own noise, and of a bias, in the model."""
+        return self.workload.variance(np.ones(1)), self.workload.bias()
 
     def best(self, bits: float | None) -> CorrelatedPlan:
         """Returns the best plan with these bits; if None, with the fewest whole bits that come near the best of all."""
@@ -396,8 +391,9 @@ class _Run:
 
     def _error(self, mechanism: Mechanism) -> float:
         """Returns the mean over rounds of the squared error of the model so far."""
-        of_z, of_own, of_bias = self._weights
+        of_own, of_bias = self._weights
         setting, noise = self.problem.setting, cast(RunMechanism, mechanism).noise
+        of_z = self.workload.variance(noise.factors)
         per_unit = setting.dim * mechanism.scale**2 / setting.surviving
         clipping = setting.error(mechanism).clipping
         return per_unit * (noise.taken_away * of_z + noise.left * of_own) + clipping * of_bias
@@ -410,7 +406,7 @@ class _Run:
             raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
         finished = self._settled(finished)
         considered = (Considered(finished.mechanism.name, finished.error.total, proved=True),)
-        independent = self.problem.gaussian_squared_error * self._weights[1]
+        independent = self.problem.gaussian_squared_error * self._weights[0]
         return CorrelatedPlan(
             bits,
             replace(finished, considered=considered),

@@ -29,14 +29,16 @@ WINDOWS = (8, 16, 32, 64)
 """Numbers of values that are tried where the bits are those of a modulus."""
 
 # Deviations of z, and of what is inherited, that a message has room for: more where there is more room.
-_ROOMS = {8: ((1.8, 2.0),), 16: ((2.1, 2.1),), 32: ((2.8, 3.0),), 64: ((3.2, 3.6),)}
+_ROOMS = {8: (1.8, 1.9), 16: (2.1, 2.3), 32: (2.5, 2.8), 64: (2.9, 3.2)}
 # Ranges of coordinates, in standard deviations of a rotated one.
-_REACHES = (5.0, 5.5)
+_REACHES = (5.0, 5.25, 5.75)
 _TRIES = 2
 # About σ in steps, for each value of a message.
-_STEPS = 0.13
+_STEPS = 0.11
+# Ages whose noise is taken away: each is an expansion of a seed.
+_TAPS = 7
 # Points of the frequency axis on which weights are judged.
-_FREQUENCIES = 1024
+_FREQUENCIES = 2048
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,9 @@ class FewBits:
         root = math.sqrt(self.target.dim)
         nearest = min(_ROOMS, key=lambda each: abs(math.log(each / values)))
         for reach in sorted({min(each, root) for each in _REACHES}) if self.rotate else [root]:
-            for rooms in _ROOMS[nearest]:
-                found = self._reaching(self.target.clip_norm * reach / root, values, *rooms)
-                if found is not None:
-                    yield found
+            found = self._reaching(self.target.clip_norm * reach / root, values, *_ROOMS[nearest])
+            if found is not None:
+                yield found
 
     def _reaching(self, coordinate_range: float, values: int, room: float, kept: float) -> RoundedCorrelated | None:
         """Returns the mechanism with this range of coordinates; None if there is none."""
@@ -96,22 +97,22 @@ def rounding_share(windows: Sequence[int]) -> float:
     return 1.0 / (6.0 * (_STEPS * max(windows, default=WINDOWS[0])) ** 2)
 
 
-def few_taps(bands: int, rounds: int, workload: Workload, left: float = 0.0) -> Correlation | None:
-    """Returns the best weights at the ages 1, 2, 4, ..., the last of them below `bands`; None if that is just one.
+def few_taps(bands: int, rounds: int, workload: Workload, left: float) -> Correlation | None:
+    """Returns the best weights at no more than seven ages, from 1 to `bands` - 1 in a geometric row; None for one age.
 
     Best is the smallest variance in the model, times the squared sensitivity of a client in one round; `left` is the
     variance over that of z that is not taken away, and protects as well.
 
     Example:
-        >>> found = few_taps(33, 1000, Workload.of("sgd", 1000))
+        >>> found = few_taps(33, 1000, Workload.of("sgd", 1000), left=1e-3)
         >>> found.bands, round(found.gain / Correlation(32, 1000).gain, 1)
         (33, 1.6)
     """
-    ages = [1 << i for i in range(bands.bit_length()) if 1 << i < bands]
+    ages = sorted({round((bands - 1) ** (i / (_TAPS - 1))) for i in range(_TAPS)})
     if len(ages) < 2:
         return None
     products = workload.products([0, *ages])
-    turns = np.exp(-1j * np.outer(ages, np.linspace(0.0, math.pi, _FREQUENCIES)))
+    turns = np.exp(-1j * np.outer(ages, (np.arange(_FREQUENCIES) + 0.5) * math.pi / _FREQUENCIES))
 
     def cost(logits: Array) -> float:
         # Weights are shares of a number below one, so that C exists.
@@ -120,7 +121,9 @@ def few_taps(bands: int, rounds: int, workload: Workload, left: float = 0.0) -> 
         spectrum = np.abs(1.0 - weights @ turns) ** 2
         g = np.concatenate([[1.0], -weights])
         remaining = float(g @ products @ g + left * products[0, 0])
-        return math.log(float(np.mean(1.0 / (spectrum + 0.5 * left)))) + math.log(remaining)
+        # [(LLᵀ + v)⁻¹]₀₀ = (1 - [(LᵀL + v)⁻¹]₀₀)/v, and LᵀL + v is Toeplitz: by Szegő's theorem.
+        protected = -math.expm1(-float(np.mean(np.log(spectrum + left)))) / left
+        return math.log(protected) + math.log(remaining)
 
     from scipy.optimize import minimize  # late: who only encodes does without SciPy
 

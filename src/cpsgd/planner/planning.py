@@ -94,7 +94,7 @@ class Plan:
         return self.guarantee.run
 
     @property
-    def wished_epsilon(self) -> float:
+    def target_epsilon(self) -> float:
         """The ε asked for, which the frontier's other points keep, too; the proved one if nothing is promised."""
         promise = self.protocol.promise
         return self.guarantee.epsilon if promise is None else promise.claim.epsilon
@@ -171,7 +171,7 @@ class Plan:
             "bits_per_coordinate": protocol.bits_per_coordinate,
             "message_bytes": protocol.message_bytes,
             "epsilon": self.guarantee.epsilon,
-            "wished_epsilon": self.wished_epsilon,
+            "wished_epsilon": self.target_epsilon,
             "delta": self.guarantee.delta,
             "expected_squared_error": self.error.total,
             "error": asdict(self.error),

@@ -27,7 +27,7 @@ def utility_warning(plan: Plan) -> str | None:
         return None
     times = error / most
     protocol = plan.protocol
-    helps = [f"{math.ceil(protocol.clients * times):,} clients", f"ε = {rounded_up(plan.wished_epsilon * times, 3)}"]
+    helps = [f"{math.ceil(protocol.clients * times):,} clients", f"ε = {rounded_up(plan.target_epsilon * times, 3)}"]
     if (rounds := math.floor(plan.rounds / times**2)) >= 1:
         helps.append(f"{rounds:,} round{'s' if rounds > 1 else ''}")
     if (dim := math.floor(protocol.dim / times**2)) >= 1:

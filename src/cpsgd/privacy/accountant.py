@@ -173,7 +173,7 @@ def _sampled_pure(epsilon: float, rate: float) -> float:
 
 
 def _composed_epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
-    """Returns the smaller of the pure ε and the ε of equivalent Gaussians."""
+    """Returns the smallest ε of three: of pure rounds added up, of equivalent Gaussians, or of both kinds added."""
     pure = pure_epsilon(parts)
     if delta == 0.0:
         if math.isinf(pure):

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from cpsgd import _validate
@@ -210,8 +211,14 @@ def guarantee_over_rounds(
 
 def _proved(run: Run, delta: float) -> Guarantee:
     """Returns the guarantee by the proof with the smallest ε."""
+    return _remembered(run, _validate.fraction("delta", delta))
+
+
+@lru_cache(maxsize=256)
+def _remembered(run: Run, delta: float) -> Guarantee:
+    """Returns the guarantee for a δ that is one; the same question is asked by plans, promises, ledgers and audits."""
     mechanism = run.protocol.mechanism
-    if _validate.fraction("delta", delta) == 0.0 and not mechanism.pure:
+    if delta == 0.0 and not mechanism.pure:
         raise ParameterError(
             f"Expected delta in (0, 1), got delta=0: the noise of {mechanism.name} has no pure differential privacy. "
             "Use a mechanism that has it (discrete-laplace), or a delta above 0."

@@ -266,7 +266,7 @@ class _Node:
 
 def _sums(
     exponent: float, fraction: float, mass: Array, mass_error: Array, near: Array, far: Array, inexact: Array
-) -> list[float]:
+) -> Array:
     """Returns the sums behind M - 1, M' and M'', and behind their rounding errors."""
     slope = far - near
     excess = near + fraction * slope
@@ -275,22 +275,18 @@ def _sums(
     first = np.expm1((exponent - 1.0) * log)
     second = np.exp((exponent - 2.0) * log) * slope
     term = power - exponent * excess
-    values = [_dot(mass, term), _dot(mass, slope * first), _dot(mass, second * slope)]
+    terms = np.empty((6, len(mass)))
+    terms[0], terms[1], terms[2] = term, slope * first, second * slope
     # What rounding does to them, to first order: of the mass, of the ratio R and its slope (`inexact`), of log1p,
     # expm1 and exp (assumed good to two units), of sums and products.
     size_of_log = np.abs(log)
     e, inexact = abs(exponent), inexact + 8.0 * _UNIT * (1.0 + size_of_log)
     ratio, ratios = 1.0 + excess, 2.0 + near + far
     first, slope, second = np.abs(first), np.abs(slope), np.abs(second)
-    size = e * (inexact * ratio * first + 8.0 * _UNIT * (size_of_log * (1.0 + power) + np.abs(excess)))
-    size += 8.0 * _UNIT * np.abs(power) + mass_error * np.abs(term)
-    moment_error = _dot(mass, size)
-    size = mass_error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
-    derivative_error = _dot(mass, size)
-    size = second * (((e + 4.0) * inexact + mass_error) * slope + 2.0 * inexact * ratios)
-    return [*values, moment_error, derivative_error, _dot(mass, size)]
-
-
-def _dot(first: Array, second: Array) -> float:
-    """Returns the sum of products, on one thread: BLAS starts several, which costs more than it gains here."""
-    return float(np.einsum("i,i->", first, second))
+    terms[3] = e * (inexact * ratio * first + 8.0 * _UNIT * (size_of_log * (1.0 + power) + np.abs(excess)))
+    terms[3] += 8.0 * _UNIT * np.abs(power) + mass_error * np.abs(term)
+    terms[4] = mass_error * slope * first + inexact * (ratios * first + (e + 2.0) * slope * (2.0 + first))
+    terms[5] = second * (((e + 4.0) * inexact + mass_error) * slope + 2.0 * inexact * ratios)
+    # On one thread: BLAS starts several, which costs more than it gains here.
+    found: Array = np.einsum("ji,i->j", terms, mass)
+    return found

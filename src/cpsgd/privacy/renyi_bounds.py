@@ -17,6 +17,7 @@ such bound; so the ε of these two is that of the authors' own protocol with the
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -105,6 +106,7 @@ def poisson_binomial_epsilon(
     return best_epsilon(dim * poisson_binomial_rdp(coins, theta, clients, adjacency), delta)
 
 
+@lru_cache(maxsize=64)
 def poisson_binomial_rdp(coins: int, theta: float, clients: int, adjacency: Adjacency) -> Array:
     """Returns the largest D_α in one coordinate at all `ORDERS`.
 

@@ -1,14 +1,14 @@
 """What a run of correlated noise costs where clients round at random: docs/proofs/rounded-correlated.md in numbers.
 
-The names are those of the page. Everything is an upper bound, but the lower bounds V and F of coins.
+The names are those of the page. Everything is an upper bound, but the lower bounds on V.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,19 +17,21 @@ from cpsgd.mechanisms.law import Array, SlotsAndCoins
 
 # Events of a coordinate and round that the tail pays for.
 _EVENTS = 20.0
-# Share of w that the adversary is given.
-_GIVEN = 0.01
-# Shares θ that are tried.
-_SHARES = np.linspace(0.0, 0.6, 61)
-# Places, from so many deviations of coins on, from which on tails are taken, and the largest exponent.
-_NEAREST, _PLACES, _STEEPEST = 2.0, 80, 100.0
-# Rounds that inherit nearly as much as the one after are counted like it.
-_NEARLY, _LITTLE, _ROUGHLY = 0.98, 2e-3, 0.5
-# Distances of a coordinate are cut into so many pieces in the client's own round.
-_PIECES = 6
+# Shares of the slots that the adversary is given; the first that is enough is taken.
+_GIVEN = (0.005, 0.1, 0.5)
+# Coins cost so much more than V says where shares are chosen, and the largest share of a round's move that is theirs.
+_DEARER, _LARGEST_SHARE = 1.15, 0.9
+# Cells of outcomes where there are many rounds, and else; the largest exponent.
+_PLACES, _MORE_PLACES, _MANY, _STEEPEST = 80, 400, 20, 100.0
+# Maxima of what is summed over outcomes, at most.
+_TURNS = 4.0
+# The coordinates of the client's own round are taken in so many parts, and their distances in as many.
+_PIECES = 8
+# More than `_OTHERS` coins have fractions within `_MIDDLE` of a half.
+_MIDDLE, _OTHERS = 0.1, 5.0
 _UP = 1.0 + 1e-9
 # E|N|^j of a standard Gaussian.
-_ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.pi) for j in range(6))
+_ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.pi) for j in range(10))
 # max of p(1-p)|p-½|, rounded up.
 _SKEWED = 0.0482
 # With fewer others there are too few coins.
@@ -67,45 +69,64 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
             "more clients, hundreds at least."
         )
     coins = RoundingCoins.of(law, reach, -math.log(each))
-    share, own_share, shifts, moved = _split(law, coins)
-    slots = shifts * shifts / (law.untold * law.deviation**2) * _UP
+    split = _split(law, coins)
     squared = distance * distance * _UP
-    w = _GIVEN * squared * float(slots.sum())
-    # From the last round to the first: its coins beside what was swapped, then its slots.
-    rate, counted = 0.0, -1.0
-    for k in range(len(slots) - 1, -1, -1):
-        q = float(moved[k])
-        if k == 0 or not counted * (_NEARLY if q > _LITTLE else _ROUGHLY) <= q <= counted:
-            # κ falls with w, and rises with what is inherited.
-            counted = q * (2.0 - _NEARLY if q > _LITTLE else 1.0 / _ROUGHLY)
-            rate = coins.rate(_later_moves(coins, share, counted, 1.0 - own_share), w, reach) if k else 0.0
-        if k == 0:
-            # Fractions of a longer move are nearer to a half on its way.
-            ends = reach * np.linspace(0.0, 1.0, _PIECES + 1)
-            pieces = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-            rate = max(coins.rate(_own_moves(coins, own_share, low), w, high) for low, high in pieces)
-        w = (w + squared * rate) * (1.0 + 1e-15)
-        w = (w + squared * slots[k]) * (1.0 + 1e-15)
+    slots = squared * split.shifts * split.shifts / (law.untold * law.deviation**2) * _UP
+    w = next((w for share in _GIVEN if (w := _swapped(coins, split, slots, squared, reach, share)) < math.inf), None)
+    if w is None:
+        raise ConditionError("What one client can change in a coordinate is too large against the whole.")
     # What a grid leaves of shifts, and what lies outside of windows in products that cancel.
-    rest = 4004.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds + 1e-9 * w
-    return RunCost((w * 1.001 + rest) * _UP, squared * float(slots.sum()), tail)
+    rest = 4004.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds + 1e-7 * w
+    return RunCost((w * 1.001 + rest) * _UP, float(slots.sum()), tail)
+
+
+def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:
+    """Returns w after all rounds, from the last to the first, this share of the slots given; infinite if too little."""
+    later = _later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]))
+    # Beside each round lie at least what was given, and the slots and linear parts of the rounds after it.
+    least = slots[1:] + squared * split.left[1:] ** 2 / coins.variance
+    after = np.append(np.cumsum(least[:0:-1])[::-1], 0.0)
+    given = share * float(slots.sum())
+    w = (
+        given
+        + (math.fsum(slots[1:]) + squared * math.fsum(coins.rates(later, given + after * (1.0 - 1e-9), reach))) * _UP
+    )
+    # The coordinates of the own round one after the other: their coins lie beside the slots of those before.
+    ends = reach * np.linspace(0.0, 1.0, _PIECES + 1)
+    own = _own_moves(coins, float(split.left[0]), ends[:-1])
+    for _ in range(_PIECES):
+        if w < math.inf:
+            rate = float(np.max(coins.rates(own, np.full(_PIECES, w), ends[1:])))
+            w += ((float(slots[0]) + squared * rate) / _PIECES + reach * reach * rate) * _UP
+    return w
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How the numbers of a round move, for a unit of distance in the coordinate.
+    """Changes of rounds' numbers for a unit of distance in the coordinate; one number per round.
 
     Attributes:
         mean: |r|, of their sum.
         square: The mean of r² over what others draw.
         twist: |W|.
+        way: The mean of |W| over the way from one world's numbers to the other's.
+        twists: √ of the mean of W² over what is drawn.
         path: Σ|δ|.
     """
 
-    mean: float
-    square: float
-    twist: float
-    path: float
+    mean: Array
+    square: Array
+    twist: Array
+    way: Array
+    twists: Array
+    path: Array
+
+
+class Differences(NamedTuple):
+    """Bounds on |D^m P⁻|/P in cells of |k - m|, for the law with the mean m and for any other on the way."""
+
+    own: Array
+    everywhere: Array
 
 
 @dataclass(frozen=True)
@@ -114,7 +135,6 @@ class RoundingCoins:
 
     Attributes:
         variance: V, at least.
-        fair: F, the mean number of fair coins, at least.
         untold: U.
         told: Messages whose own slot may be told, the client's among them.
         log: Minus the logarithm of an event's probability.
@@ -127,7 +147,6 @@ class RoundingCoins:
     """
 
     variance: float
-    fair: float
     untold: int
     told: int
     log: float
@@ -140,7 +159,11 @@ class RoundingCoins:
 
     @classmethod
     def of(cls, law: SlotsAndCoins, reach: float, log: float) -> RoundingCoins:
-        """Counts coins by Bernstein's, Chernoff's and Hoeffding's inequalities."""
+        """Counts coins by Bernstein's, Chernoff's and Hoeffding's inequalities.
+
+        Raises:
+            ConditionError: There are too few, or the noise does not hide fractions.
+        """
         count = law.untold
         # Given the sum of what others draw, their means may be so many deviations off.
         p = law.saturating(math.sqrt(2.0 * log / count) + 0.01)
@@ -152,167 +175,148 @@ class RoundingCoins:
         mean = 1.0 / 6.0 - 0.25 * p - uneven
         spread = 1.0 / 30.0 - 1.0 / 36.0 + p / 36.0 + uneven
         variance = count * mean - _bernstein(count * spread, 1.0 / 6.0 + uneven, log) - 2.0 * reach - 1.0
-        half = 0.5 - p - uneven
-        fair = count * half - _bernstein(count * (1.0 / 12.0 + 0.25 * p + uneven), 0.5, log) - 2.0 * reach - 4.0
-        if not (variance > 4.0 * log and fair > 8.0 * log):
+        middle = 2.0 * _MIDDLE - p - uneven
+        among = count * middle - _bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 2.0 * (reach + 1.0)
+        if not (among > _OTHERS and variance > 0.0 and _window(variance, log) < 0.5 * variance):
             raise ConditionError("Too few messages of a round round at random; use more clients, or a wider window.")
         saturated = _chernoff(p, count, log)
         lean = math.sqrt(0.5 * log / count) + 0.5 * p + uneven + (reach + 1.0) / count
         skew = _SKEWED * (math.sqrt(2.0 * log * count) + (p + uneven) * count + law.told + 2.0 * reach) / variance
         grid = 4.0 * (count + law.told) * law.point
-        return cls(variance, fair, count, law.told, log, p, saturated, min(0.5, skew), lean, grid, uneven)
+        return cls(variance, count, law.told, log, p, saturated, min(0.5, skew), lean, grid, uneven)
 
     # ------------------------------------------------------------------ one round's swap
 
-    def rate(self, moves: Moves, w: float, reach: float) -> float:
-        """Returns κ: beside G(w) the coins at a distance t <= reach cost at most κ t².
+    def rates(self, moves: Moves, w: Array, reach: Array | float) -> Array:
+        """Returns κ of each round: beside G(w) its coins at a distance t <= reach cost at most κ t².
 
-        Raises:
-            ConditionError: The coins are too far apart for so small a w.
+        Infinite where they are too far apart for so small a w.
         """
-        width = math.sqrt(2.0 * self.log) + 0.5 * math.sqrt(w) + 1.0
-        slope = width / math.sqrt(w) + 2.5
-        norm = moves.twist * self.norm(2) + moves.path * (0.5 + self.skew) * 1.5 * self.norm(3)
-        found = self._moment(moves, norm, slope, reach)
+        width = math.sqrt(2.0 * self.log) + 0.5 * np.sqrt(w) + 1.0
+        far = np.broadcast_to(np.asarray(reach, dtype=np.float64), w.shape)
+        found, farthest = self._moment(moves, (width / np.sqrt(w) + 0.5)[:, None], far[:, None])
         # Δ (1 - Δ/(2w) - Δ/8) is at least κ t², and thresholds reach beyond all losses.
-        largest = found * reach * reach
-        farthest = float(self._loss(moves, reach, np.array([self.window]))[0]) * reach
-        if not (largest <= 0.05 * w and largest <= math.sqrt(w) and farthest + w <= width * math.sqrt(w)):
-            raise ConditionError("What one client can change in a coordinate is too large against the whole.")
-        return found * (1.0 + largest / w + largest) * _UP
+        largest = found * far * far
+        proved = (largest <= 0.05 * np.minimum(w, 1.0)) & (farthest + w <= width * np.sqrt(w))
+        rates: Array = np.where(proved, found * (1.0 + largest / w + largest) * _UP, math.inf)
+        return rates
 
-    def _moment(self, moves: Moves, norm: float, slope: float, reach: float) -> float:
-        """Returns a bound on E score² exp(λ|loss|) for a unit of distance.
-
-        Near the mean moments are known, further out tails; where one begins is chosen for each of two parts.
-        """
+    def _moment(self, moves: Moves, slope: Array, reach: Array) -> tuple[Array, Array]:
+        """Returns bounds on R(c) for a unit of distance, |c|/w + ½ <= slope, and on the largest loss."""
         v = self.variance
-        y = np.linspace(_NEAREST * math.sqrt(v), self.window, _PLACES)
-        exponents = slope * reach * self._loss(moves, reach, y)
-        if exponents[-1] > _STEEPEST:
-            return math.inf
-        grown = np.exp(exponents)
-        tails = np.minimum(1.0, 2.0 * np.exp(-0.5 * y * y / (v + y / 3.0)))
-        lines = float(np.min(self._raised(moves, reach, slope, y, grown) + _beyond(y * y * grown, tails)))
-        bent = float(np.min(norm * norm * (grown - 1.0) + _beyond(self._bent(moves, y) ** 2 * grown, tails)))
-        straight = moves.square / v
-        first, second = straight / v * lines, bent
-        return straight + norm * norm + (math.sqrt(first) + math.sqrt(second)) ** 2
-
-    def _raised(self, moves: Moves, reach: float, slope: float, most: Array, grown: Array) -> Array:
-        """Returns bounds on E y² (e^E - 1), E = λ|loss| <= c + b|y| + a y², for |y| up to each of these places."""
-        c, b, a = (slope * reach * part for part in self._parabola(moves, reach, most))
-        v = self.variance
-        fourth, sixth = 3.0 * v * v + v, 15.0 * v**3 + 25.0 * v * v + v
-        third, fifth = math.sqrt(v * fourth), math.sqrt(fourth * sixth)
-        once = c * v + b * third + a * fourth
-        twice = c * c * v + 2.0 * c * b * third + (b * b + 2.0 * a * c) * fourth + 2.0 * a * b * fifth + a * a * sixth
-        return once + 0.5 * grown * twice
-
-    def _loss(self, moves: Moves, reach: float, y: Array) -> Array:
-        """Returns bounds on |score| at these distances from any of the means on the way."""
-        far = y + moves.mean * reach
-        return moves.mean * far / self.variance + self._bent(moves, np.minimum(far, self.window * 1.01))
-
-    def _bent(self, moves: Moves, y: Array) -> Array:
-        """Returns bounds on |G| at these distances from the mean."""
-        heavier = 1.5 * moves.path * (0.5 + self.skew)
-        powers = y[:, None] ** np.arange(4.0)
-        two, three = ((self.local(m, y) * powers[:, : m + 1]).sum(axis=1) for m in (2, 3))
-        found: Array = moves.twist * two + heavier * three
-        return found
-
-    def _parabola(self, moves: Moves, reach: float, most: Array) -> tuple[Array, Array, Array]:
-        """Returns c, b, a with |score| <= c + b|y| + a y² for |y| <= most, y from any of the means on the way."""
-        moved = moves.mean * reach
-        y = most + moved
-        heavier = 1.5 * moves.path * (0.5 + self.skew)
-        two, three = (self.local(m, y).T for m in (2, 3))
-        c = moves.twist * two[0] + heavier * three[0]
-        b = moves.twist * two[1] + heavier * three[1] + moves.mean / self.variance
-        a = moves.twist * two[2] + heavier * (three[2] + three[3] * y)
-        # (|y| + m)² <= (1 + m) y² + m + m².
-        return c + b * moved + a * (moved + moved * moved), b, a * (1.0 + moved)
+        mean, square, twist, way, twists, path = (part[:, None] for part in astuple(moves))
+        moved, swell = mean * reach, 1.0 + 2.0 * path * reach / v
+        places = _PLACES if len(slope) > _MANY else _MORE_PLACES
+        step = max(1, math.floor(self.window / places))
+        mass, y, two, three = self.cells(step)
+        third = 2.0 * (0.5 + _MIDDLE) * path * (0.5 + self.skew)
+        # |L|, |G| and |G| in the mean over the way, of any of the laws on it.
+        line = reach * mean * swell / v * (y + moved)
+        bend, mild = (reach * (size * two.everywhere + third * three.everywhere) for size in (twist, way))
+        both = line + bend
+        if not (
+            float(np.max(moved)) <= 1.0 and float(np.max(swell)) <= 2.0 and float(np.max(slope * both)) < _STEEPEST
+        ):
+            return np.full(len(mean), math.inf), both[:, -1]
+        near = np.expm1(both)
+        fourth = (slope * both) ** 2 / 6.0 * np.exp(slope * (line + mild))
+        lines = square * (swell / v * (y + moved)) ** 2
+        bends = (twists * two.own + third * three.own) ** 2
+        lines *= 0.5 * near + slope * bend + fourth
+        bends *= 1.0 + 1.5 * near + (slope * (line + bend / 3.0) + fourth) * (1.0 + near)
+        skewed = slope / 1.5 * moved * square * (self.skew + moved) / v**2
+        outside = 16.0 * path * mean * math.exp(-self.log)
+        # An integral, in place of which the sum over outcomes is, and what they differ by for functions of few turns.
+        within = (lines + bends) * mass
+        rest = within.sum(axis=1) + _TURNS / step * within.max(axis=1)
+        found = (square / v + skewed + outside)[:, 0] + rest
+        return found * (1.0 + 1e-7), both[:, -1]
 
     @property
     def window(self) -> float:
         """Y: sums lie within this of their mean."""
-        return _bernstein(self.variance, 1.0, self.log + math.log(2.0))
-
-    def local(self, order: int, y: Array) -> Array:
-        """Returns c_i, one row per y, with |D^m P⁻(k)|/P(k) <= Σ_i c_i |y|^i as far as y from the mean."""
-        v = self.variance
-        grown = 1.0 / (1.0 - y / v)  # e^θ, θ the largest tilt whose mean is so far away
-        tilted = v / grown
-        top, steep = np.sqrt(12.0 * tilted + 1.0), (grown - 1.0) / np.maximum(y, 1e-300)
-        parts = [
-            math.comb(order, i) * steep**i * grown ** (order - i) * _fourier(order - i, tilted - 1.0) * top
-            for i in range(order + 1)
-        ]
-        return np.stack(parts, axis=1) * _UP
+        return _window(self.variance, self.log)
 
     @lru_cache(maxsize=64)  # noqa: B019
-    def norm(self, order: int) -> float:
-        """Returns a bound on the norm of D^m P⁻ in L²(1/P), by telling all coins but N fair ones."""
-        y, v = self.window, self.variance
-        tilt, part = -math.log1p(-y / v), y / v
-        # P(k) >= exp(-∫θ)/√(12 V e^θ + 1) in the window.
-        least = v * ((1.0 - part) * math.log1p(-part) + part) + 0.5 * math.log(96.0 * v * math.exp(tilt) + 1.0)
-        spread = 0.25 * self.untold
-        usual = math.floor(self.fair - _bernstein(spread, 1.0, 14.0))
-        fewest = math.floor(self.fair - _bernstein(spread, 1.0, least + 40.0))
-        if fewest < 64:
+    def cells(self, step: int) -> tuple[Array, Array, Differences, Differences]:
+        """Returns masses of cells of |k - m|, their far ends, and bounds on |D²P⁻|/P and |D³P⁻|/P in them.
+
+        A cell has `step` outcomes k on either side of the mean m.
+        """
+        ends = np.arange(0.0, self.window + 1.0 + step, step)
+        rate = 0.5 * ends**2 / (self.variance + ends / 3.0)
+        tilted = self.variance - ends
+        density = (1.0 + _error(0, 0, tilted)) / np.sqrt(2.0 * math.pi * tilted)
+        mass = 2.0 * step * np.exp(-rate)[:-1] * density[1:] * _UP
+        return mass, ends[1:], self.differences(2, ends), self.differences(3, ends)
+
+    def differences(self, order: int, ends: Array) -> Differences:
+        """Returns bounds on |D^m P⁻(k)|/P(k) between these distances from the mean, m = 2 or 3."""
+        terms = self._terms(order, ends)
+        first, second, odd = (part[1:] for part in terms[:3])
+        least, least_second = (np.minimum(part[1:], part[:-1]) for part in terms[3:])
+        farther = self._terms(order, ends[1:] + 1.0)
+        own = np.maximum(np.maximum(first - least_second, second - least), 0.0) + odd
+        return Differences(own * _UP, (farther[0] + farther[1] + farther[2]) * _UP)
+
+    def _terms(self, order: int, y: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Returns bounds on the terms of D^m P⁻/P at these distances from the mean.
+
+        Upper bounds on those with j = 0, j = 2 (a negative one) and odd j; lower bounds on the first two.
+        """
+        v, pairs = self.variance, math.comb(order, 2)
+        x, tilted = y / v, v - y
+        grown = 1.0 / (1.0 - x)  # e^θ, at most; the variance of the tilted law is at least V e^-θ
+        most, little = 1.0 + _error(0, 0, tilted), 2.0 * np.exp(-4.0 * (tilted - 1.0))
+        least = 2.0 - most - little
+        if not float(np.min(least)) > 0.5:
             raise ConditionError("Too few messages of a round round at random; use more clients.")
-        squared = differences(usual, order, least + 40.0) + math.exp(-14.0) * differences(fewest, order, least + 40.0)
-        return math.sqrt(squared) * _UP + 1e-15
+        steep = grown - 1.0
+        odd = np.zeros_like(y)
+        for j in range(1, order + 1, 2):
+            odd += math.comb(order, j) * steep ** (order - j) * grown**j * _central(j, order, tilted) / least
+        less, shrunk = tilted - 0.25 * order, (1.0 - x) ** order / most
+        certain = 1.0 - 0.5 * order**2 / less - _error(0, order, tilted) - little
+        certain_second = (1.0 - x) / v - 2.0 * np.sqrt(tilted) * less**-2.5 - _error(2, order, tilted)
+        return (
+            steep**order * _central(0, order, tilted) / least,
+            pairs * steep ** (order - 2) * grown**2 * _central(2, order, tilted) / least,
+            odd,
+            x**order * shrunk * np.maximum(certain, 0.0),
+            pairs * x ** (order - 2) * shrunk * np.maximum(certain_second, 0.0),
+        )
 
 
-@lru_cache(maxsize=4096)
-def differences(coins: int, order: int, nats: float) -> float:
-    """Returns the largest Σ (D^m b(k))²/b(k-h), h = 0, ..., 4, b the law of so many fair coins, where b >= e^-nats.
-
-    Raises:
-        ConditionError: There are too few coins for that.
-    """
-    half = math.ceil(math.sqrt(0.5 * coins * nats)) + order + 8
-    if half + 6 > 0.45 * coins:
-        raise ConditionError("Too few messages of a round round at random; use more clients.")
-    k = np.arange(coins // 2 - half, coins // 2 + half + 1, dtype=np.float64)
-    steps = np.log((coins - k[:-1]) / (k[:-1] + 1.0))
-    logs = np.concatenate([[0.0], np.cumsum(steps)])
-    b = np.exp(logs - logs.max())
-    b /= float(b.sum()) * (1.0 - 1e-9)
-    found = b
-    for _ in range(order):
-        found = np.diff(found)
-    squares = found * found
-    best = 0.0
-    for shift in range(5):
-        # found[i] belongs to k[i + order]; b(k - shift) beside it.
-        start = max(0, shift - order)
-        over = b[order - shift + start : len(b) - shift]
-        best = max(best, float(np.sum(squares[start:] / over)))
-    return best * (1.0 + 1e-6)
-
-
-def _beyond(values: Array, tails: Array) -> Array:
-    """Returns, for each place, a bound on E f beyond it, f rising through these values."""
-    rises = np.append(np.cumsum((np.diff(values)[1:] * tails[1:-1])[::-1])[::-1], 0.0)
-    return np.append(values[1:] * tails[:-1] + rises, 0.0)
-
-
-def _fourier(order: int, variance: Array) -> Array:
-    """Returns a bound on sup |D^m P| of coins with this variance: (1/2π) ∫ |2 sin(θ/2)|^m exp(-2V sin²(θ/2)) dθ."""
-    first = _ABSOLUTE[order] * variance ** (-0.5 * (order + 1))
-    second = _ABSOLUTE[order + 2] * variance ** (-0.5 * (order + 3)) / 6.0
-    found: Array = (first + second) / math.sqrt(2.0 * math.pi) + 2.0**order * np.exp(-0.5 * variance)
+def _central(j: int, order: int, variance: Array) -> Array:
+    """Returns a bound on √(2πV) |D^j Q⁻(k)|, k the mean of Q, V its variance, Q⁻ without `order` of its coins."""
+    less = variance - 0.25 * order
+    if j % 2:
+        first = (order - 0.5 * j) * _ABSOLUTE[j + 1] * less ** (-0.5 * (j + 2))
+    else:
+        first = _ABSOLUTE[j] * less ** (-0.5 * (j + 1))
+    found: Array = np.sqrt(variance) * first + _error(j, order, variance)
     return found
 
 
-def _bernstein(variance: float, bound: float, log: float) -> float:
+def _error(j: int, order: int, variance: Array) -> Array:
+    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ that of Q⁻ about its mean."""
+    less = variance - 0.25 * order
+    x = less - 0.25
+    found: Array = 21.0 * 2.0**j * np.exp(-0.5 * x)
+    for share, i in ((1.149 / 6.0, j + 3), (1.203 / 32.0, j + 4)):
+        found = found + share * x ** (-0.5 * (i + 1)) * (_ABSOLUTE[i] + _ABSOLUTE[i + 2] / (6.0 * x))
+    return np.sqrt(variance) * less * found
+
+
+def _window(variance: float, log: float) -> float:
+    return float(_bernstein(variance, 1.0, log + math.log(2.0)))
+
+
+def _bernstein(variance: Any, bound: float, log: float) -> Any:
     """Returns x with P(sum >= mean + x) <= e^-log."""
     linear = bound * log / 3.0
-    return (linear + math.sqrt(linear * linear + 2.0 * log * variance)) * _UP
+    found: Any = (linear + np.sqrt(linear * linear + 2.0 * log * variance)) * _UP
+    return found
 
 
 def _chernoff(probability: float, count: int, log: float) -> float:
@@ -334,57 +338,70 @@ def _chernoff(probability: float, count: int, log: float) -> float:
 # ---------------------------------------------------------------------- shifts and moves
 
 
-def _own_moves(coins: RoundingCoins, share: float, least: float) -> Moves:
-    """Returns the moves of the client's own round, for distances from `least` on."""
-    whole, part = divmod(least, 1.0)
-    # The mean of |½ - p| over a way of this length, at most.
-    centred = 0.5 if least == 0.0 else (0.25 * whole + part * (0.5 - 0.25 * part)) / least
+def _own_moves(coins: RoundingCoins, share: float, least: Array) -> Moves:
+    """Returns the moves of the client's own round for distances from each of these on, `share` left to the coins."""
+    p, many = coins.chance, coins.untold
     mean = share + (1.0 - share) * coins.saturated
-    usual = share + (1.0 - share) * coins.chance
-    square = usual**2 + 2.0 * (1.0 - share) ** 2 * coins.chance / coins.untold
-    twist = centred + coins.lean + 0.5 * coins.saturated + mean * coins.skew
-    return Moves(mean, square * 1.002, twist, 2.0 - share)
+    square = (share + (1.0 - share) * p) ** 2 + 3.0 * (1.0 - share) ** 2 * p / many
+    others = coins.lean + 0.5 * coins.saturated + mean * coins.skew
+    # The mean of |½ - p| over a way of this length, at most.
+    whole, part = np.divmod(least, 1.0)
+    centred = np.where(least > 0.0, (0.25 * whole + part * (0.5 - 0.25 * part)) / np.maximum(least, 1e-300), 0.5)
+    twists = math.sqrt(1.0 / 12.0 + coins.uneven) + math.sqrt(0.5 / many) + 0.5 * p + coins.uneven + mean * coins.skew
+    ones = np.ones_like(least)
+    return Moves(
+        mean * ones, square * 1.002 * ones, (0.5 + others) * ones, centred + others, twists * ones, (2.0 - share) * ones
+    )
 
 
-def _later_moves(coins: RoundingCoins, share: float, q: float, first: float) -> Moves:
-    """Returns the moves of a later round whose messages inherit q; `first` is S of the own round."""
+def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float) -> Moves:
+    """Returns the moves of later rounds whose messages inherit q, all but `left` shifted; `first` is S of the own."""
     small, p = first / coins.untold, coins.chance
-    told = min(q, coins.told * small)
-    lost = min(2.0 * p * q + _bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
-    mean = share * q + lost + told
-    usual = share * q + p * q + told
-    square = usual**2 + 2.0 * p * small * q + 4.0 * q * q / coins.untold
-    mixed = math.sqrt(coins.log * small * q) + (p + 2.0 * coins.uneven) * q
-    twist = mean * coins.skew + mixed + 0.5 * lost + 0.5 * told + 2.0 * q * small
-    return Moves(mean, min(square, mean**2) * 1.002, twist, 2.0 * q)
+    told = np.minimum(q, coins.told * small)
+    lost = np.minimum(2.0 * p * q + _bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
+    mean = left + lost + told
+    square = (left + p * q + told) ** 2 + 2.0 * p * small * q + 5.0 * p * q * q / coins.untold
+    common = mean * coins.skew + (p + 2.0 * coins.uneven) * q + 0.5 * told
+    twist = np.sqrt(coins.log * small * q) + common + 0.5 * lost + 2.0 * q * small
+    twists = np.sqrt(0.5 * small * q + 1.25 * q * q / coins.untold) + common
+    return Moves(mean, np.minimum(square, mean**2) * 1.002, twist, twist, twists, 2.0 * q)
 
 
-def _split(law: SlotsAndCoins, coins: RoundingCoins) -> tuple[float, float, Array, Array]:
-    """Returns θ of later rounds and of the own one, the shifts S_k and what messages inherit, q_k."""
-    best: tuple[float, float, float, Array, Array] | None = None
-    v, lost, chi = coins.variance / 1.3, coins.chance, coins.chance
-    for share in _SHARES.tolist():
-        grown = _grown(law.weighting, 1.0 - share)
-        slots = float(grown @ grown) / (law.untold * law.deviation**2)
-        moved = grown / (1.0 - share)
-        coin = (share + lost) ** 2 * float(moved[1:] @ moved[1:]) / v
-        # (1 - θ₀)² (slots + coin) + (θ₀ + (1 - θ₀) χ)²/V is least here.
-        whole = slots + coin
-        own = max(0.0, (whole - chi * (1.0 - chi) / v) / (whole + (1.0 - chi) ** 2 / v))
-        cost = (1.0 - own) ** 2 * whole + (own + (1.0 - own) * chi) ** 2 / v
-        if best is None or cost < best[0]:
-            best = cost, share, own, (1.0 - own) * grown, (1.0 - own) * moved
-    assert best is not None
-    return best[1:]
+class Split(NamedTuple):
+    """The shifts S_k of slots, what is left to the coins, θ_k q_k, and the moves of messages, q_k, rounded up."""
+
+    shifts: Array
+    left: Array
+    moved: Array
 
 
-@lru_cache(maxsize=2048)
-def _grown(weighting: Any, kept: float) -> Array:
-    """Returns S_k of the recursion S_k = kept Σ_j |g_j| S_(k-j), S_0 = 1, rounded up."""
-    steps = -weighting.factors[1:][::-1] * kept
-    found = np.zeros(weighting.rounds)
-    found[0] = 1.0
-    for k in range(1, weighting.rounds):
+def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
+    """Returns what slots and coins bear.
+
+    Fixed shares θ_k that make Σ S²/(Uσ²) + Σ (θq)²/V least, V a little less than it is.
+    """
+    weights, rounds = law.weighting.factors, law.weighting.rounds
+    slots, v = law.untold * law.deviation**2, coins.variance / _DEARER
+    from scipy.linalg import solveh_banded  # late: who only encodes does without SciPy
+
+    products = np.zeros((len(weights), rounds))
+    for lag in range(len(weights)):
+        sums = np.cumsum(weights[: len(weights) - lag] * weights[lag:])
+        products[lag, : rounds - lag] = np.append(sums, np.full(rounds, sums[-1]))[: rounds - lag]
+    products *= slots
+    products[0] += v
+    unit = np.zeros(rounds)
+    unit[0] = 1.0
+    solved = solveh_banded(products, unit, lower=True)
+    padded = np.append(solved, np.zeros(len(weights)))
+    shifted = slots * sum(weight * padded[age : age + rounds] for age, weight in enumerate(weights) if weight)
+    shares = np.clip(v * solved / np.maximum(v * solved + shifted, 1e-300), 0.0, _LARGEST_SHARE)
+    steps = -weights[1:][::-1]
+    moved, shifts = np.zeros(rounds), np.zeros(rounds)
+    moved[0] = 1.0
+    shifts[0] = 1.0 - shares[0]
+    for k in range(1, rounds):
         width = min(k, len(steps))
-        found[k] = steps[len(steps) - width :] @ found[k - width : k]
-    return found * _UP
+        moved[k] = steps[len(steps) - width :] @ shifts[k - width : k]
+        shifts[k] = (1.0 - shares[k]) * moved[k]
+    return Split(shifts * _UP, shares * moved * _UP, moved * _UP)

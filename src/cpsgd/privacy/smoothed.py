@@ -421,7 +421,7 @@ class _Test:
         )
 
     def _gaps(self, rate: float) -> Array:
-        """Returns upper bounds on log R - log J for distances up to the first, and from each to the next."""
+        """Returns upper bounds on log R - log J: up to the first distance, and from each distance to the next."""
         w, t = self.w, self._distances
         widths = rate * t * t
         average, bend = _averages(w, widths, self._c0, self._c1)

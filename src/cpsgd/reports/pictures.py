@@ -62,7 +62,7 @@ def draw_frontier(plan: Plan, path: Path) -> Path:
     plotting.tidy(
         axes,
         title=f"What a bit buys: n = {protocol.clients:,}, d = {protocol.dim:,}, "
-        f"ε ≤ {rounded_up(plan.wished_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
+        f"ε ≤ {rounded_up(plan.target_epsilon)}, δ = {power(plan.guarantee.delta)}{rounds}{secure}",
         xlabel="bits per coordinate",
         ylabel=errors,
     )
@@ -180,6 +180,6 @@ def _days(text: str) -> float:
 
 def draw_values(result: Statistic, path: Path) -> Path:
     """Draws a statistic's values with their intervals; see `Statistic.plot`."""
-    figure = plotting.new_figure(7.2, max(2.2, min(24.0, 1.0 + 0.28 * result.reading.values.size)))
-    result.plot(figure.subplots())
+    figure = result.plot().get_figure(root=True)
+    assert figure is not None  # new axes have one
     return plotting.save(figure, path)

@@ -32,6 +32,13 @@ def create_identity(path: Path, name: str | None = None) -> Ed25519PrivateKey:
 
     Raises:
         IdentityFileError: A file exists already.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = create_identity(Path(folder, "key"), "hospital-a")
+        ...     len(read_roster(Path(folder, "key.pub")))
+        1
     """
     public = _public_file(path)
     if name is not None and check_name(name) and public.exists():
@@ -71,6 +78,13 @@ def read_identity(path: Path) -> Ed25519PrivateKey:
     Raises:
         IdentityFileError: Others may read or change the file; or it does not hold an identity, or one behind a
             passphrase.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = create_identity(Path(folder, "key"))
+        ...     public_line(read_identity(Path(folder, "key")), "hospital-a").split()[0]
+        'ssh-ed25519'
     """
     data = _read(path, _LONGEST_IDENTITY)
     found: object = None
@@ -110,6 +124,14 @@ def read_roster(path: Path) -> frozenset[bytes]:
 
     Raises:
         IdentityFileError: A line is no public key, or a key stands there twice.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     roster = Path(folder, "roster")
+        ...     _ = roster.write_text(public_line(Ed25519PrivateKey.from_private_bytes(bytes(32)), "hospital-a"))
+        ...     [key.hex()[:8] for key in read_roster(roster)]
+        ['3b6a27bc']
     """
     try:
         text = _read(path, _LONGEST_ROSTER).decode("utf-8")

@@ -180,7 +180,7 @@ class DeviceRound:
         first = self._first + self.count
         with current(self.device):
             if isinstance(vectors, torch.Tensor) and self.source.messages is not None:
-                plain.to_grid(vectors, self._encoding)
+                self._kernels.to_grid(vectors, self._encoding)
                 self._sums += self.source.messages(vectors, first, self.round, _key("silos", self.round, self._seed))
                 self.count += len(vectors)
             elif isinstance(vectors, torch.Tensor):

@@ -69,22 +69,25 @@ def fused_memory(dim: int, rounding: Rounding, layout: Layout | None = None) -> 
 
 def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: Encoding, first: int) -> None:
     """Adds rows to `sums` as `device_plain.add_rows` does. The rows are overwritten."""
-    (count, dim), device = rows.shape, rows.device
-    bound, unit, rounding = encoding.bound, encoding.unit, encoding.rounding
-    if encoding.signs is None:
-        plain.scale(rows, bound, unit)
-    elif takes(device, dim, rounding) and is_fused_faster(rounding):
+    (count, dim), device, rounding = rows.shape, rows.device, encoding.rounding
+    if encoding.signs is not None and takes(device, dim, rounding) and is_fused_faster(rounding):
         scales = torch.empty(count, device=device)
-        lengths = _lengths(device, dim, None)
-        lengths(grid=(count, 1, 1), block=(256, 1, 1), args=[rows, rows.stride(0), scales, bound, unit])
+        arguments = [rows, rows.stride(0), scales, encoding.bound, encoding.unit]
+        _lengths(device, dim, None)(grid=(count, 1, 1), block=(256, 1, 1), args=arguments)
         _encode([rows, rows.stride(0)], scales, sums, encoding, first, None)
-        return
-    elif is_long(device, dim) and kernels.can_draw(rounding):
+    elif encoding.signs is not None and is_long(device, dim) and kernels.can_draw(rounding):
         long.add_rows(rows, sums, encoding, first)
-        return
     else:
-        scale_and_rotate(rows, encoding.signs, bound, unit)
-    round_and_sum(rows, sums, keys=encoding.keys, first=first, rounding=rounding)
+        to_grid(rows, encoding)
+        round_and_sum(rows, sums, keys=encoding.keys, first=first, rounding=rounding)
+
+
+def to_grid(rows: torch.Tensor, encoding: Encoding) -> None:
+    """Clips and rotates clients' rows in place, to grid units."""
+    if encoding.signs is None:
+        plain.scale(rows, encoding.bound, encoding.unit)
+    else:
+        scale_and_rotate(rows, encoding.signs, encoding.bound, encoding.unit)
 
 
 def add_products(products: Products, sums: torch.Tensor, encoding: Encoding, first: int) -> None:
@@ -125,6 +128,35 @@ def round_and_sum(
     arguments = [rows, rows.stride(0), dim, count, clients, sums, first, keys]
     grid = blocks * -(-count // clients), 1, 1
     _summer(rows.device, rounding)(grid=grid, block=(_SUM_THREADS, 1, 1), args=arguments)
+
+
+@dataclass(frozen=True)
+class PlayedLineages:
+    """The noise of clients that add some of earlier rounds: what `device_clients.cu` needs to know of a round.
+
+    Attributes:
+        keys: Those of the earlier rounds' noise, of this round's, and of rounding.
+        deviations: Of the earlier rounds' noise and of this round's, in steps.
+        limit: Grid points are clipped to plus or minus this.
+        unit: Distance of grid points, in steps.
+        inherited: The noise of earlier rounds is clipped to plus or minus this.
+        largest: Integers are at most twice this.
+    """
+
+    keys: torch.Tensor
+    deviations: torch.Tensor
+    limit: int
+    unit: float
+    inherited: float
+    largest: float
+
+    def add(self, points: torch.Tensor, sums: torch.Tensor, first: int) -> None:
+        """Adds the integers of clients `first`, `first` + 1, ... to `sums`, given their rows in grid units."""
+        count, dim = points.shape
+        grid = -(-dim // (4 * _SUM_THREADS)), -(-count // _SUM_ROWS), 1
+        sizes = [points, points.stride(0), dim, count, _SUM_ROWS, sums, first, self.keys, self.deviations]
+        arguments = [*sizes, len(self.deviations) - 1, self.unit, self.inherited, self.largest]
+        _player(points.device, self.limit)(grid=grid, block=(_SUM_THREADS, 1, 1), args=arguments)
 
 
 def rotate_back(vector: torch.Tensor, signs: torch.Tensor) -> None:
@@ -191,7 +223,7 @@ class Kernel:
 # Kernels are kept forever, as recorded rounds refer to them by address.
 @cache
 def _fused(device: torch.device, dim: int, rounding: Rounding, layout: Layout | None) -> Kernel:
-    """Compiles the fused kernel for one shape."""
+    """Compiles the fused kernel for one shape; returns it with the threads, memory and blocks of its launches."""
     size, rest, _ = plain.split(dim)
     threads, memory = size // 32, fused_memory(dim, rounding, layout)
     launch = kernels.compiled(device, "encode", _FUSED, _fused_names(dim, rounding, layout), memory)
@@ -256,6 +288,13 @@ def _summer(device: torch.device, rounding: Rounding) -> Any:
 @cache
 def _tosser(device: torch.device) -> Any:
     return kernels.compiled(device, "toss", _STEPS, kernels.definitions(13, 0, _NONE) | {"LOG": 0})
+
+
+@cache
+def _player(device: torch.device, limit: int) -> Any:
+    names = kernels.definitions(13, 0, _NONE) | {"LIMIT": limit}
+    files = "simulation/device_rounding.cu", "simulation/device_clients.cu"
+    return kernels.compiled(device, "messages", files, names)
 
 
 @cache

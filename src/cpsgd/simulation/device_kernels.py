@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import resources
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,9 @@ _FEWEST_DRAWN, _MOST_DRAWN, _LARGEST_POINT = 4, 15, 4096
 
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Makes a GPU the current one, on which kernels are launched wherever their tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    cuda: Any = torch.cuda
+    already = cuda.is_initialized() and device.index == cuda.current_device()
+    return nullcontext() if already or device.type != "cuda" else torch.cuda.device(device)
 
 
 @cache
@@ -77,23 +81,35 @@ class _Launcher:
 
     def __init__(self, function: Any) -> None:
         self._function = function
+        # By the arguments' types: their layout in memory, the memory, and the address of each argument there.
+        self._layouts: dict[tuple[type, ...], tuple[struct.Struct, Any, Any]] = {}
+        self._lock = Lock()
 
     def __call__(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], args: list[Any], shared_mem: int = 0
     ) -> None:
         """Launches on the current stream; tensors go as addresses, integers as int and floats as double."""
-        values: list[Any] = [
-            ctypes.c_void_p(value.data_ptr())
-            if isinstance(value, torch.Tensor)
-            else ctypes.c_double(value)
-            if isinstance(value, float)
-            else ctypes.c_int(value)
-            for value in args
-        ]
-        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        stream = torch.cuda.current_stream()._as_parameter_
-        error = _library().cuLaunchKernel(self._function.func, *grid, *block, shared_mem, stream, places, None)
-        torch.cuda._utils._check_cuda(error)
+        values = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in args]
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+        with self._lock:  # CUDA copies the arguments before it returns
+            layout, memory, places = self._layout(tuple(map(type, args)))
+            layout.pack_into(memory, 0, *values)
+            error = _library().cuLaunchKernel(self._function.func, *grid, *block, shared_mem, stream, places, None)
+        if error:
+            torch.cuda._utils._check_cuda(error)
+
+    def _layout(self, kinds: tuple[type, ...]) -> tuple[struct.Struct, Any, Any]:
+        if kinds not in self._layouts:
+            codes = [
+                "P" if issubclass(kind, torch.Tensor) else "d" if issubclass(kind, float) else "i" for kind in kinds
+            ]
+            layout = struct.Struct("".join(codes))
+            memory = ctypes.create_string_buffer(layout.size)
+            ends = [struct.calcsize("".join(codes[: k + 1])) for k in range(len(codes))]
+            starts = [end - struct.calcsize(code) for end, code in zip(ends, codes, strict=True)]
+            places = (ctypes.c_void_p * len(codes))(*(ctypes.addressof(memory) + start for start in starts))
+            self._layouts[kinds] = layout, memory, places
+        return self._layouts[kinds]
 
 
 @cache

@@ -12,7 +12,6 @@ from cpsgd._lazy import on_demand
 
 if TYPE_CHECKING:
     from cpsgd.statistics.aggregates import Count as Count
-    from cpsgd.statistics.aggregates import Histogram as Histogram
     from cpsgd.statistics.aggregates import Mean as Mean
     from cpsgd.statistics.aggregates import Sum as Sum
     from cpsgd.statistics.clusters import Clusters as Clusters
@@ -20,12 +19,10 @@ if TYPE_CHECKING:
     from cpsgd.statistics.clusters import kmeans as kmeans
     from cpsgd.statistics.components import Components as Components
     from cpsgd.statistics.components import pca as pca
-    from cpsgd.statistics.one_machine import ClippingWarning as ClippingWarning
-    from cpsgd.statistics.one_machine import TableQuestion as TableQuestion
+    from cpsgd.statistics.histograms import Histogram as Histogram
     from cpsgd.statistics.one_machine import count as count
     from cpsgd.statistics.one_machine import histogram as histogram
     from cpsgd.statistics.one_machine import mean as mean
-    from cpsgd.statistics.one_machine import prepare as prepare
     from cpsgd.statistics.one_machine import quantiles as quantiles
     from cpsgd.statistics.one_machine import sum as sum
     from cpsgd.statistics.partial import Job as Job
@@ -36,16 +33,21 @@ if TYPE_CHECKING:
     from cpsgd.statistics.ranks import Quantiles as Quantiles
     from cpsgd.statistics.results import CutOff as CutOff
     from cpsgd.statistics.results import Statistic as Statistic
+    from cpsgd.statistics.table_release import ClippingWarning as ClippingWarning
+    from cpsgd.statistics.table_release import TableQuestion as TableQuestion
+    from cpsgd.statistics.table_release import prepare as prepare
 
 _NAMES = {
-    "aggregates": ("Count", "Histogram", "Mean", "Sum"),
+    "aggregates": ("Count", "Mean", "Sum"),
+    "histograms": ("Histogram",),
     "clusters": ("Clusters", "NoiseWarning", "kmeans"),
     "components": ("Components", "pca"),
-    "one_machine": ("ClippingWarning", "TableQuestion", "count", "histogram", "mean", "prepare", "quantiles", "sum"),
+    "one_machine": ("count", "histogram", "mean", "quantiles", "sum"),
     "planned": ("Planned",),
     "questionnaire": ("TableReport", "report"),
     "ranks": ("Quantiles",),
     "partial": ("Job", "Partial"),
+    "table_release": ("ClippingWarning", "TableQuestion", "prepare"),
     "results": ("CutOff", "Statistic"),
 }
 __getattr__ = on_demand(__name__, {name: module for module, names in _NAMES.items() for name in names})

@@ -14,155 +14,42 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.errors import InfeasibleError, ParameterError, VectorError
+from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
-from cpsgd.simulation.cpu import noise_norm
 from cpsgd.statistics.centres import SEEDS_PER_CLUSTER, STANDS_OUT, Centres, merge, nearest_centre, scattered
-from cpsgd.statistics.charge import Charge, events_of
+from cpsgd.statistics.cluster_sums import Around, Blocks, ClusterSums, places_in
 from cpsgd.statistics.planned import Planned
 from cpsgd.statistics.points import (
     Ball,
     Columns,
+    PointOptions,
     PointStatistic,
+    ball_of,
     columns_of,
-    noise_for_budget,
-    people_in_ball,
+    of_rows,
+    paid,
     private_mean,
-    told,
 )
-from cpsgd.statistics.questions import Geometry, Matrix, Question, Vectors
-from cpsgd.statistics.results import Reading
-from cpsgd.statistics.rows import Bounds, Missing, interval_width
+from cpsgd.statistics.questions import Matrix
+from cpsgd.statistics.results import Reading, told
+from cpsgd.statistics.rows import Missing, interval_width
 
-if TYPE_CHECKING:
-    from cpsgd.ledger import Ledger
-
-_REASON = "each vector is made here from a point x of the unit ball, one block (x, b) with b <= 1 and zeros"
-# Centres are announced within this many radii: further ones could overflow.
-_FARTHEST = 1e100
 # Noise may explain this share of how far centres are apart before there is a warning.
 _MOST_NOISE = 0.75
 # A centre of a cluster of average size may be off by this many radii after the last round.
 _FARTHEST_OFF = 0.5
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Layout of a client's vector: one block per cluster, of a point's d coordinates and a count."""
-
-    clusters: int
-    dim: int
-
-    @property
-    def one(self) -> float:
-        """b = d^(-1/4), which stands for a count of one."""
-        return float(self.dim**-0.25)
-
-    @property
-    def length(self) -> int:
-        """Number of coordinates of a vector."""
-        return self.clusters * (self.dim + 1)
-
-    @property
-    def clip_norm(self) -> float:
-        """D = √(1 + b²), which no client in the ball exceeds."""
-        return float(np.hypot(1.0, self.one))
-
-    @property
-    def distance(self) -> float:
-        """The largest distance between two clients' vectors: 2, and the rounding of float32.
-
-        In one block the counts are equal, and two points of the ball are at most 2 apart. In two blocks the squared
-        distance is ‖x‖² + ‖x'‖² + 2b² <= 2 + 2b² <= 4. Points and b are each off by 2^-24 of themselves.
-        """
-        return 2.0 * (1.0 + 2.0**-22)
-
-    def write(self, points: Vectors, centres: Matrix) -> Vectors:
-        """Returns the clients' vectors: each point and a count in the block of the nearest centre."""
-        blocks = np.zeros((len(points), self.clusters, self.dim + 1), dtype=np.float32)
-        rows, nearest = np.arange(len(points)), nearest_centre(points, centres)
-        blocks[rows, nearest, :-1] = points
-        blocks[rows, nearest, -1] = self.one
-        return blocks.reshape(len(points), self.length)
-
-    def read(self, mean: Matrix, clients: int) -> tuple[Matrix, Matrix]:
-        """Returns the clusters' sums and sizes from the mean of the clients' vectors."""
-        blocks = clients * mean.reshape(self.clusters, self.dim + 1)
-        return blocks[:, :-1], blocks[:, -1] / self.one
-
-    def deviations(self, protocol: Protocol, clients: int) -> tuple[float, float]:
-        """Returns standard deviations of a coordinate of a sum, and of a size (rounding at its largest)."""
-        coordinate = clients * noise_norm(protocol, clients) / float(np.sqrt(protocol.dim))
-        return coordinate, coordinate / self.one
-
-
-@dataclass(frozen=True, eq=False)
-class ClusterSums:
-    """The result of a round: the sum and the number of the points nearest to each centre, and the number of clients.
-
-    In units of the radius, noise included. The guarantee is of all planned rounds if no round has fewer clients.
-    """
-
-    sums: Matrix
-    sizes: Matrix
-    count: int
-    guarantee: Guarantee
-
-
-class Around(Question[ClusterSums]):
-    """The question of one round: the clusters around the centres that the server announces, at most one per block."""
-
-    def __init__(self, ball: Ball, blocks: Blocks, centres: ArrayLike) -> None:
-        """Checks the centres, and raises `VectorError` if they are not a table of finite numbers."""
-        self.ball, self.blocks = ball, blocks
-        self.places = _places_in("centres", centres, range(1, blocks.clusters + 1), ball)
-
-    @property
-    def geometry(self) -> Geometry:
-        """See `Blocks`."""
-        return Geometry.round(self.blocks.length, self.blocks.clip_norm, self.blocks.distance, _REASON, rounding=1.0)
-
-    def write(self, points: Vectors) -> Vectors:
-        """Returns the vectors of clients with these points, in units of the radius."""
-        return self.blocks.write(points, self.places)
-
-    def vector(self, value: object) -> Vectors:
-        """Returns one client's vector; see `Ball.point` for what a value may be."""
-        return self.write(self.ball.point(value)).reshape(-1)
-
-    def answer(
-        self, planned: Planned[ClusterSums], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
-    ) -> ClusterSums:
-        """Returns sums and sizes; blocks without a centre are left out."""
-        sums, sizes = self.blocks.read(mean, count)
-        return ClusterSums(sums[: len(self.places)], sizes[: len(self.places)], count, guarantee)
-
-
-def _places_in(name: str, centres: ArrayLike, counts: range, ball: Ball) -> Matrix:
-    """Returns centres in units of the radius, or raises `VectorError`."""
-    try:
-        table = np.asarray(centres, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise VectorError(f"Expected {name} to be a table of numbers.") from None
-    if table.ndim != 2 or len(table) not in counts or table.shape[1] != ball.dim:
-        many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        raise VectorError(f"Expected {many} {name} of {ball.dim} coordinates, got an array of shape {table.shape}.")
-    places = (table - ball.outside(np.zeros(ball.dim))) / (ball.radius * ball.units)
-    if not (np.abs(places) < _FARTHEST).all():
-        raise VectorError(f"Expected {name} of finite numbers, within {_FARTHEST:g} radii.")
-    return np.asarray(places)
 
 
 class NoiseWarning(UserWarning):
@@ -265,7 +152,7 @@ class Clusters:
         self.search = self.rounds // 2 if initial is None else 0
         self.blocks = Blocks(self.clusters * SEEDS_PER_CLUSTER if self.search else self.clusters, self.ball.dim)
         exactly = range(self.clusters, self.clusters + 1)
-        self.initial = None if initial is None else _places_in("initial centres", initial, exactly, self.ball)
+        self.initial = None if initial is None else places_in("initial centres", initial, exactly, self.ball)
 
     def plan(self, clients: int, epsilon: float, delta: float = 0.0, **requirements: Any) -> PlannedClusters:
         """Plans all rounds, in each of which every client answers.
@@ -388,8 +275,9 @@ class Lloyd:
             ends = tuple(np.array(list(ball.bounds.values())).T)
         low, high = np.maximum(self.centres - reach, ends[0]), np.minimum(self.centres + reach, ends[1])
         reading = Reading(ball.columns, names, self.centres, low, high)
-        said = told("kmeans", ball, reading, self.asked.plan, self._guarantee, self._users, confidence)
-        return KMeansResult(**said, group_by=("cluster",), sizes=self._state.sizes, deviations=deviations)
+        said = told("kmeans", reading, self.asked.plan, self._guarantee, self._users, confidence, ball.bounds)
+        said |= {"plan": self.asked.plan, "guarantee": self._guarantee, "group_by": ("cluster",)}
+        return KMeansResult(**said, sizes=self._state.sizes, deviations=deviations)
 
     def _check_open(self) -> None:
         rounds = self.asked.question.rounds
@@ -401,21 +289,12 @@ def kmeans(
     points: object,
     clusters: int,
     epsilon: float,
-    delta: float,
+    delta: float = 0.0,
     *,
-    bounds: Bounds | None = None,
-    radius: float | None = None,
-    columns: Sequence[str] | None = None,
-    user: str | None = None,
-    missing: Missing = None,
-    confidence: float = 0.95,
     rounds: int = 8,
-    bits: float | None = None,
     initial: ArrayLike | None = None,
     seed: int = 0,
-    ledger: Ledger | str | Path | None = None,
-    population: str | None = None,
-    advance: Callable[[int], object] | None = None,
+    **options: Unpack[PointOptions],
 ) -> KMeansResult:
     """Finds the centres of clusters so that (epsilon, delta) protects each client's point.
 
@@ -424,20 +303,10 @@ def kmeans(
         clusters: K, the number of clusters.
         epsilon: ε of all rounds together, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        bounds: Public bounds by column, as {"age": (0, 100)}: values beyond are moved to them, and distances are in
-            units of them, so that each column has equal weight.
-        radius: Instead of bounds: public bound on a point's norm; see `Clusters`.
-        columns: Named columns of a table that are the points' coordinates; those with bounds if None.
-        user: The column that says whose a row is. A client's point is the mean of their rows.
-        missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
-        confidence: Of the intervals.
         rounds: Rounds of Lloyd's algorithm. More find better clusters, with more noise in each round.
-        bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         initial: Public centres to begin with; see `Clusters`.
         seed: Public seed of the random centres and of the search. The noise that protects has none.
-        ledger: Charge all rounds to this ledger before the first is released, or refuse.
-        population: With a ledger: whose budget pays.
-        advance: Called with the number of clients that were just heard, `rounds` times all clients in the end.
+        options: See `PointOptions`: bounds or radius, columns, user, missing and others.
 
     Raises:
         TableError: The table cannot be used. Nothing was charged.
@@ -455,28 +324,24 @@ def kmeans(
         >>> sorted(((2 * found.centres).round() + 0.0).tolist()), round(inertia(points, found.centres), -2)
         ([[-1.0, 1.0], [0.0, -1.0], [1.0, 1.0]], 0.0)
     """
-    Charge.check(ledger, population)
-    chosen, search = columns_of(points, columns, bounds, user), {"rounds": rounds, "initial": initial, "seed": seed}
-    question = Clusters(chosen, clusters, radius=radius, missing=missing, **search)  # type: ignore[arg-type]
-    ball = people_in_ball(points, question.ball, user)
-    clients, dim = ball.shape
-    asked = question.plan(clients, epsilon, delta, bits=bits, **noise_for_budget(ledger, population, delta))
-    events = [] if ledger is None else events_of([asked.protocol] * question.rounds, "statistics: kmeans")
-    Charge.of(ledger, population, events).pay()
+    chosen = columns_of(points, options)
+    search = {"rounds": rounds, "initial": initial, "seed": seed, **ball_of(options)}
+    question = Clusters(chosen, clusters, **search)
+    claim = Claim(epsilon, delta)
+    people, asked = paid("kmeans", points, question.ball, question.plan, claim, options, question.rounds)
     server = asked.start()
     for number in range(question.rounds):
         around = Around(question.ball, question.blocks, server.centres)
-        mean = private_mean(asked.protocol, number, ball, around.write, advance)
-        server.update(Planned(around, asked.plan).result(mean, clients))
-    found = server.result(confidence)
-    if user is None:
-        found = replace(found, unit="row")
+        mean = private_mean(asked.protocol, number, people, around.write, options.get("advance"))
+        server.update(Planned(around, asked.plan).result(mean, len(people)))
+    found = of_rows(server.result(options.get("confidence", 0.95)), options)
     if clusters > 1 and found.noise_share > _MOST_NOISE:
         many = int(np.count_nonzero(found.sizes))
         warnings.warn(
-            f"ε={rounded_up(epsilon)} is hardly enough for {clusters} clusters of {clients:,} clients in {dim} "
-            f"dimensions: {many} stood out of the noise, and noise explains {found.noise_share:.0%} of how far these "
-            "are apart. One cluster may describe the points better. Allow a larger epsilon, or ask for fewer clusters.",
+            f"ε={rounded_up(epsilon)} is hardly enough for {clusters} clusters of {len(people):,} clients in "
+            f"{question.ball.dim} dimensions: {many} stood out of the noise, and noise explains "
+            f"{found.noise_share:.0%} of how far these are apart. One cluster may describe the points better. Allow a "
+            "larger epsilon, or ask for fewer clusters.",
             NoiseWarning,
             stacklevel=2,
         )
@@ -512,6 +377,6 @@ def _check_budget(planned: Plan, asked: Clusters, clients: int) -> None:
     enough = round(clients * max(needed / average, off / _FARTHEST_OFF))
     buys = f"{bought} rounds would do" if bought else f"about {enough:,} clients would do"
     raise InfeasibleError(
-        f"ε={rounded_up(planned.wished_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
+        f"ε={rounded_up(planned.target_epsilon)} is too little for {planned.rounds} rounds with {clients:,} clients: "
         f"{reason}. {buys}, or a larger epsilon or fewer clusters."
     )

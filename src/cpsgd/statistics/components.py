@@ -10,10 +10,8 @@ accurate than power iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,26 +21,24 @@ from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError
 from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 from cpsgd.simulation.cpu import noise_norm
-from cpsgd.statistics.charge import Charge, events_of
 from cpsgd.statistics.planned import Planned
 from cpsgd.statistics.points import (
     Ball,
     Columns,
+    PointOptions,
     PointStatistic,
+    ball_of,
     columns_of,
-    noise_for_budget,
-    people_in_ball,
+    of_rows,
+    paid,
     private_mean,
-    told,
 )
 from cpsgd.statistics.questions import Geometry, Matrix, Question, Vectors
-from cpsgd.statistics.results import Reading
-from cpsgd.statistics.rows import Bounds, Missing, interval_width
-
-if TYPE_CHECKING:
-    from cpsgd.ledger import Ledger
+from cpsgd.statistics.results import Reading, told
+from cpsgd.statistics.rows import Missing, interval_width
 
 # ‖m‖ in units of the radius that the weight of the mean is made for.
 _TYPICAL_MEAN = 0.5
@@ -207,7 +203,9 @@ class Components(Question[PCAResult]):
         low, high = np.maximum(found - reach, -1.0), np.minimum(found + reach, 1.0)
         reading, radius = Reading(self.ball.columns, names, found, low, high), self.ball.radius
         return PCAResult(
-            **told("pca", self.ball, reading, planned.plan, guarantee, count, confidence),
+            **told("pca", reading, planned.plan, guarantee, count, confidence, self.ball.bounds),
+            plan=planned.plan,
+            guarantee=guarantee,
             group_by=("component",),
             variances=radius**2 * variances[: self.components],
             total_variance=radius**2 * float(np.trace(covariance)),
@@ -220,19 +218,10 @@ def pca(
     points: object,
     components: int,
     epsilon: float,
-    delta: float,
+    delta: float = 0.0,
     *,
-    bounds: Bounds | None = None,
-    radius: float | None = None,
-    columns: Sequence[str] | None = None,
-    user: str | None = None,
-    missing: Missing = None,
-    confidence: float = 0.95,
-    bits: float | None = None,
     mean: ArrayLike | None = None,
-    ledger: Ledger | str | Path | None = None,
-    population: str | None = None,
-    advance: Callable[[int], object] | None = None,
+    **options: Unpack[PointOptions],
 ) -> PCAResult:
     """Finds the directions of largest variance so that (epsilon, delta) protects each client's point.
 
@@ -241,18 +230,8 @@ def pca(
         components: Number of directions, at most the points' coordinates.
         epsilon: ε, for replacing one client's point (replace-one neighbours).
         delta: δ of the guarantee.
-        bounds: Public bounds by column, as {"age": (0, 100)}; components are those of the columns in units of half
-            their widths.
-        radius: Instead of bounds: public bound on a point's distance from `mean`, or from zero; see `Components`.
-        columns: Named columns of a table that are the points' coordinates; those with bounds if None.
-        user: The column that says whose a row is. A client's point is the mean of their rows.
-        missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
-        confidence: Of the intervals.
-        bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         mean: The points' mean where it is public. None to find it from the points, privately, in the same round.
-        ledger: Charge the round to this ledger before it is released, or refuse.
-        population: With a ledger: whose budget pays.
-        advance: Called with the number of clients that were just heard.
+        options: See `PointOptions`: bounds or radius, columns, user, missing and others.
 
     Raises:
         TableError: The table cannot be used. Nothing was charged.
@@ -268,17 +247,11 @@ def pca(
         >>> abs(found.components).round()
         array([[1., 0., 0.]])
     """
-    Charge.check(ledger, population)
-    chosen = columns_of(points, columns, bounds, user)
-    question = Components(chosen, components, radius=radius, mean=mean, missing=missing)
-    ball = people_in_ball(points, question.ball, user)
-    clients = len(ball)
-    asked = question.plan(clients, epsilon, delta, bits=bits, **noise_for_budget(ledger, population, delta))
-    events = [] if ledger is None else events_of([asked.protocol], "statistics: pca")
-    Charge.of(ledger, population, events).pay()
-    mean = private_mean(asked.protocol, 0, ball, question.layout.write, advance)
-    found = asked.result(mean, clients, confidence=confidence)
-    return found if user is not None else replace(found, unit="row")
+    chosen = columns_of(points, options)
+    question = Components(chosen, components, mean=mean, **ball_of(options))
+    people, asked = paid("pca", points, question.ball, question.plan, Claim(epsilon, delta), options, 1)
+    found = private_mean(asked.protocol, 0, people, question.layout.write, options.get("advance"))
+    return of_rows(asked.result(found, len(people), confidence=options.get("confidence", 0.95)), options)
 
 
 def subspace_angle(first: ArrayLike, second: ArrayLike) -> float:
@@ -371,7 +344,7 @@ def _check_budget(planned: Plan, dim: int) -> None:
     if norm < 1.0:
         return
     raise InfeasibleError(
-        f"ε={rounded_up(planned.wished_epsilon)} is too little for {clients:,} clients with points of {dim} "
+        f"ε={rounded_up(planned.target_epsilon)} is too little for {clients:,} clients with points of {dim} "
         f"coordinates: the noise would be {norm:.3g} times the largest variance possible. At least "
         f"{math.ceil(clients * norm):,} clients are needed, and many more to see small variances; or a larger epsilon."
     )

@@ -20,7 +20,8 @@ import numpy as np
 from cpsgd._exact import Integers
 from cpsgd.errors import ParameterError, TableError
 from cpsgd.statistics.questions import Geometry, Matrix
-from cpsgd.statistics.rows import RowQuestion, Sizes, users_of
+from cpsgd.statistics.results import Reading
+from cpsgd.statistics.rows import RowQuestion, Sizes, interval_width, users_of
 from cpsgd.statistics.table_noise import SUM_LIMIT, TableNoise
 from cpsgd.tables import Chunk, open_table
 
@@ -75,6 +76,18 @@ class SumTask:
         vectors *= float(self.noise.units)
         found: Integers = np.rint(vectors, out=vectors).astype(np.int64).sum(axis=0)
         return found
+
+    def release(self, sums: Integers, users: int) -> Matrix:
+        """Returns the sum with noise, which is drawn here."""
+        return (sums + self.noise.draw()) / float(self.noise.units)
+
+    def read(self, released: Matrix, users: int, confidence: float) -> Reading:
+        """Returns the values behind the released sum of a question."""
+        question = self.summed
+        assert isinstance(question, RowQuestion)
+        many = 1 if question.private_users else users
+        mean, variance = released.reshape(question.blocks, -1) / many, self.noise.variance / many**2
+        return question.read(mean, variance, many, interval_width(confidence, pure=self.noise.is_pure))
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +240,7 @@ class Job:
                 raise ParameterError("This job was released already. Make another one, and charge it.")
             _RELEASED.add(self.identity)
         pairs = zip(self.tasks, partial.sums, strict=True)
-        return [(sums + task.noise.draw()) / float(task.noise.units) for task, sums in pairs]
+        return [task.release(sums, partial.users) for task, sums in pairs]
 
     def noises(self) -> list[TableNoise]:
         """Returns the noise of each sum, for accounting."""

@@ -6,10 +6,11 @@ rows there are.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,12 +20,13 @@ from cpsgd.errors import ParameterError, VectorError
 from cpsgd.mechanisms import RoundedGaussian
 from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
-from cpsgd.statistics.charge import Charge
+from cpsgd.statistics.charge import Charge, events_of
 from cpsgd.statistics.planned import simulated
 from cpsgd.statistics.questions import Matrix, Vectors
-from cpsgd.statistics.results import Reading, Statistic
-from cpsgd.statistics.rows import Bounds, Missing, by_user, check_bounds, check_one_user, own_rows, users_of
+from cpsgd.statistics.results import Statistic
+from cpsgd.statistics.rows import Bounds, Missing, by_user, check_bounds, check_one_user, fill_of, own_rows, users_of
 from cpsgd.tables import Chunk, maybe_numbers, numbers, open_table
 
 if TYPE_CHECKING:
@@ -175,9 +177,7 @@ class Ball:
         if self.missing is None:
             return numbers(name, chunk[name], title)
         values, there = maybe_numbers(name, chunk[name], title)
-        low, high = (self.bounds or {}).get(name, (0.0, 0.0))
-        filled = 0.5 * low + 0.5 * high if self.missing == "bounds" else _validate.finite("missing", self.missing)
-        return np.where(there, values, filled)
+        return np.where(there, values, fill_of(self.missing, (self.bounds or {}).get(name)))
 
     def _of_array(self, value: ArrayLike) -> Matrix:
         """Returns points in the unit ball from an array."""
@@ -218,8 +218,41 @@ def people_in_ball(table: object, ball: Ball, user: str | None) -> Vectors:
     return points
 
 
-def columns_of(table: object, columns: Sequence[str] | None, bounds: Bounds | None, user: str | None) -> Columns:
+class PointOptions(TypedDict, total=False):
+    """Options of statistics of points.
+
+    Attributes:
+        bounds: Public bounds by column, as {"age": (0, 100)}: values beyond are moved to them, and coordinates are in
+            units of half their widths, so that each column has equal weight.
+        radius: Instead of bounds: public bound on a point's distance from zero, or from a public mean.
+        columns: Named columns of a table that are the points' coordinates; those with bounds if None.
+        user: The column that says whose a row is. A client's point is the mean of their rows.
+        missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
+        confidence: Of the intervals.
+        bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
+        ledger: Charge all rounds to this ledger before the first is released, or refuse.
+        population: With a ledger: whose budget pays.
+        advance: Called with the number of clients that were just heard, in the end all of them in each round.
+    """
+
+    bounds: Bounds | None
+    radius: float | None
+    columns: Sequence[str] | None
+    user: str | None
+    missing: Missing
+    confidence: float
+    bits: float | None
+    ledger: Ledger | str | Path | None
+    population: str | None
+    advance: Callable[[int], object] | None
+
+
+def columns_of(table: object, options: PointOptions) -> Columns:
     """Returns the coordinates that were asked for: columns with bounds, columns, or all of an array of points."""
+    known = PointOptions.__annotations__.keys()
+    if unknown := ", ".join(sorted(options.keys() - known)):
+        raise ParameterError(f"Unknown {unknown}; there are {', '.join(sorted(known))}.")
+    columns, bounds = options.get("columns"), options.get("bounds")
     if bounds is not None:
         stated = check_bounds(bounds)
         names = tuple(stated) if columns is None else _names(columns)
@@ -228,12 +261,43 @@ def columns_of(table: object, columns: Sequence[str] | None, bounds: Bounds | No
         return {name: stated[name] for name in names}
     if columns is not None:
         return _names(columns)
-    if user is not None or not isinstance(table, np.ndarray | list | tuple) or _are_mappings(table):
+    if options.get("user") is not None or not isinstance(table, np.ndarray | list | tuple) or _are_mappings(table):
         raise ParameterError("Name the columns that are coordinates, with bounds: an id would be one, too.")
     shape = np.shape(table)
     if len(shape) != 2 or 0 in shape:
         raise VectorError(f"Expected a table of points, one row per client, got an array of shape {shape}.")
     return int(shape[1])
+
+
+def ball_of(options: PointOptions) -> dict[str, Any]:
+    """Returns what `Clusters` and `Components` are told about the ball."""
+    return {"radius": options.get("radius"), "missing": options.get("missing")}
+
+
+class _Planned(typing.Protocol):
+    @property
+    def protocol(self) -> Protocol: ...
+
+
+Asked = TypeVar("Asked", bound=_Planned)
+"""A planned question."""
+
+
+def paid(
+    name: str, table: object, ball: Ball, plan: Callable[..., Asked], claim: Claim, options: PointOptions, rounds: int
+) -> tuple[Vectors, Asked]:
+    """Returns the clients' points and the plan of all rounds, which were charged."""
+    ledger, population = options.get("ledger"), options.get("population")
+    Charge.check(ledger, population)
+    people = people_in_ball(table, ball, options.get("user"))
+    requirements: dict[str, Any] = {"bits": options.get("bits")}
+    if claim.delta and Charge.counts_shifts(ledger, population):
+        # An adaptive budget counts Gaussian shifts, for which a pure ε is dear.
+        requirements["mechanism"] = RoundedGaussian.name
+    asked = plan(len(people), claim.epsilon, claim.delta, **requirements)
+    events = [] if ledger is None else events_of([asked.protocol] * rounds, f"statistics: {name}")
+    Charge.of(ledger, population, events).pay()
+    return people, asked
 
 
 def _are_mappings(table: object) -> bool:
@@ -258,30 +322,13 @@ class PointStatistic(Statistic):
         return self.plan.rounds * self.plan.protocol.bits_per_client
 
 
-def told(
-    statistic: str, ball: Ball, reading: Reading, planned: Plan, guarantee: Guarantee, users: int, confidence: float
-) -> dict[str, Any]:
-    """Returns what every statistic of points says."""
-    protocol = planned.protocol
-    return {
-        "statistic": statistic,
-        "reading": reading,
-        "confidence": confidence,
-        "users": users,
-        "epsilon": guarantee.epsilon,
-        "delta": guarantee.delta,
-        "unit": "user",
-        "adjacency": str(guarantee.adjacency),
-        "method": guarantee.method,
-        "citation": guarantee.citation,
-        "assumption": guarantee.assumption,
-        "bits": protocol.bits_per_coordinate,
-        "dim": protocol.dim,
-        "bounds": ball.bounds or {},
-        "mechanism": protocol.mechanism.name,
-        "plan": planned,
-        "guarantee": guarantee,
-    }
+Points = TypeVar("Points", bound=PointStatistic)
+"""A kind of statistic of points."""
+
+
+def of_rows(found: Points, options: PointOptions) -> Points:
+    """Returns a statistic that says that ε is per row where no column says whose a row is."""
+    return replace(found, unit="row") if options.get("user") is None else found
 
 
 def _names(columns: object) -> tuple[str, ...]:
@@ -289,11 +336,6 @@ def _names(columns: object) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
         raise ParameterError("Expected columns to be a list of different names.")
     return names
-
-
-def noise_for_budget(ledger: Ledger | str | Path | None, population: str | None, delta: float) -> dict[str, str]:
-    """Returns the noise that an adaptive budget asks for: it counts Gaussian shifts, for which a pure ε is dear."""
-    return {"mechanism": RoundedGaussian.name} if delta and Charge.counts_shifts(ledger, population) else {}
 
 
 def private_mean(

@@ -13,18 +13,16 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
 from cpsgd.statistics.charge import Charge
-from cpsgd.statistics.one_machine import ClippingWarning, events_for, statistic_of
-from cpsgd.statistics.partial import CutUsers, Job, SumTask
+from cpsgd.statistics.partial import Job
 from cpsgd.statistics.results import Statistic
 from cpsgd.statistics.rows import RowQuestion, check_one_user, users_of
-from cpsgd.statistics.table_noise import TableNoise, Wish, allot, noise_for, total
+from cpsgd.statistics.table_noise import TableNoise, allot, noise_for, total
+from cpsgd.statistics.table_options import events_for
+from cpsgd.statistics.table_release import ClippingWarning, proof_of, statistic_of, tasks_of, wishes_of
 from cpsgd.tables import DataTable, open_table
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger
-
-# Weights of the counts of what is cut off, beside a question's own.
-_CUTS = (0.02, 0.1)
 
 
 @dataclass(frozen=True)
@@ -155,13 +153,8 @@ def report(
     users = _users(source, user, missing=missing) if goals else 1
     weights = _weights(asked, claim, goals, users)
     noises = _split(asked, weights, claim, shifts=claim.delta > 0.0 and Charge.counts_shifts(ledger, population))
-    proof = total([noise for part in noises.values() for noise in part], claim.delta)
-    if proof[0].epsilon > claim.epsilon or proof[0].delta > claim.delta:
-        raise RuntimeError(f"The releases would keep {proof[0]}, and {claim} was asked for. Nothing was released.")
-    tasks: dict[str, list[SumTask]] = {}
-    for name, question in asked.items():
-        summed: list[RowQuestion | CutUsers] = [question, CutUsers(question)]
-        tasks[name] = [SumTask(each, noise) for each, noise in zip(summed, noises[name], strict=False)]
+    proof = proof_of([noise for part in noises.values() for noise in part], None, claim)
+    tasks = {name: tasks_of(question, noises[name]) for name, question in asked.items()}
     job = Job(tuple(task for part in tasks.values() for task in part), user, missing)
     partial = job.partial(source, advance=advance)
     check_one_user(partial.users, source.title)
@@ -211,11 +204,7 @@ def _split(
 
     With `shifts` it is divided by Gaussian shifts, which is all that an adaptive budget counts.
     """
-    wishes = {name: [Wish(question.geometry, weights[name], weights[name])] for name, question in asked.items()}
-    for name, question in asked.items():
-        if question.cuts:
-            added, squared = (part * weights[name] for part in _CUTS)
-            wishes[name].append(Wish(CutUsers(question).geometry, added, squared, counts=False))
+    wishes = {name: wishes_of(question, weights[name]) for name, question in asked.items()}
     flat = [wish for part in wishes.values() for wish in part]
     ways = []
     for squares in (True,) if shifts else (False, True) if claim.delta else (False,):

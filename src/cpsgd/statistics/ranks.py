@@ -37,8 +37,6 @@ from cpsgd.tables import Chunk
 _MOST_BINS = 1 << 12
 _REASON = "each vector is made here of columns of the square root of the summation matrix, a mean of them"
 
-SHARE = 0.1
-"""Share of the budget, in squares of Gaussian shifts, that is spent on the bounds."""
 MUCH = 0.05
 """Users are warned if a larger share of the values may be beyond the bounds, on either side."""
 _TOO_MUCH = 0.25
@@ -134,38 +132,46 @@ class Quantiles(RowQuestion):
         if isinstance(quantiles, float | int | str) or not len(quantiles):
             raise ParameterError("Expected quantiles to be a list of numbers between 0 and 1.")
         self.quantiles = tuple(_validate.probability("quantiles", each) for each in quantiles)
-        self._bins = _validate.integer("bins", bins, low=2, high=_MOST_BINS)
-        self._edges = {name: np.linspace(low, high, self._bins + 1) for name, (low, high) in self.bounds.items()}
+        self.bins = _validate.integer("bins", bins, low=2, high=_MOST_BINS)
+        self._edges = {name: np.linspace(low, high, self.bins + 1) for name, (low, high) in self.bounds.items()}
 
     @property
     def geometry(self) -> Geometry:
         """See the module."""
-        return _geometry(len(self.columns), self._bins, self.blocks)
+        return _geometry(len(self.columns), self.bins, self.blocks)
 
     def _points(self, chunk: Chunk) -> Matrix:
         return np.hstack([_points_of(self, name, self._edges[name], chunk) for name in self.columns])
 
     def error(self, deviation: float, users: float) -> float:
         """Returns that of a rank, as a share of the users."""
-        last = root(self._bins)[-1]
+        last = root(self.bins)[-1]
         return deviation * float(np.linalg.norm(last)) * self.blocks
 
     def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
         """Returns where the noisy distribution function reaches q times its end; see `_quantile`."""
-        parts = mean.reshape(self.blocks, len(self.columns), self._bins)
-        public = self.groups is None and not self.private_users and self.missing != "drop"
+        parts = mean.reshape(self.blocks, len(self.columns), self.bins)
         table = [
             [
-                _quantile(self._edges[name], part, q, variance, width, whole=1.0 if public else None)
+                _quantile(self._edges[name], part, q, variance, width, whole=1.0 if self.public else None)
                 for name, part in zip(self.columns, block, strict=True)
                 for q in self.quantiles
             ]
             for block in parts
         ]
         values, low, high = np.moveaxis(np.array(table), -1, 0)
+        return Reading(self.names, self.group_names(), values, low, high)
+
+    @property
+    def public(self) -> bool:
+        """Whether it is public how many users a quantile is of."""
+        return self.groups is None and not self.private_users and self.missing != "drop"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the values."""
         single = len(self.columns) == 1
-        names = tuple(f"{q:g}" if single else f"{name} {q:g}" for name in self.columns for q in self.quantiles)
-        return Reading(names, self.group_names(), values, low, high)
+        return tuple(f"{q:g}" if single else f"{name} {q:g}" for name in self.columns for q in self.quantiles)
 
 
 def _quantile(

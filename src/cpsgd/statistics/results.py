@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd._numbers import rounded_up
 from cpsgd.promise import Claim
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from cpsgd.planner import Plan
+    from cpsgd.privacy import Guarantee
 
 Matrix = NDArray[np.float64]
 
@@ -263,6 +265,35 @@ class Statistic:
         return draw_intervals(self, axes)
 
 
+def told(
+    statistic: str,
+    reading: Reading,
+    plan: Plan,
+    guarantee: Guarantee,
+    users: int,
+    confidence: float,
+    bounds: Mapping[str, tuple[float, float]] | None,
+) -> dict[str, Any]:
+    """Returns what every statistic that came from a round between clients says."""
+    return {
+        "statistic": statistic,
+        "reading": reading,
+        "confidence": confidence,
+        "users": users,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": "user",
+        "adjacency": str(guarantee.adjacency),
+        "method": guarantee.method,
+        "citation": guarantee.citation,
+        "assumption": guarantee.assumption,
+        "bits": plan.protocol.bits_per_coordinate,
+        "dim": plan.protocol.dim,
+        "bounds": dict(bounds or {}),
+        "mechanism": plan.protocol.mechanism.name,
+    }
+
+
 def _text(cell: object) -> str:
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
@@ -278,9 +309,3 @@ def shares(counts: Sequence[float], reach: float, far: float, users: float, cuts
         CutOff(cut, share(count), share(count - reach), share(count + reach), share(count - far) > _MUCH_CUT)
         for cut, count in pairs
     )
-
-
-def epsilon_text(claim: Claim) -> str:
-    """Returns ε, and δ where it is not 0."""
-    delta = f", δ = {claim.delta:g}" if claim.delta else ""
-    return f"ε = {rounded_up(claim.epsilon)}{delta}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from cpsgd import _validate
 from cpsgd.errors import ParameterError, TableError, VectorError
+from cpsgd.statistics.categories import check_categories, codes
 from cpsgd.statistics.questions import Matrix, Question, Vectors
-from cpsgd.statistics.results import Reading, Statistic
+from cpsgd.statistics.results import Reading, Statistic, told
 from cpsgd.statistics.spill import whole_users
-from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, maybe_numbers, numbers, open_table, text_of
+from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, maybe_numbers, numbers, open_table
 
 if TYPE_CHECKING:
     from cpsgd.privacy import Guarantee
@@ -41,6 +42,8 @@ Sizes = NDArray[np.int64]
 
 # Coordinates of rows that are held at a time, 16 MiB.
 _BLOCK = 1 << 21
+MOST_ROWS = 2**32 - 1
+"""The most rows of a user that count: a sum of more could not be an integer of 62 bits."""
 # Sums of larger bounds may overflow.
 _LARGEST = 2.0**1000
 
@@ -221,9 +224,7 @@ class RowQuestion(Question[Statistic]):
         values, there = maybe_numbers(name, chunk[name])
         if self.missing == "drop":
             return np.where(there, values, 0.0), there
-        low, high = self.bounds.get(name, (0.0, 0.0))
-        filled = 0.5 * low + 0.5 * high if self.missing == "bounds" else _validate.finite("missing", self.missing)
-        return np.where(there, values, filled), None
+        return np.where(there, values, fill_of(self.missing, self.bounds.get(name))), None
 
     def points(self, chunk: Chunk) -> Matrix:
         """Returns points of V, one per row; zero for rows of no group."""
@@ -335,26 +336,10 @@ class RowQuestion(Question[Statistic]):
         self, planned: Planned[Statistic], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
     ) -> Statistic:
         """Returns the values with their intervals."""
-        protocol = planned.protocol
-        width = interval_width(confidence, pure=protocol.mechanism.pure)
-        return Statistic(
-            statistic=self.statistic,
-            reading=self.read(mean.reshape(self.blocks, -1), planned.variance(count), count, width),
-            confidence=confidence,
-            users=count,
-            epsilon=guarantee.epsilon,
-            delta=guarantee.delta,
-            unit="user",
-            adjacency=str(guarantee.adjacency),
-            method=guarantee.method,
-            citation=guarantee.citation,
-            assumption=guarantee.assumption,
-            bits=protocol.bits_per_coordinate,
-            dim=protocol.dim,
-            bounds=dict(self.bounds),
-            mechanism=protocol.mechanism.name,
-            group_by=self.group_by,
-        )
+        width = interval_width(confidence, pure=planned.protocol.mechanism.pure)
+        reading = self.read(mean.reshape(self.blocks, -1), planned.variance(count), count, width)
+        said = told(self.statistic, reading, planned.plan, guarantee, count, confidence, self.bounds)
+        return Statistic(**said, group_by=self.group_by)
 
     def group_names(self) -> tuple[str, ...] | None:
         """Returns one text per group."""
@@ -392,45 +377,14 @@ def check_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:
     return checked
 
 
-def check_categories(name: str, given: Iterable[object]) -> tuple[str, ...]:
-    """Returns different categories as texts, or raises `ParameterError`."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ParameterError(f"Expected {name} to list categories.")
-    texts = tuple(text_of(entry) for entry in given)
-    if not texts or len(set(texts)) < len(texts):
-        raise ParameterError(f"Expected {name} to list at least one category, each once.")
-    return texts
-
-
-def codes(
-    names: Sequence[str], chunk: Chunk, known: Sequence[tuple[str, ...]], *, missing: bool = False
-) -> NDArray[np.int64]:
-    """Returns the number of each row's texts in these columns among those known, -1 for others.
-
-    Args:
-        names: The columns.
-        chunk: The rows.
-        known: Tuples with one text per column.
-        missing: Whether a missing value is no category. Otherwise it is refused.
-    """
-    lists, number = combinations(names, chunk, missing=missing)
-    place = {texts: i for i, texts in enumerate(known)}
-    return np.array([*(place.get(texts, -1) for texts in lists), -1], dtype=np.int64)[number]
-
-
-def combinations(
-    names: Sequence[str], chunk: Chunk, *, missing: bool = False
-) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
-    """Returns the different texts of the rows in these columns, and for each row their number, -1 if one is missing."""
-    found: list[tuple[str, ...]] = [()]
-    number = np.zeros(size_of(chunk), dtype=np.int64)
-    for name in names:
-        texts, own = labels(name, chunk[name], missing=missing)
-        there = (number >= 0) & (own >= 0)
-        both, number[there] = np.unique(number[there] * len(texts) + own[there], return_inverse=True)
-        number[~there] = -1
-        found = [(*found[pair // len(texts)], texts[pair % len(texts)]) for pair in both.tolist()]
-    return found, number
+def fill_of(missing: Missing, bounds: tuple[float, float] | None) -> float:
+    """Returns the number that a missing value counts as, or raises `ParameterError`."""
+    if missing == "bounds":
+        low, high = bounds or (0.0, 0.0)
+        return 0.5 * low + 0.5 * high
+    if isinstance(missing, str):
+        raise ParameterError(f"Expected missing to be 'drop', 'bounds' or a number, got {missing!r}.")
+    return _validate.finite("missing", missing)
 
 
 def check_one_user(users: int, title: str) -> None:

@@ -26,7 +26,8 @@ from cpsgd._numbers import rounded_up
 from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.promise import Claim
 from cpsgd.randomness import Keystream
-from cpsgd.statistics.rows import Sizes, combinations
+from cpsgd.statistics.categories import combinations
+from cpsgd.statistics.rows import Sizes
 from cpsgd.statistics.table_noise import Neighbours
 from cpsgd.tables import Chunk
 

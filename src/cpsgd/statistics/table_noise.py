@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from cpsgd._exact import GAUSSIAN_BITS, Integers, discrete_gaussian, discrete_laplace
 from cpsgd._lazy import Late
 from cpsgd._numbers import rounded_up
@@ -65,7 +63,7 @@ class TableNoise:
     """Noise of one sum, with all that its cost depends on.
 
     Attributes:
-        kind: "discrete-laplace" or "discrete-gaussian".
+        kind: "discrete-laplace" or "discrete-gaussian"; or another, of a subclass.
         dim: Number of coordinates.
         units: Grid units per 1 of a coordinate.
         distance: The most grid units between the vectors of two users, zero among them: added up over the coordinates
@@ -75,7 +73,7 @@ class TableNoise:
         loss: s/t, the loss per grid unit of Laplace noise.
     """
 
-    kind: Literal["discrete-laplace", "discrete-gaussian"]
+    kind: str
     dim: int
     units: int
     distance: float
@@ -84,9 +82,14 @@ class TableNoise:
     loss: Fraction = Fraction(0)
 
     @property
+    def citation(self) -> str:
+        """The theorem behind it."""
+        return LAPLACE_CITATION if self.is_pure else GAUSSIAN_CITATION
+
+    @property
     def is_pure(self) -> bool:
         """Whether it keeps an ε with δ = 0."""
-        return self.kind == "discrete-laplace"
+        return self.kind != "discrete-gaussian"
 
     @property
     def sensitivity(self) -> float:
@@ -293,14 +296,13 @@ def total(noises: Sequence[TableNoise], delta: float) -> tuple[Claim, str, str]:
 
     Pure ε add up, and so does the ε of all Gaussian noise at δ; or everything is composed by its Gaussian shift.
     """
-    citations = [LAPLACE_CITATION] if any(noise.is_pure for noise in noises) else []
+    citations = list(dict.fromkeys(noise.citation for noise in sorted(noises, key=lambda noise: not noise.is_pure)))
     pure = math.fsum(noise.epsilon for noise in noises if noise.is_pure) * (1.0 + _SAFE)
     shifts = [noise.mu for noise in noises if not noise.is_pure]
     if not shifts:
         if len(noises) > 1:
             citations.append("pure ε add up: Dwork and Roth 2014, Theorem 3.16")
         return Claim(pure, 0.0), "table-laplace", "; ".join(citations)
-    citations.append(GAUSSIAN_CITATION)
     mixed = pure + gdp_epsilon(math.hypot(*shifts) * (1.0 + _SAFE), delta)
     if len(noises) == 1:
         return Claim(mixed, delta), "table-gaussian", citations[0]
@@ -321,8 +323,3 @@ def noise_for(geometry: Geometry, claim: Claim, neighbours: Neighbours = "replac
         'discrete-laplace'
     """
     return allot([Wish(geometry)], claim, neighbours)[0]
-
-
-def rounded(vectors: np.ndarray, noise: TableNoise) -> Integers:
-    """Returns vectors in whole grid units."""
-    return np.rint(vectors * float(noise.units)).astype(np.int64)

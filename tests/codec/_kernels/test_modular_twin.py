@@ -12,7 +12,7 @@ import pytest
 
 from cpsgd.codec._kernels import _native, modular_twin
 
-PRIMES = [2, 3, 337, 3779, 78041, 2**31 - 1]
+PRIMES = [2, 3, 337, 3779, 65537, 78041, 2**30 + 3, 2**31 - 1]
 primes = pytest.mark.parametrize("prime", PRIMES)
 kernels = pytest.mark.parametrize("kernel", [_native, modular_twin], ids=["native", "twin"])
 
@@ -72,8 +72,9 @@ def test_extensions(kernel: Any, prime: int, degree: int) -> None:
 
 @kernels
 @primes
-def test_element_by_element(kernel: Any, prime: int) -> None:
-    x, y = elements(prime, 1000), elements(prime, 1000)[::-1].copy()
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 17, 63, 1000])
+def test_element_by_element(kernel: Any, prime: int, count: int) -> None:
+    x, y = elements(prime, count), elements(prime, count)[::-1].copy()
     out = np.empty_like(x)
     for minus in (False, True):
         kernel.modular_sum(x, y, minus, prime, out)

@@ -97,7 +97,7 @@ def test_principal_components_are_a_question_like_others() -> None:
 
 
 def test_rounds_of_kmeans() -> None:
-    """As docs/statistics.md has it: the centres travel in the settings, the model stays zero."""
+    """As docs/statistics-between-machines.md has it: the centres travel in the settings, the model stays zero."""
     initial = [[0.2, 0.0], [-0.2, 0.0]]
     asked = Clusters(2, 2, radius=1.0, rounds=2, initial=initial).plan(12, 450.0, 1e-5, **WISHES)
     agreed = {"epsilon": 450.0, "delta": 1e-5, "rounds": 2, "fingerprint": asked.protocol.fingerprint}

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import inspect
+from functools import partial
+from unittest.mock import patch
+
 import pytest
 
-from cpsgd.engines.nvflare import controller
+# It looks for its own name in the stack with the source of every frame, for a second among all the tests' modules.
+with patch("inspect.stack", partial(inspect.stack, 0)):
+    from cpsgd.engines.nvflare import controller
 
 from .local import cached_plan
 

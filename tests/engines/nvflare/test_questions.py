@@ -85,7 +85,7 @@ def test_the_servers_model_does_not_round_the_answer() -> None:
 
 
 def test_rounds_of_kmeans(tmp_path: Path) -> None:
-    """As docs/statistics.md has it: the centres travel as the model, a row (centre, 1) for each of them."""
+    """As docs/statistics-between-machines.md has it: the centres travel as the model, one row (centre, 1) each."""
     points = np.repeat([[0.9, 0.1], [-0.9, 0.1]], 6, axis=0)
     question = Clusters(2, 2, radius=1.0, rounds=2, initial=[[0.2, 0.0], [-0.2, 0.0]])
     wishes = {"bits": 14, "mechanism": "binomial", "dropout": 0.3}

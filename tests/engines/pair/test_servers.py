@@ -20,20 +20,21 @@ from cpsgd.engines.pair.helper import Helper
 from cpsgd.engines.pair.leader import Leader, Prepared
 from cpsgd.engines.pair.parties import Sender
 from cpsgd.engines.pair.store import ReportStore, Verdict
-from cpsgd.engines.pair.task import PairTask, create_task
+from cpsgd.engines.pair.task import Admission, PairTask, create_task
 from cpsgd.errors import (
     EmptyError,
     LedgerError,
     MessageError,
     ParameterError,
     RoundRefusedError,
+    SignatureError,
     StageError,
     StoreError,
     ThresholdError,
 )
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.neighbours import Adjacency, Participation
-from cpsgd.secagg.pair.upload import Upload
+from cpsgd.secagg.pair.upload import Upload, check_signature
 
 from .local import CLIENTS, DIM, Pair, protocol
 
@@ -238,7 +239,21 @@ def test_a_signature_covers_both_parts(tmp_path: Path) -> None:
     one, other = pair.upload(0), pair.upload(1)
     for wrong in (replace(one, signature=other.signature), replace(one, sender=other.sender)):
         assert pair.read(wrong) is Verdict.NOT_ADMITTED
-    assert pair.read(replace(one, helper=other.helper)) is Verdict.NOT_ADMITTED
+    part, shape = pair.prepared(one).share.part, pair.task.shape(0)
+    check_signature(shape, one, part)
+    for wrong, other_part in ((replace(one, helper=other.helper), part), (one, bytes(32))):
+        with pytest.raises(SignatureError):
+            check_signature(shape, wrong, other_part)
+
+
+@pytest.mark.parametrize("admission", ["open", "roster", "tokens"])
+def test_an_upload_with_any_byte_changed_is_not_read_and_burns_nothing(tmp_path: Path, admission: Admission) -> None:
+    """Else whoever sees an upload could have its id burnt before its client is heard."""
+    pair = Pair(tmp_path, admission)
+    sent = pair.upload(0).to_bytes()
+    changed = [sent[:i] + bytes([sent[i] ^ 0x80]) + sent[i + 1 :] for i in range(len(sent))]
+    assert not any(isinstance(found, Prepared) for found in pair.leader.read(changed))
+    assert pair.send(Upload.from_bytes(sent)) == [int(Verdict.ACCEPTED)]
 
 
 def test_one_clients_part_under_many_ids_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 
 from cpsgd.engines.pair import intake
 from cpsgd.engines.pair.books import Books
+from cpsgd.engines.pair.connections import configured
 from cpsgd.engines.pair.intake import leader_app
 from cpsgd.engines.pair.running import free_port
 from cpsgd.engines.pair.service import helper_app
@@ -63,7 +64,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
 def served(app: Starlette) -> Iterator[str]:
     """The application on a port of this machine."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", ws="none"))
+    server = uvicorn.Server(configured(app, port=port, log_level="critical"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -197,7 +198,8 @@ def test_addresses_that_show_secrets_are_refused(url: str) -> None:
 
 def test_uploads_that_never_end_take_bounded_memory_and_time(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that sends a head and then nothing is answered, and is not waited for for ever."""
-    monkeypatch.setattr(intake, "_SLOWEST", 0.2)
+    monkeypatch.setattr(intake, "_SENDING", 0.2)
+    monkeypatch.setattr(intake, "_SLOWEST", 1 << 20)
     upload = web.pair.upload(0).to_bytes()
 
     def slowly() -> Iterator[bytes]:

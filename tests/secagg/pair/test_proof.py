@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from scipy import stats
 
 from cpsgd.codec import pack
-from cpsgd.errors import MessageError, ParameterError, VectorError
+from cpsgd.errors import MessageError, ParameterError, ValueRangeError, VectorError
 from cpsgd.secagg.pair import proof, streams
 from cpsgd.secagg.pair.extension import Elements, Extension, modular_sum
 from cpsgd.secagg.pair.proof import Basis, ReportParts, make_report
@@ -195,6 +196,15 @@ def test_every_share_has_one_encoding() -> None:
     for wrong in (b"", bytes(shape.evaluation_bytes - 1), b"\xff" * shape.evaluation_bytes):
         with pytest.raises(MessageError):
             proof.verify(shape, report.id, helper, basis, wrong)
+
+
+@pytest.mark.parametrize("prime", [2, 3, 337, 3779, 65537, 78041, 2**31 - 1])
+def test_bytes_are_refused_or_are_the_encoding_of_what_they_hold(prime: int) -> None:
+    generator = np.random.default_rng(prime)
+    for count in [1, 2, 3, 5, 8, 9, 1024, 1025]:
+        data = generator.bytes(pack.payload_bytes(count, prime))
+        with suppress(ValueRangeError):
+            assert pack.forward(pack.backward(data, count, prime), prime) == data
 
 
 # ------------------------------------------------------------------ soundness, measured in a field of 49 elements

@@ -107,6 +107,8 @@ inline double __shfl_xor_sync(u32, double value, int distance) {
 template <class T> T __ldg(const T* source) { return *source; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __logf(float x) { return logf(x); }
+inline void __sincosf(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }

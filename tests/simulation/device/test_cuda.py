@@ -465,6 +465,7 @@ def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, t
         long._finish(cpu, 17, rounding)
     for rounding in (SMALL["three"], SMALL["three coins"], COIN["many"]):
         cuda._summer(cpu, rounding)
+    cuda._player(cpu, 30_000)
     for log in (3, 8, 14):
         cuda._step(cpu, "rotate", log, log > 3)
         cuda._step(cpu, "back", log)
@@ -475,5 +476,5 @@ def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, t
     learning._kernel.cache_clear()
     learning._kernel(cpu, "samples", SIDE=28)
     learning._kernel(cpu, "outer", WIDTH=60, DEPTH=784, BLOCK=4096)
-    expected = "encode lengths finish sum rotate back toss low high scales samples outer"
+    expected = "encode lengths finish sum messages rotate back toss low high scales samples outer"
     assert set(made) == set(expected.split())

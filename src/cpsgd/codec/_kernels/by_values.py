@@ -13,14 +13,14 @@ class ByValues(ABC):
 
     @abstractmethod
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Writes the integers."""
+        """Writes the integers of grid points, one per coordinate."""
 
     @staticmethod
     @abstractmethod
     def pack(
         values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
     ) -> None:
-        """Packs integers."""
+        """Packs integers into the bytes of a payload."""
 
     def packed(
         self,

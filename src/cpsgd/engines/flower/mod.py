@@ -66,6 +66,12 @@ def cpsgd_mod(
             min_clients and fingerprint. With `examples` the train function returns the *sum* of at most that many
             clipped gradients (`silo_sum`) in place of a model; with `disjoint` they are other ones in every round
             (`accepted_round`), and with `rate` `silo_sum` draws them.
+
+    Example:
+        >>> mod = cpsgd_mod(epsilon=4.0, delta=1e-5, examples=200)
+        >>> cpsgd_mod(epsilon=4.0)
+        Traceback (most recent call last):
+        cpsgd.errors.ParameterError: Give epsilon and delta together: neither means anything without the other.
     """
     agreed = Limits(**limits)
     if isinstance(allow_metrics, str):

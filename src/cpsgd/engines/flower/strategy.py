@@ -37,6 +37,13 @@ class CpsgdStrategy(Strategy):
 
     Attributes:
         reports: Report of each round so far.
+
+    Example:
+        >>> from cpsgd import plan
+        >>> best = plan(clients=10, dim=650, epsilon=4.0, delta=1e-5, rounds=10, secure=True, colluding=1)
+        >>> strategy = CpsgdStrategy(best)  # and then strategy.start(grid, arrays, num_rounds=10)
+        >>> print(best.guarantee.epsilon <= 4.0, best.surviving, strategy.reports)
+        True 10 []
     """
 
     def __init__(

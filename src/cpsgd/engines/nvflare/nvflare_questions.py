@@ -39,7 +39,13 @@ def answer_question(received: FLModel, question: Question[Any], value: object) -
 
 
 def zero_model(question: Question[Any]) -> dict[str, NDArray[np.float32]]:
-    """Returns the model that a question's round begins with."""
+    """Returns the model that a question's round begins with.
+
+    Example:
+        >>> from cpsgd.statistics import Histogram
+        >>> zero_model(Histogram("colour", categories=["red", "green"]))
+        {'answer': array([0., 0.], dtype=float32)}
+    """
     return {_NAME: np.zeros(question.geometry.dim, dtype=np.float32)}
 
 
@@ -61,6 +67,12 @@ def question_controller(
         delta: δ.
         plan: Further arguments of `cpsgd.plan`, as for `CpsgdController`.
         options: Further options of `CpsgdController`.
+
+    Example:
+        >>> from cpsgd.statistics import Histogram
+        >>> question = Histogram("colour", categories=["red", "green"])
+        >>> question_controller(question, 20, epsilon=4.0, delta=1e-6).num_rounds
+        1
     """
     from cpsgd.engines.nvflare.controller import CpsgdController
 

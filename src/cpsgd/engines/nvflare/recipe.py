@@ -28,6 +28,16 @@ class CpsgdRecipe(Recipe):
 
     The train script uses NVFlare's Client API and stays as it is. It runs in the client's job process. Nothing is added
     to the job by which its logs or metrics would travel.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.NamedTemporaryFile(suffix=".py") as script:  # the train script
+        ...     recipe = CpsgdRecipe(
+        ...         model=torch.nn.Linear(4, 2), train_script=script.name, num_clients=10, num_rounds=5,
+        ...         epsilon=4.0, delta=1e-5,
+        ...     )
+        >>> recipe._job.name
+        'cpsgd'
     """
 
     def __init__(

@@ -5,11 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpsgd._lazy import on_demand
 from cpsgd.errors import ParameterError, RoundRefusedError
 from cpsgd.federation.client_files import TASK_KEY
 
 if TYPE_CHECKING:
-    from cpsgd.engines.pair.task import PairTask
+    from cpsgd.engines.pair.parties import Collector as Collector
+    from cpsgd.engines.pair.parties import Sender as Sender
+    from cpsgd.engines.pair.task import PairTask as PairTask
+    from cpsgd.engines.pair.task import Secrets as Secrets
+    from cpsgd.engines.pair.task import create_task as create_task
+
+__all__ = ["Collector", "PairTask", "Secrets", "Sender", "create_task"]
+_HOMES = {
+    **dict.fromkeys(("Collector", "Sender"), "parties"),
+    **dict.fromkeys(("PairTask", "Secrets", "create_task"), "task"),
+}
+__getattr__ = on_demand(__name__, _HOMES)
 
 
 def task_of(path: object) -> PairTask:

@@ -29,7 +29,7 @@ _ENTRY = struct.Struct("<16s32s64sI")
 
 @dataclass(frozen=True, repr=False)
 class AskedReport:
-    """What the leader asks about one report: its upload without the leader's part, and the leader's evaluations."""
+    """A leader's question about one report: its upload without the leader's part, and the leader's evaluations."""
 
     upload: Upload
     evaluation: bytes

@@ -33,8 +33,8 @@ _WAITING, _WAITING_BYTES = 2048, 1 << 28
 _WORKERS = 2
 # Seconds: before a client is told to ask again, and between two tries to reach the helper.
 _PATIENCE, _PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 10.0
-# Seconds that a client may take to send its upload.
-_SLOWEST = 300.0
+# Seconds, and bytes per second beyond, for a client to send its upload. After the seconds it gives way to others.
+_SENDING, _SLOWEST = 10.0, 8192
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,28 @@ class Intake:
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._waiting: dict[bytes, Waiting] = {}
         self._closing: set[int] = set()
-        self._arriving = 0
+        self._arriving: dict[asyncio.Timeout, float] = {}
         self._restored = False
 
     async def report(self, request: Request) -> Response:
         """Takes one upload, and answers when both servers have decided."""
-        if self._arriving >= self._most:
-            return busy()
-        self._arriving += 1
+        now = asyncio.get_running_loop().time()
+        if len(self._arriving) >= self._most:
+            first = next(iter(self._arriving))
+            if now - self._arriving[first] < _SENDING:
+                return busy()
+            del self._arriving[first]
+            with suppress(RuntimeError):  # it is at its end already
+                first.reschedule(now)
+        limit = asyncio.timeout_at(now + _SENDING + self.size / _SLOWEST)
+        self._arriving[limit] = now
         try:
-            async with asyncio.timeout(_SLOWEST):
+            async with limit:
                 data = await body_of(request, self.size)
         except TimeoutError:
-            return problem(408, "slow", "The upload took too long.")
+            return problem(408, "slow", "The upload took too long; send the same bytes again.")
         finally:
-            self._arriving -= 1
+            self._arriving.pop(limit, None)
         upload = Upload.from_bytes(data)
         if upload.round in self._closing:
             return verdict_response(Verdict.ROUND_CLOSED)

@@ -17,7 +17,7 @@ from cpsgd.engines.pair.helper import AskedReport, write_request
 from cpsgd.engines.pair.store import Decided, Verdict
 from cpsgd.errors import MessageError, SignatureError, StoreError
 from cpsgd.secagg.pair.extension import modular_sum
-from cpsgd.secagg.pair.proof import LeaderShare, evaluation_message, open_leader
+from cpsgd.secagg.pair.proof import Share, evaluation_message, open_leader
 from cpsgd.secagg.pair.sealing import unseal
 from cpsgd.secagg.pair.upload import ID, Upload, check_signature, upload_bytes
 
@@ -33,7 +33,7 @@ class Prepared:
     upload: Upload
     data: bytes
     sender: bytes | None
-    share: LeaderShare
+    share: Share
 
     @property
     def id(self) -> bytes:
@@ -102,7 +102,9 @@ class Leader:
         shape = books.task.shape(upload.round)
         if len(data) != upload_bytes(shape, tokens=books.tokens):
             raise MessageError("The upload has another length than those of the task.")
-        part = unseal(books.keys.key(upload.round), upload.leader, shape, upload.id, "leader")
+        if books.task.admission != "roster" and any(upload.sender + upload.signature):
+            raise MessageError("Nobody signs in this task: there is one upload for a report, and this is another.")
+        part = unseal(books.keys.key(upload.round), upload.leader, shape, upload.id, "leader", upload.helper)
         sender, message = books.admit(upload.sender, part, before=before)
         share = open_leader(shape, upload.id, message)
         if books.task.admission == "roster":

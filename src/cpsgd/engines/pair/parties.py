@@ -194,8 +194,10 @@ def connect(url: str, trust: Path | None, *, insecure: bool, headers: dict[str, 
 
 
 def trusted(certificates: Path | None) -> ssl.SSLContext:
-    """Returns TLS settings that trust the certificates in a file, or those of the system."""
-    return ssl.create_default_context(cafile=certificates)
+    """Returns TLS settings, version 1.3 alone, that trust the certificates in a file, or those of the system."""
+    found = ssl.create_default_context(cafile=certificates)
+    found.minimum_version = ssl.TLSVersion.TLSv1_3
+    return found
 
 
 def ask(client: httpx.Client, method: str, path: str, *, content: bytes | None = None) -> httpx.Response:
@@ -215,7 +217,7 @@ def ask(client: httpx.Client, method: str, path: str, *, content: bytes | None =
         else:
             if response.status_code == 200:
                 return response
-            if response.status_code != 503:
+            if response.status_code not in (408, 503):
                 raise RoundRefusedError(str(as_json(response).get("title", "The server refuses.")))
             if not remaining:
                 raise TransportError(f"{client.base_url} is busy; ask again later, with the same bytes.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -105,6 +106,7 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
     """
     import uvicorn
 
+    from cpsgd.engines.pair.connections import MOST_CONNECTIONS, allow_files, configured
     from cpsgd.engines.pair.intake import leader_app
     from cpsgd.engines.pair.service import helper_app
     from cpsgd.engines.pair.task import LOOPBACK
@@ -123,16 +125,11 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
         app = leader_app(Leader(books), trust=options.ca, insecure=options.insecure)
     else:
         app = helper_app(Helper(books))
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        ws="none",
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
-        timeout_graceful_shutdown=5,
-    )
+    try:
+        config = configured(app, options.certificate, options.key)
+    except OSError as error:  # of OpenSSL, too
+        raise ParameterError(f"The certificate or its key cannot be used: {error.strerror or error}.") from None
+    allow_files()
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,7 +137,7 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
             listening.bind((options.host, port or 0))
         except OSError as error:
             raise ParameterError(f"Port {port} of {options.host} cannot be used: {error.strerror}.") from None
-        listening.listen(1024)
+        listening.listen(MOST_CONNECTIONS)
         scheme = "http" if options.certificate is None else "https"
         tell(f"{scheme}://{options.host}:{listening.getsockname()[1]}")
         with contextlib.suppress(KeyboardInterrupt):
@@ -148,22 +145,27 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
     books.store.close()
 
 
-def write_task(folder: Path, task: PairTask, secrets: dict[str, Secrets], *, tokens: int = 0) -> list[Path]:
-    """Writes a new task's files into a folder, none of which may exist, and returns their names.
+def write_task(
+    folder: Path, task: PairTask, secrets: dict[str, Secrets], *, name: str = "task.json", tokens: int = 0
+) -> list[Path]:
+    """Writes a new task's files into a folder, none of which may exist, and returns them, the task's first.
 
     Args:
         folder: Is made where it is not there.
-        task: Goes to task.json, which is public.
+        task: Is public.
         secrets: Go to leader.json, helper.json and collector.json, which only their owner may read.
+        name: Name of the task's file.
         tokens: Number of tokens to make, where the task admits by tokens. Each line of tokens.txt, which only its owner
             may read, is for one client; leader-tokens.txt and helper-tokens.txt are what the servers know them by.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "task.json"]
+    files = [folder / name, *(folder / f"{role}.json" for role in secrets)]
+    for file in files:
+        if file.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
     create_file(files[0], json.dumps(task.to_dict(), indent=1).encode() + b"\n")
-    for role, kept in secrets.items():
-        files.append(folder / f"{role}.json")
-        kept.write(files[-1])
+    for kept, file in zip(secrets.values(), files[1:], strict=True):
+        kept.write(file)
     if tokens:
         pairs = [(randomness.token_bytes(TOKEN_BYTES), randomness.token_bytes(TOKEN_BYTES)) for _ in range(tokens)]
         lines = "".join(f"{leader.hex()} {helper.hex()}\n" for leader, helper in pairs)

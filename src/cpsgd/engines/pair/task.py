@@ -312,6 +312,13 @@ def create_task(
         server_messages: Messages of zero that each server adds, as the protocol was planned.
         leader_keys: The leader's public keys, where it made the private ones itself; else both are made here.
         helper_keys: The helper's.
+
+    Example:
+        >>> from cpsgd import plan
+        >>> best = plan(clients=100, dim=50, epsilon=4.0, delta=1e-6, pair=True, rounds=10)
+        >>> task, secrets = create_task(best.protocol, leader="https://a", helper="https://b", rounds=10)
+        >>> task.rounds, task.leader.url, sorted(secrets)
+        (10, 'https://a', ['collector', 'helper', 'leader'])
     """
     verification, peer, collector = (secrets.token_bytes(32) for _ in range(3))
     roles: tuple[Role, ...] = ("leader", "helper")

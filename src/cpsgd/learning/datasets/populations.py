@@ -24,6 +24,12 @@ class Batch:
         features: One row per example: float32, or int64 for token ids. Shapes are the examples' own.
         labels: The examples' classes, int64, or float32 numbers to predict.
         counts: Number of each client's rows; the rows of a client follow each other.
+
+    Example:
+        >>> from cpsgd.learning.datasets import load_digits
+        >>> batch = load_digits().batch(np.array([3, 5]))
+        >>> batch.features.shape, batch.labels, batch.counts
+        ((2, 64), array([3, 5]), array([1, 1]))
     """
 
     features: NDArray[Any]
@@ -43,6 +49,14 @@ class Dataset(Protocol):
         size: Number of clients; they are numbered 0..size−1.
         classes: Number of classes; labels are 0..classes−1. None if labels are numbers to predict.
         feature_dim: Numbers in an example's features.
+
+    Example:
+        >>> from cpsgd.learning.datasets import load_digits
+        >>> data = load_digits()
+        >>> data.size, data.classes, data.feature_dim
+        (1442, 10, 64)
+        >>> data.batch(np.array([3, 5])).labels
+        array([3, 5])
     """
 
     @property

@@ -106,6 +106,13 @@ def from_torch(
     Raises:
         DataError: Examples are not alike, or hold NaN or infinity.
         UserFunctionError: The data set itself failed.
+
+    Example:
+        >>> import torch
+        >>> pairs = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.arange(60) % 3)
+        >>> data = from_torch(pairs, clients=[i // 6 for i in range(60)])
+        >>> data.size, data.classes, data.feature_dim
+        (8, 3, 4)
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ParameterError("Expected a data set with a length and examples by number, not an iterable one.")

@@ -105,7 +105,7 @@ class Proof(ABC):
     # ------------------------------------------------------------------ for composition with rounds of other runs
 
     def cost(self, run: Run, tail: float) -> Rounds:
-        """Returns one round as an equivalent Gaussian, with a tail of this mass."""
+        """Returns one round as an equivalent Gaussian, with a tail of this mass; raises where the proof gives none."""
         raise ConditionError(f"{self.name} gives no equivalent Gaussian.")
 
     def joint_cost(self, run: Run, tail: float) -> Rounds:

@@ -65,7 +65,7 @@ class GaussianProof(Proof):
     def scale(
         self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
     ) -> float:
-        """Returns the smallest scale of noise that is a Gaussian, up to a total variation and a slack."""
+        """Returns the smallest scale that keeps the claim, where the noise is near enough to a Gaussian."""
         mechanism, spent = run.protocol.mechanism, _spent(run, claim)
         slack = base.counted(run) * run.protocol.dim * mechanism.noise.slack(run.honest)
         if spent > _MOST_FOR_VARIATION or slack > _MOST_FOR_SLACK * claim.epsilon:

@@ -43,18 +43,8 @@ class ReportParts:
 
 
 @dataclass(frozen=True, repr=False)
-class LeaderShare:
-    """The leader's part of a report, read: the hash for the joint randomness, and its shares."""
-
-    part: bytes
-    values: Elements
-    masks: Elements
-    quotient: Elements
-
-
-@dataclass(frozen=True, repr=False)
-class HelperShare:
-    """The helper's part of a report, derived from its seed."""
+class Share:
+    """A server's part of a report: its hash for the joint randomness, and its shares of x, the masks and q."""
 
     part: bytes
     values: Elements
@@ -126,7 +116,7 @@ def quotient_values(shape: RoundShape, values: Elements, masks: Elements, r: Ele
 # ------------------------------------------------------------------ the servers
 
 
-def open_leader(shape: RoundShape, report: bytes, message: bytes) -> LeaderShare:
+def open_leader(shape: RoundShape, report: bytes, message: bytes) -> Share:
     """Reads the leader's part.
 
     Raises:
@@ -142,12 +132,10 @@ def open_leader(shape: RoundShape, report: bytes, message: bytes) -> LeaderShare
     except ValueRangeError as error:
         raise MessageError(f"The leader's part holds no shares: {error}") from None
     blind, masks = _leader_stream(shape, report, seed)
-    return LeaderShare(
-        digest("leader", shape, report, blind, share), values, masks, quotient.reshape(-1, shape.field.degree)
-    )
+    return Share(digest("leader", shape, report, blind, share), values, masks, quotient.reshape(-1, shape.field.degree))
 
 
-def open_helper(shape: RoundShape, report: bytes, seed: bytes) -> HelperShare:
+def open_helper(shape: RoundShape, report: bytes, seed: bytes) -> Share:
     """Derives the helper's shares from its seed.
 
     Raises:
@@ -159,10 +147,10 @@ def open_helper(shape: RoundShape, report: bytes, seed: bytes) -> HelperShare:
     stream = Stream(shape, "helper seed", report, seed)
     values = stream.numbers(shape.dim)
     masks, quotient = stream.elements(shape.columns), stream.elements(shape.quotients)
-    return HelperShare(digest("helper", shape, report, seed), values, masks, quotient)
+    return Share(digest("helper", shape, report, seed), values, masks, quotient)
 
 
-def evaluate(shape: RoundShape, share: LeaderShare | HelperShare, basis: Basis) -> Elements:
+def evaluate(shape: RoundShape, share: Share, basis: Basis) -> Elements:
     """Returns a server's shares of W_1(t), ..., W_C(t) and, in the last row, of q(t)."""
     field = shape.field
     columns = modular_product(shape.in_columns(share.values), basis.coordinates, field.prime)
@@ -171,12 +159,12 @@ def evaluate(shape: RoundShape, share: LeaderShare | HelperShare, basis: Basis) 
     return np.concatenate([columns, quotient])
 
 
-def evaluation_message(shape: RoundShape, share: LeaderShare, basis: Basis) -> bytes:
+def evaluation_message(shape: RoundShape, share: Share, basis: Basis) -> bytes:
     """Returns what the leader sends to the helper: the hash of its share, and its evaluations."""
     return share.part + pack.forward(evaluate(shape, share, basis).reshape(-1), shape.field.prime)
 
 
-def verify(shape: RoundShape, report: bytes, share: HelperShare, basis: Basis, message: bytes) -> bool:
+def verify(shape: RoundShape, report: bytes, share: Share, basis: Basis, message: bytes) -> bool:
     """Returns whether the report's integers are in range, as the helper decides it from the leader's message.
 
     Raises:

@@ -2,7 +2,9 @@
 
 X25519, HKDF-SHA256 and AES-128-GCM, by `cryptography`. What a part is bound to goes into HPKE's `info`, which every key
 follows from: opened as another report, in another round or by the other server, a part is not authentic. Without that
-a leader could send one client's part to the helper under many ids. X25519 does not withstand quantum computers.
+a leader could send one client's part to the helper under many ids. The leader's part is bound to the helper's sealed
+one, too: nobody who changes that has a report evaluated, whose id would be burnt. X25519 does not withstand quantum
+computers.
 """
 
 from __future__ import annotations
@@ -25,18 +27,21 @@ OVERHEAD = 48
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 
 
-def seal(public: bytes, part: bytes, shape: RoundShape, report: bytes, role: Role) -> bytes:
-    """Returns a part that only the server with this public key can open."""
-    return _SUITE.encrypt(part, X25519PublicKey.from_public_bytes(public), info=digest(role + " part", shape, report))
+def seal(public: bytes, part: bytes, shape: RoundShape, report: bytes, role: Role, *beside: bytes) -> bytes:
+    """Returns a part that only the server with this public key can open, and only beside the same other bytes."""
+    bound = digest(role + " part", shape, report, *beside)
+    return _SUITE.encrypt(part, X25519PublicKey.from_public_bytes(public), info=bound)
 
 
-def unseal(private: X25519PrivateKey, sealed: bytes, shape: RoundShape, report: bytes, role: Role) -> bytes:
-    """Returns the part that was sealed for this server, round and report.
+def unseal(
+    private: X25519PrivateKey, sealed: bytes, shape: RoundShape, report: bytes, role: Role, *beside: bytes
+) -> bytes:
+    """Returns the part that was sealed for this server, round and report, beside these other bytes.
 
     Raises:
         MessageError: It was not.
     """
     try:
-        return _SUITE.decrypt(sealed, private, info=digest(role + " part", shape, report))
+        return _SUITE.decrypt(sealed, private, info=digest(role + " part", shape, report, *beside))
     except (InvalidTag, ValueError):
         raise MessageError("A sealed part does not open: it is damaged, or for another server or report.") from None

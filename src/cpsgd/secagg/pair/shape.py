@@ -96,7 +96,7 @@ class RoundShape:
 
     @property
     def columns(self) -> int:
-        """C."""
+        """C, the number of columns: each holds `nodes` - 1 coordinates."""
         return math.ceil(self.dim / (self.nodes - 1))
 
     @property

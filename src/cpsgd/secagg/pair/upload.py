@@ -106,7 +106,7 @@ def make_upload(
     report = make_report(shape, values, report=name)
     admitted = (b"", b"") if tokens is None else tokens
     helper = seal(helper_key, admitted[1] + report.helper, shape, name, "helper")
-    leader = seal(leader_key, admitted[0] + report.leader, shape, name, "leader")
+    leader = seal(leader_key, admitted[0] + report.leader, shape, name, "leader", helper)
     found = Upload(name, round, NOBODY, bytes(64), helper, leader)
     if identity is None:
         return found

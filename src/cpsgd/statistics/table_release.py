@@ -1,0 +1,334 @@
+"""The release of a statistic: what is summed, what it costs, one charge, noise drawn once, and the result.
+
+Bounds and groups that nobody stated are found in a first pass, and paid for before the second.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import numpy as np
+
+from cpsgd.errors import ParameterError
+from cpsgd.promise import Claim
+from cpsgd.statistics.charge import Charge
+from cpsgd.statistics.partial import CutUsers, Job, Partial, SumTask
+from cpsgd.statistics.questions import Matrix
+from cpsgd.statistics.rank_choice import RankChoice, RankTask
+from cpsgd.statistics.ranks import MUCH, Quantiles, Ranges, beyond
+from cpsgd.statistics.results import CutOff, Reading, Statistic, shares
+from cpsgd.statistics.rows import RowQuestion, Sizes, check_one_user, interval_width
+from cpsgd.statistics.selection import CITATION, Selection, Tally
+from cpsgd.statistics.table_noise import TableNoise, Wish, allot, less_reserve, total
+from cpsgd.statistics.table_options import Asked, StatisticOptions, events_for, unlisted
+from cpsgd.tables import Chunk
+
+if TYPE_CHECKING:
+    from cpsgd.ledger import Ledger
+
+# Weights of the counts of what is cut off, beside a question's 1: two percent of ε, or one of the squared shift.
+_CUTS = (0.02, 0.1)
+# Confidence with which much was cut off before there is a warning.
+_SURE = 0.999
+# And of the search for bounds.
+_SEARCH = (1.0 / 3.0, 1.0 / 3.0)
+# Parts of ε and δ that find groups which are not listed.
+_SELECTION_EPSILON, _SELECTION_DELTA = 1.0 / 3.0, 0.5
+
+
+class ClippingWarning(UserWarning):
+    """Much was cut off: values beyond bounds, rows of a user beyond the limit, or rows of no group."""
+
+
+Proof = tuple[Claim, str, str]
+"""What was proved, the method's name and the theorem."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableQuestion:
+    """A question that is ready to be answered from partial sums, on one machine or on many.
+
+    Attributes:
+        job: What machines sum; see `cpsgd.statistics.partial`.
+        proof: What the release will keep.
+        confidence: Of the intervals.
+    """
+
+    job: Job
+    proof: Proof
+    confidence: float = 0.95
+
+    def finish(
+        self, partial: Partial, *, ledger: Ledger | str | Path | None = None, population: str | None = None
+    ) -> Statistic:
+        """Charges the ledger, draws the noise, and returns the statistic. It can be called once.
+
+        Args:
+            partial: The sums over all users.
+            ledger: Charge the budget on this ledger first, or refuse.
+            population: With a ledger: whose budget pays.
+
+        Raises:
+            BudgetExceededError: The ledger does not allow it. Nothing was released.
+            TableError: There is one user only.
+        """
+        question = self.job.tasks[0].summed
+        assert isinstance(question, RowQuestion)
+        if not question.private_users:
+            check_one_user(partial.users, "The table")
+        events = events_for(ledger, f"statistics: {question.statistic}", self.job.noises())
+        Charge.of(ledger, population, events).pay()
+        released = self.job.release(partial)
+        result = statistic_of(self.job.tasks, released, partial.users, self.job.user, self.confidence, self.proof)
+        for caution in result.cautions:
+            _warn(caution)
+        return result
+
+
+def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> TableQuestion:
+    """Prepares a question with bounds and groups that are known, for machines that each hold some users' rows.
+
+    Args:
+        question: `Mean`, `Sum`, `Count`, `Histogram` or `Quantiles`; it has its own `group_by` and `missing`.
+        options: Of `StatisticOptions`: epsilon, delta, user, neighbours and confidence.
+
+    Example:
+        >>> from cpsgd.statistics import Mean
+        >>> ready = prepare(Mean({"age": (0, 100)}), user="id", epsilon=8.0)
+        >>> parts = [ready.job.partial({"id": ids, "age": [40.0] * 300}) for ids in (range(300), range(300, 600))]
+        >>> found = ready.finish(ready.job.merged(parts))
+        >>> found.users, bool(abs(found.values[0] - 40) < 2)
+        (600, True)
+    """
+    if extra := ", ".join(sorted(options.keys() - {"epsilon", "delta", "user", "neighbours", "confidence"})):
+        raise ParameterError(f"{extra}: say it in the question, or when it is finished.")
+    asked = Asked.of({}, question, options | {"missing": question.missing})
+    question = question.central(asked.neighbours, asked.user)
+    noises = noises_for(question, asked, asked.claim)
+    return _prepared(question, noises, asked, proof_of(noises, None, asked.claim))
+
+
+def wishes_of(question: RowQuestion, weight: float = 1.0) -> list[Wish]:
+    """Returns the question's sum, and that of the counts of what it cuts off."""
+    found = [Wish(question.geometry, weight, weight)]
+    if question.cuts:
+        added, squared = (part * weight for part in _CUTS)
+        found.append(Wish(CutUsers(question).geometry, added, squared, counts=False))
+    return found
+
+
+def release(
+    table: object,
+    question: RowQuestion,
+    unknown: tuple[str, ...],
+    known: Callable[[Mapping[str, tuple[float, float]]], RowQuestion],
+    options: StatisticOptions,
+) -> Statistic:
+    """Releases the statistic; charges the ledger, where there is one, before the noise is drawn.
+
+    Args:
+        table: The table.
+        question: The question, with any bounds where they are unknown and without groups that are to be found.
+        unknown: Columns whose bounds are to be found.
+        known: Returns the question for these bounds.
+        options: See `StatisticOptions`.
+    """
+    asked = Asked.of(table, question, options)
+    columns, rest = unlisted(options), asked.claim
+    selection = search = None
+    if columns:
+        part, rest = _split(rest, _SELECTION_EPSILON, _SELECTION_DELTA)
+        selection = Selection(columns, part, asked.neighbours, options.get("groups_per_user", 1))
+        # Any groups will do until they are known.
+        question = question.among(columns, [("",) * len(columns)] * 2)
+    question = question.central(asked.neighbours, asked.user)
+    if unknown:
+        if asked.neighbours == "add-remove":
+            raise ParameterError("Bounds are found only where the number of users is public; state bounds.")
+        search = Ranges(unknown, "drop" if asked.missing == "bounds" else asked.missing)
+    wish = [] if search is None else [Wish(search.geometry, *_SEARCH, counts=False)]
+    # Where both are found, the way of dividing is fixed: the search has its part before the groups are known.
+    # An adaptive budget counts shifts: noise of a pure ε would cost it several times what was asked for.
+    shifts = asked.claim.delta > 0.0 and Charge.counts_shifts(asked.ledger, asked.population)
+    squares = True if shifts or (search is not None and selection is not None) else None
+    noises = noises_for(question, asked, rest, wish, squares=squares)
+    found: list[TableNoise] = noises[-1:] if search is not None else []
+    advance = asked.advance
+    if search is not None or selection is not None:
+        job = Job(() if search is None else (SumTask(search, found[0]),), asked.user, asked.missing is not None)
+        first, tally = _first_pass(job, asked, question, selection)
+        asked.charge(noises, selection)  # refuses if the budget does not pay for all of it
+        tail = 0.0 if search is None else beyond(found[0].variance ** 0.5 / first.users, first.users)
+        asked.charge(found, selection).pay()
+        advance = None  # nothing of the caller's runs after a payment
+        bounds = {} if search is None else _bounds(search, job, first)
+        if tail > MUCH:
+            _warn(
+                f"With so few users up to {100.0 * tail:.0f} % of a column's values may be beyond the bounds on either "
+                "side; state bounds if you can."
+            )
+        question = known(bounds)
+        if selection is None:
+            question = question.central(asked.neighbours, asked.user)
+        else:
+            kept = selection.select(tally)
+            if not kept:
+                return _no_groups(asked, question, selection, first.users, found)
+            question = question.among(columns, kept).central(asked.neighbours, asked.user)
+            noises = noises_for(question, asked, rest, wish, squares=squares)
+    prepared = _prepared(
+        question, noises, asked, proof_of([*noises[: 1 + bool(question.cuts)], *found], selection, asked.claim)
+    )
+    partial = prepared.job.partial(asked.source, advance=advance)
+    return prepared.finish(partial, ledger=asked.ledger, population=asked.population)
+
+
+def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: Asked, proof: Proof) -> TableQuestion:
+    job = Job(tuple(tasks_of(question, noises)), asked.user, asked.missing is not None)
+    return TableQuestion(job, proof, asked.confidence)
+
+
+def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTask]:
+    """Returns the sums of a question, with the noise that was allotted to `wishes_of` it."""
+    summed: list[RowQuestion | CutUsers] = [question, *([CutUsers(question)] if question.cuts else [])]
+    pairs = zip(summed, noises, strict=False)
+    return [
+        RankTask(noise.question, noise) if isinstance(noise, RankChoice) else SumTask(each, noise)
+        for each, noise in pairs
+    ]
+
+
+def noises_for(
+    question: RowQuestion, asked: Asked, claim: Claim, others: Sequence[Wish] = (), *, squares: bool | None = None
+) -> list[TableNoise]:
+    """Returns the noise of `wishes_of` a question and of other sums, with the least error of the question.
+
+    Few quantiles are nearer by a choice of bins, which needs a pure ε.
+    """
+    wishes = [*wishes_of(question), *others]
+    noises = allot(wishes, claim, asked.neighbours, squares=squares)
+    if not isinstance(question, Quantiles) or not question.public or squares:
+        return noises
+    pure = allot(wishes, Claim(claim.epsilon, 0.0), asked.neighbours)
+    choice = RankChoice.of(question, pure[0].epsilon, asked.confidence)
+    nearer = choice.variance**0.5 < question.error(noises[0].variance ** 0.5, 1.0)
+    return [choice, *pure[1:]] if nearer else noises
+
+
+def _split(claim: Claim, epsilon: float, delta: float) -> tuple[Claim, Claim]:
+    """Returns two claims that add up to no more than this one; the first has these parts of ε and δ."""
+    part = Claim(less_reserve(epsilon * claim.epsilon), delta * claim.delta)
+    return part, Claim((claim.epsilon - part.epsilon) * (1.0 - 1e-15), (claim.delta - part.delta) * (1.0 - 1e-15))
+
+
+def _first_pass(job: Job, asked: Asked, question: RowQuestion, selection: Selection | None) -> tuple[Partial, Tally]:
+    """Reads all that will be read, and counts the users of groups.
+
+    The question is tried on all rows, so that they are refused now if at all.
+    """
+    tally = Tally()
+
+    def check(chunk: Chunk, sizes: Sizes) -> None:
+        question.vectors(chunk, sizes)
+        if selection is not None:
+            tally.update(selection.tally(chunk, sizes, missing=asked.missing is not None))
+
+    partial = job.partial(asked.source, advance=asked.advance, check=check, columns=question.needed)
+    if asked.neighbours == "replace-one":
+        check_one_user(partial.users, asked.source.title)
+    return partial, tally
+
+
+def _bounds(search: Ranges, job: Job, partial: Partial) -> dict[str, tuple[float, float]]:
+    """Releases the bounds of columns."""
+    (sums,), users = job.release(partial), partial.users
+    found = search.read((sums / users)[None], job.tasks[0].noise.variance / users**2, users, 0.0)
+    ends = zip(found.names, found.low[0].tolist(), found.high[0].tolist(), strict=True)
+    return {name: (low, high) for name, low, high in ends}
+
+
+def proof_of(noises: Sequence[TableNoise], selection: Selection | None, claim: Claim) -> Proof:
+    """Returns what all releases together keep.
+
+    Raises:
+        RuntimeError: It is more than was asked for, which would be an error of this library. Nothing is released.
+    """
+    delta = claim.delta if selection is None else _split(claim, _SELECTION_EPSILON, _SELECTION_DELTA)[1].delta
+    found, method, citation = total(noises, delta) if noises else (Claim(0.0, 0.0), "", "")
+    if selection is not None:
+        both = Claim(found.epsilon + selection.claim.epsilon, found.delta + selection.claim.delta)
+        found, method, citation = both, "basic composition", "; ".join(filter(None, [CITATION, citation]))
+    if found.epsilon > claim.epsilon or found.delta > claim.delta:
+        raise RuntimeError(f"The releases would keep {found}, and {claim} was asked for. Nothing was released.")
+    return found, method, citation
+
+
+def _no_groups(
+    asked: Asked, question: RowQuestion, selection: Selection, users: int, noises: Sequence[TableNoise]
+) -> Statistic:
+    """Returns a statistic of no group: none had enough users."""
+    _warn(
+        f"No group was kept: one with {selection.threshold:,} users is kept in half of all cases. Group by fewer or "
+        "coarser columns, or allow a larger ε."
+    )
+    one = question.among(selection.columns, [("",) * len(selection.columns)]).central(asked.neighbours, asked.user)
+    nothing = one.read(np.zeros((1, one.geometry.dim)), 1.0, 1.0, 0.0)
+    empty = np.empty((0, len(nothing.names)))
+    reading = Reading(nothing.names, (), empty, empty, empty)
+    proof = proof_of(noises, selection, asked.claim)
+    return _statistic(one, asked.user, asked.confidence, reading, users, proof, "partition-selection")
+
+
+def statistic_of(
+    tasks: Sequence[SumTask], released: Sequence[Matrix], users: int, user: str | None, confidence: float, proof: Proof
+) -> Statistic:
+    """Returns the statistic behind the released sums of a question and, if it cuts off, of `CutUsers`."""
+    question = tasks[0].summed
+    assert isinstance(question, RowQuestion)
+    reading = tasks[0].read(released[0], users, confidence)
+    cut_off: tuple[CutOff, ...] = ()
+    if len(tasks) > 1:
+        counts, deviation = released[1], tasks[1].noise.variance ** 0.5
+        reach, far = (deviation * interval_width(each, pure=True) for each in (confidence, _SURE))
+        everybody = float(counts[-1]) if question.private_users else float(users)
+        cut_off = shares(counts[: len(question.cuts)].tolist(), reach, far, everybody, question.cuts)
+    return replace(_statistic(question, user, confidence, reading, users, proof, tasks[0].noise.kind), cut_off=cut_off)
+
+
+def _statistic(
+    question: RowQuestion,
+    user: str | None,
+    confidence: float,
+    reading: Reading,
+    users: int,
+    proof: Proof,
+    mechanism: str,
+) -> Statistic:
+    claim, method, citation = proof
+    return Statistic(
+        statistic=question.statistic,
+        reading=reading,
+        confidence=confidence,
+        users=None if question.private_users else users,
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        unit="row" if user is None else "user",
+        adjacency="add-remove" if question.private_users else "replace-one",
+        method=method,
+        citation=citation,
+        assumption=None,
+        bits=None,
+        dim=question.geometry.dim,
+        bounds=dict(question.bounds),
+        mechanism=mechanism,
+        group_by=question.group_by,
+    )
+
+
+def _warn(text: str) -> None:
+    # For whoever called `mean` or one of the others.
+    warnings.warn(text, ClippingWarning, stacklevel=5)
