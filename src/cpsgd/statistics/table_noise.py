@@ -302,7 +302,8 @@ def total(noises: Sequence[TableNoise], delta: float) -> tuple[Claim, str, str]:
     if not shifts:
         if len(noises) > 1:
             citations.append("pure ε add up: Dwork and Roth 2014, Theorem 3.16")
-        return Claim(pure, 0.0), "table-laplace", "; ".join(citations)
+        alike = all(noise.kind == "discrete-laplace" for noise in noises)
+        return Claim(pure, 0.0), "table-laplace" if alike else "table-choice", "; ".join(citations)
     mixed = pure + gdp_epsilon(math.hypot(*shifts) * (1.0 + _SAFE), delta)
     if len(noises) == 1:
         return Claim(mixed, delta), "table-gaussian", citations[0]
