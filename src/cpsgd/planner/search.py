@@ -239,8 +239,7 @@ class Contest:
     def promising(self, enough: float) -> bool:
         """Returns whether certificates may bring any of them to an error of at most `enough`."""
         return any(
-            each.floor <= enough and not each.hopeless(self._setting, self._target, enough)
-            for each in self._contenders
+            each.floor <= enough and not each.hopeless(self._setting, self._target, enough) for each in self._contenders
         )
 
     def draft(self, enough: float) -> Design | None:
