@@ -157,8 +157,8 @@ def test_large_odds_and_a_tiny_delta() -> None:
 
 
 def test_no_proof_for_others_of_any_norm_comes_below_3_47() -> None:
-    # Two clients of norm 1 beside 199 others at -1 in three coordinates, which is what the proof allows them. A sum over
-    # some of the outputs is a lower bound on δ.
+    # Two vectors of norm 1 beside 199 others at -1 in three coordinates, as the proof allows. A sum over some of the
+    # outputs is a lower bound on δ.
     clients, outputs = 200, 15
     others = np.array([math.comb(clients - 1, v) * 0.05**v * 0.95 ** (clients - 1 - v) for v in range(outputs)])
 
