@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from pathlib import Path
@@ -92,6 +93,13 @@ def test_a_mutant_is_put_into_functions_and_constants(module: Path, monkeypatch:
     assert own.spend(2.5) == 2.5
     assert generated._apply(made["constant: 3 -> 4"], functions)
     assert budget.LIMIT == 4
+
+
+def test_functions_are_found_where_objects_are_frozen() -> None:
+    """As they are once tests are collected: without them no mutant is tried."""
+    gc.freeze()
+    found = generated._functions(["_numbers.py"])
+    assert [function.__name__ for function in found["_numbers.py", "rounded_down"]] == ["rounded_down"]
 
 
 def test_every_listed_equivalent_exists_and_has_a_reason() -> None:
