@@ -115,6 +115,7 @@ def test_slack_searches_and_texts_have_no_mutants(tmp_path: Path) -> None:
         "def f(x):\n"
         "    for _ in range(60):\n"
         "        x = x * (1.0 + 1e-12) + 1e-9\n"
+        "    x = x * _UP + (8.0 * x + 3.0) * _UNIT\n"
         "    name = f'{x} rounds' if x else 'none'\n"
         "    return solve(x, rtol=1e-3, maxiter=50, name=name)\n"
     )
