@@ -301,6 +301,17 @@ def test_a_leader_that_stops_after_asking_goes_on_where_it_was(tmp_path: Path) -
     assert (count, int(sums[0])) == (8, 8)
 
 
+def test_what_was_never_settled_is_forgotten_with_its_round(tmp_path: Path) -> None:
+    """Else a leader that starts again has no key for it, or asks about it with reports of another round, at a wrong t."""
+    pair = Pair(tmp_path)
+    pair.leader.evaluate([pair.prepared(pair.upload(0))])  # kept, and then the database or the helper failed
+    pair.leader.books.close(0)
+    later = pair.upload(1, round=1)
+    pair.leader.evaluate([pair.prepared(later)])
+    pair.start()
+    assert [each.id for each in pair.leader.restore()] == [later.id]
+
+
 @pytest.mark.parametrize("where", ["keep", "settle"])
 @pytest.mark.parametrize("role", ["leader", "helper"])
 def test_a_store_that_fails_changes_nothing(tmp_path: Path, role: str, where: str) -> None:

@@ -257,11 +257,12 @@ class ReportStore:
         return 0 if row[0] is None else int(row[0]) + 1
 
     def close_round(self, number: int) -> None:
-        """Lets no further reports into a round."""
+        """Lets no further reports into a round, and forgets uploads that were kept for it and never settled."""
         with self._transaction() as run:
             self._cache = None
             self._begin(run, number)
             run("UPDATE rounds SET state = 'closed' WHERE round = ? AND state = 'open'", (number,))
+            run("DELETE FROM pending WHERE round <= ?", (number,))
 
     def reveal(self, number: int, answer: bytes) -> bytes:
         """Puts a round's answer on record, deletes its sums, and returns the answer that was put on record first."""
