@@ -302,7 +302,7 @@ def test_a_leader_that_stops_after_asking_goes_on_where_it_was(tmp_path: Path) -
 
 
 def test_what_was_never_settled_is_forgotten_with_its_round(tmp_path: Path) -> None:
-    """Else a leader that starts again has no key for it, or asks about it with reports of another round, at a wrong t."""
+    """Else a leader that starts again has no key for it, or asks about it with reports of another round, at its t."""
     pair = Pair(tmp_path)
     pair.leader.evaluate([pair.prepared(pair.upload(0))])  # kept, and then the database or the helper failed
     pair.leader.books.close(0)
