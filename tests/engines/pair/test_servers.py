@@ -342,6 +342,18 @@ def test_a_store_that_fails_changes_nothing(tmp_path: Path, role: str, where: st
 # ------------------------------------------------------------------ rounds
 
 
+def test_sums_that_another_process_changed_are_not_overwritten(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    assert pair.send(pair.upload(0)) == [Verdict.ACCEPTED]
+    store, upload = pair.helper.books.store, pair.upload(1)
+    store._connection.execute("UPDATE rounds SET accepted = 5")
+    with pytest.raises(StoreError, match="Another process"):
+        pair.send(upload)
+    assert store.known([upload.id]) == {}
+    assert pair.send(upload) == [Verdict.ACCEPTED]  # both are read again
+    assert store.round(0).accepted == 6
+
+
 def test_nothing_is_revealed_too_early(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.send(*(pair.upload(i) for i in range(pair.task.surviving - 1)))
