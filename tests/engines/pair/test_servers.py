@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol, plan
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.engines.pair.answers import Answer, combine, ledger_charge
 from cpsgd.engines.pair.books import Books
 from cpsgd.engines.pair.helper import Helper
@@ -37,6 +38,10 @@ from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.secagg.pair.upload import Upload, check_signature
 
 from .local import CLIENTS, DIM, Pair, protocol
+
+CORRELATED = CorrelatedGaussian(
+    noise_deviation=8.0, step=0.25, window=128, coordinate_range=0.5, bands=3, run_length=40
+)
 
 GOOD = int(Verdict.ACCEPTED)
 SAMPLED = ("fixed-size:0.1", "poisson:0.1")
@@ -516,6 +521,7 @@ def test_a_task_is_its_file(tmp_path: Path) -> None:
     [
         (lambda one: replace(one, modulus=one.modulus + 1), "prime"),
         (lambda one: replace(one, promise=None), "promise"),
+        (lambda one: replace(one, mechanism=CORRELATED, modulus=65_537), "keep no noise"),
     ],
 )
 def test_a_protocol_that_two_servers_cannot_carry_is_refused(change: Callable[[Protocol], Protocol], said: str) -> None:
