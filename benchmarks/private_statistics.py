@@ -1,19 +1,15 @@
-"""Measures errors of private statistics beside OpenDP, PipelineDP and diffprivlib at equal (ε, δ), and a large table.
+"""Compares errors of private statistics with OpenDP's and PipelineDP's at equal (ε, δ).
 
-    python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--json]
-    python benchmarks/private_statistics.py --pipeline-dp PYTHON | --messages | --large
+    python benchmarks/private_statistics.py [--rounds 200] [--epsilon 1] [--delta 1e-6] [--pipeline-dp PYTHON] [--json]
 
-By default: one count, one sum, means of 1 to 100 columns and histograms of 2 to 1,000 bins, on one machine, between
-clients, and between clients with secure sums, beside the noise that OpenDP's own accounting asks for: its Laplace noise
-on integers for counts, on floats for others. Both errors are calculated from the laws that are released; ours with
-rounding and clipping at their largest. They are played, too, about 20,000 values of each. With --pipeline-dp also
-beside PipelineDP, run by a Python that has it, for add-remove neighbours. With --messages: what few-bit messages of
-clients cost.
+One count, one sum, means of 1 to 100 columns and histograms of 2 to 1,000 bins, for replace-one neighbours: on one
+machine, between clients, and between clients with secure sums. Beside them is the noise that OpenDP's own accounting
+asks for, its Laplace noise on integers for counts and on floats for others. Errors are root-mean-square and calculated
+from the laws that are released, ours with rounding and clipping at their largest. They are played, too, 100 values of
+each per round.
 
-All others for replace-one neighbours. Errors are root-mean-square, over columns or bins and repetitions; means in units
-of the width of a column's bounds, histograms in rows. "gaussian" is the exactly calibrated Gaussian mechanism on the
-whole vector, the best that adds independent noise of one variance by Euclidean distance; "laplace" is calibrated by
-hand for sums of absolute values. The other libraries' means get ε/d for each of d columns, as their users compose them.
+With --pipeline-dp also one count, sum and mean beside PipelineDP, played by a Python that has it, for add-remove
+neighbours.
 """
 
 from __future__ import annotations
@@ -21,149 +17,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import resource
 import subprocess
-import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpsgd import statistics
-from cpsgd.errors import CpsgdError
-from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import Count, Histogram, Mean, Sum, prepare
 from cpsgd.statistics.rows import RowQuestion
-
-Table = NDArray[np.float64]
-# Bits per coordinate and mechanism: few, the fewest within 10 % of the Gaussian mechanism, and those on one machine.
-MESSAGES = ((1, "best"), (2, "best"), (3, "best"), (4, "best"), (None, "best"), (12, "binomial"))
-
-
-def data_sets() -> dict[str, tuple[Table, dict[str, tuple[float, float]]]]:
-    """Returns tables with bounds known without the data: of digits by construction, of others round numbers."""
-    from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
-
-    found = {}
-    for name, load in (("digits", load_digits), ("breast cancer", load_breast_cancer), ("diabetes", load_diabetes)):
-        data = np.asarray(load().data, dtype=np.float64)
-        if name == "digits":
-            ends = [(0.0, 16.0)] * data.shape[1]
-        elif name == "diabetes":
-            ends = [(-0.2, 0.2)] * data.shape[1]
-        else:
-            ends = [(0.0, 2.0 ** math.ceil(math.log2(column.max()))) for column in data.T]
-        found[name] = (data, {str(i): pair for i, pair in enumerate(ends)})
-    return found
-
-
-def ours(
-    question: RowQuestion, data: Table, message: tuple[float | None, str], required: dict[str, float], rounds: int
-) -> dict[str, Any]:
-    """Returns the errors of a coordinate of the mean of the vectors, repeated and not moved into bounds."""
-    bits, mechanism = message
-    try:
-        asked = question.plan(len(data), required["epsilon"], required["delta"], bits=bits, mechanism=mechanism)
-    except CpsgdError as error:
-        return {"bits": bits, "rmse": None, "reason": str(error)[:120]}
-    points = question.points({str(i): column for i, column in enumerate(data.T)}).astype(np.float32)
-    exact = points.mean(axis=0, dtype=np.float64)
-    squares = []
-    for seed in range(rounds):
-        simulator = RoundSimulator(asked.protocol, 0, seed=seed, threads=1)
-        simulator.add(points)
-        squares.append(np.mean((simulator.mean() - exact) ** 2))
-    return {
-        "bits": asked.protocol.bits_per_coordinate,
-        "mechanism": asked.protocol.mechanism.name,
-        "rmse": float(np.sqrt(np.mean(squares))),
-        "epsilon": asked.plan.guarantee.epsilon,
-    }
-
-
-def central_means(
-    data: Table, bounds: dict[str, tuple[float, float]], required: dict[str, float], rounds: int
-) -> dict[str, float]:
-    """Returns root-mean-square errors of other methods for all columns' means, in units of the width."""
-    n, d = data.shape
-    epsilon, delta = required["epsilon"], required["delta"]
-    found = {
-        "gaussian": analytic_sigma(epsilon=epsilon, sensitivity=math.sqrt(d) / n, delta=delta),
-        "laplace": math.sqrt(2.0) * d / (n * epsilon),
-    }
-    width = np.array([high - low for low, high in bounds.values()])
-    low = np.array([low for low, _ in bounds.values()])
-    scaled = np.clip((data - low) / width, 0.0, 1.0)
-    exact = scaled.mean(axis=0)
-    found |= attempt("diffprivlib", lambda: diffprivlib_means(scaled, epsilon / d, rounds) - exact)
-    found |= attempt("opendp", lambda: opendp_noise("laplace", d / (n * epsilon), (rounds, d)))
-    found |= attempt("opendp gaussian", lambda: opendp_noise("gaussian", found["gaussian"], (rounds, d)))
-    return found
-
-
-def central_histograms(
-    codes: NDArray[np.int64], bins: int, required: dict[str, float], rounds: int
-) -> dict[str, float]:
-    """Returns root-mean-square errors of other methods for a histogram, in rows; replace-one: √2 and 2 apart."""
-    epsilon, delta = required["epsilon"], required["delta"]
-    gaussian = analytic_sigma(epsilon=epsilon, sensitivity=math.sqrt(2.0), delta=delta)
-    found = {"gaussian": gaussian, "laplace": math.sqrt(2.0) * 2.0 / epsilon}
-    exact = np.bincount(codes, minlength=bins)
-    # diffprivlib's is for adding or removing a row: half of ε makes it one for replacing.
-    found |= attempt("diffprivlib", lambda: diffprivlib_histogram(codes, bins, epsilon / 2.0, rounds) - exact)
-    found |= attempt("opendp", lambda: opendp_noise("geometric", 2.0 / epsilon, (rounds, bins)))
-    return found
-
-
-def attempt(name: str, errors: Callable[[], Any]) -> dict[str, float]:
-    """Returns the root mean square of errors; None if a library does not work here."""
-    try:
-        return {name: float(np.sqrt(np.mean(np.square(errors()))))}
-    except Exception as error:  # whatever a library in another version says
-        print(f"{name}: left out ({type(error).__name__}: {str(error)[:100]})", file=sys.stderr)
-        return {}
-
-
-def diffprivlib_means(scaled: Table, epsilon: float, rounds: int) -> Any:
-    from diffprivlib import tools
-
-    return np.array(
-        [tools.mean(scaled, epsilon=epsilon * scaled.shape[1], bounds=(0.0, 1.0), axis=0) for _ in range(rounds)]
-    )
-
-
-def diffprivlib_histogram(codes: NDArray[np.int64], bins: int, epsilon: float, rounds: int) -> Any:
-    from diffprivlib import tools
-
-    edges = np.arange(bins + 1) - 0.5
-    ends = (edges[0], edges[-1])
-    return np.array([tools.histogram(codes, epsilon=epsilon, bins=edges, range=ends)[0] for _ in range(rounds)])
-
-
-def opendp_noise(kind: str, scale: float, shape: tuple[int, ...]) -> Any:
-    import opendp.prelude as dp
-
-    dp.enable_features("contrib")
-    size = math.prod(shape)
-    if kind == "geometric":
-        space = dp.vector_domain(dp.atom_domain(T=int), size=size), dp.l1_distance(T=int)
-        return np.array(dp.m.make_laplace(*space, scale=scale)([0] * size)).reshape(shape)
-    atoms = dp.vector_domain(dp.atom_domain(T=float, nan=False), size=size)
-    if kind == "gaussian":
-        return np.array(dp.m.make_gaussian(atoms, dp.l2_distance(T=float), scale=scale)([0.0] * size)).reshape(shape)
-    return np.array(dp.m.make_laplace(atoms, dp.l1_distance(T=float), scale=scale)([0.0] * size)).reshape(shape)
-
-
-# ------------------------------------------------------------------ on one machine, beside other libraries
 
 
 def table_of(n: int, columns: int) -> dict[str, Any]:
@@ -335,81 +202,22 @@ def pipeline_dp(python: str, required: dict[str, float], rounds: int) -> dict[st
     return {"ours": ours, "pipeline-dp": theirs}
 
 
-def large(required: dict[str, float]) -> dict[str, Any]:
-    """Measures a million rows of 50 columns from Parquet: seconds and peak memory."""
-    import pyarrow
-    from pyarrow import parquet
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "large.parquet"
-        generator = np.random.default_rng(0)
-        names = [f"c{i}" for i in range(50)]
-        schema = pyarrow.schema([(name, pyarrow.float64()) for name in names])
-        with parquet.ParquetWriter(path, schema) as writer:
-            for _ in range(10):
-                block = generator.uniform(size=(50, 100_000))
-                writer.write_table(pyarrow.table(dict(zip(names, block, strict=True)), schema=schema))
-        del block
-        start, busy = time.perf_counter(), time.process_time()
-        bounds = dict.fromkeys(names, (0.0, 1.0))
-        found = statistics.mean(path, bounds=bounds, epsilon=required["epsilon"], delta=required["delta"])
-        seconds, busy = time.perf_counter() - start, time.process_time() - busy
-    return {
-        "seconds": seconds,
-        "processor seconds": busy,
-        "load average": os.getloadavg()[0],
-        "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "largest error": float(np.abs(found.values - 0.5).max()),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-6)
-    parser.add_argument("--large", action="store_true", help="only the large table")
-    parser.add_argument("--messages", action="store_true", help="only messages of few bits")
     parser.add_argument("--pipeline-dp", metavar="PYTHON", help="a Python that has PipelineDP")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     required = {"epsilon": asked.epsilon, "delta": asked.delta}
-    if asked.large:
-        print(json.dumps(large(required), indent=2))
-        return
-    if not asked.messages:
-        found: dict[str, Any] = {"replace-one": noise_errors(required, 100 * asked.rounds)}
-        if asked.pipeline_dp:
-            found["add-remove"] = pipeline_dp(asked.pipeline_dp, required, asked.rounds)
-        if asked.json:
-            print(json.dumps(found, indent=2))
-        else:
-            show_errors(found)
-        return
-    report: dict[str, Any] = {}
-    for name, (data, bounds) in data_sets().items():
-        width = np.array([high - low for low, high in bounds.values()])
-        means = central_means(data, bounds, required, asked.rounds)
-        codes = np.clip((4 * (data[:, 2] - bounds["2"][0]) / width[2]).astype(np.int64), 0, 3)
-        histograms = central_histograms(codes, 4, required, asked.rounds)
-        edges = np.linspace(*bounds["2"], 5)
-        for kind, central, question, unit in (
-            ("mean", means, Mean(bounds), 1.0),
-            ("histogram", histograms, Histogram("2", edges=edges), len(data)),
-        ):
-            best = min(central.values())
-            rows = []
-            for message in MESSAGES:
-                found = ours(question, data, message, required, asked.rounds)
-                if found["rmse"] is not None:
-                    found["rmse"] *= unit
-                    found |= {"of best": found["rmse"] / best, "of gaussian": found["rmse"] / central["gaussian"]}
-                rows.append(found)
-            report[f"{name}, {kind}"] = {"n": len(data), "dim": question.geometry.dim, "central": central, "ours": rows}
-            if not asked.json:
-                show(f"{name}, {kind}", report[f"{name}, {kind}"])
+    found: dict[str, Any] = {"replace-one": noise_errors(required, 100 * asked.rounds)}
+    if asked.pipeline_dp:
+        found["add-remove"] = pipeline_dp(asked.pipeline_dp, required, asked.rounds)
     if asked.json:
-        print(json.dumps(report, indent=2))
+        print(json.dumps(found, indent=2))
+    else:
+        show_errors(found)
 
 
 def show_errors(found: dict[str, Any]) -> None:
@@ -427,20 +235,6 @@ def show_errors(found: dict[str, Any]) -> None:
     for library, entries in found.get("add-remove", {}).items():
         for name, entry in entries.items():
             print(f"{library:<12}{name:<18}{entry['rmse']:10.4g}{entry['seconds']:10.4f} s")
-
-
-def show(title: str, entry: dict[str, Any]) -> None:
-    print(f"{title}: n = {entry['n']}, d = {entry['dim']}")
-    for name, error in entry["central"].items():
-        print(f"  {name:<18}{error:10.4g}")
-    for row in entry["ours"]:
-        if row["rmse"] is None:
-            print(f"  {row['bits']} bits: {row['reason']}")
-        else:
-            print(
-                f"  {row['bits']:6.3g} bits {row['mechanism']:<18}{row['rmse']:10.4g}"
-                f"{row['of best']:8.2f} of the best{row['of gaussian']:8.2f} of the Gaussian"
-            )
 
 
 if __name__ == "__main__":

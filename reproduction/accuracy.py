@@ -41,7 +41,7 @@ Accounting = Literal["ours", "paper"]
 
 EPSILONS = (4.0, 2.0)
 BITS: dict[Accounting, tuple[float, ...]] = {"ours": (2.0, 3.0, 4.0, 8.0), "paper": (6.0, 8.0, 10.0)}
-PICTURE, NUMBERS, TABLE, SUMMARY, RUNS = "accuracy.png", "accuracy.json", "accuracy.csv", "summary.csv", "runs"
+PICTURE, NUMBERS, SUMMARY, RUNS = "accuracy.png", "accuracy.json", "summary.csv", "runs"
 
 _WHICH = ("panel_epsilon", "method", "epsilon", "k", "m", "bits_per_coordinate")
 _ENDS = ("accuracy_mean", "accuracy_min", "accuracy_max", "below_gaussian", "standard_error", "seconds", "parameters")
@@ -254,7 +254,7 @@ def write_figure(
     draw: bool = True,
     progress: Progress = lambda name, rounds, metrics: None,
 ) -> AccuracyFigure:
-    """Trains and draws: `accuracy.png`, the numbers behind it (`accuracy.json`, `accuracy.csv`), and `summary.csv`."""
+    """Trains and draws: `accuracy.png`, the numbers behind it (`accuracy.json`), and `summary.csv`."""
     if draw:
         plotting.new_figure(1.0, 1.0)  # raises where nothing could be drawn, before a long run
     found = compute(
@@ -285,10 +285,9 @@ def drawn_again(out: Path) -> AccuracyFigure:
 
 
 def _write(out: Path, data: AccuracyFigure, *, draw: bool) -> AccuracyFigure:
-    files = tuple(out / name for name in (*((PICTURE,) if draw else ()), NUMBERS, TABLE, SUMMARY))
+    files = tuple(out / name for name in (*((PICTURE,) if draw else ()), NUMBERS, SUMMARY))
     written = replace(data, files=files)
     (out / NUMBERS).write_text(json_module.dumps(written.to_dict(), indent=2) + "\n", encoding="utf-8")
-    (out / TABLE).write_text(_table(data), encoding="utf-8")
     (out / SUMMARY).write_text(_summary(data), encoding="utf-8")
     if draw:
         plotting.save(_picture(data), out / PICTURE)
@@ -318,18 +317,6 @@ def _picture(data: AccuracyFigure) -> Figure:
         color=plotting.INK,
     )
     return figure
-
-
-def _table(data: AccuracyFigure) -> str:
-    """Returns a row for each seed and evaluation of each line."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow([*_WHICH, "seed", "round", "megabytes", "accuracy"])
-    for which, line in _lines(data):
-        for seed, accuracies in zip(data.seeds, line.accuracy, strict=True):
-            for evaluation in zip(line.rounds, line.megabytes, accuracies, strict=True):
-                rows.writerow([*which, seed, *evaluation])
-    return text.getvalue()
 
 
 def _summary(data: AccuracyFigure) -> str:

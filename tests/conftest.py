@@ -22,6 +22,9 @@ from tests.timing import LIST, name_of
 # Scripts that wrote the data with an earlier release: they call what that release had.
 collect_ignore = ["data"]
 
+# Tests of real processes, which mostly wait: the first worker begins with them, while the others compute.
+WAITING = {"test_deployment.py", "test_deployed.py", "test_postgres.py", "test_spark.py"}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -94,7 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if name_of(item) in slow:
             item.add_marker(pytest.mark.slow(recorded=True))
-    items.sort(key=lambda item: item.path.name != "test_deployment.py")
+    items.sort(key=lambda item: item.path.name not in WAITING)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch

@@ -49,6 +49,10 @@ ON_DEMAND = {
     # What it returns, for types alone.
     ("protocol.py", "privacy.guarantees.Guarantee"),
     ("aggregator.py", "privacy.guarantees.Guarantee"),
+    # Its kernel, where there is a GPU.
+    ("correlated/client_sums.py", "simulation.device_kernels.compiles"),
+    ("correlated/client_sums.py", "simulation.device.carried"),
+    ("correlated/client_sums.py", "simulation.device_cuda.PlayedLineages"),
 }
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

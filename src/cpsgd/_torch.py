@@ -5,4 +5,4 @@ from __future__ import annotations
 try:
     import torch as torch
 except ImportError:
-    raise ImportError("Training and simulating on a device need PyTorch: pip install torch.") from None
+    raise ImportError("Training and simulating on a device need PyTorch: pip install 'cpsgd[torch]'") from None

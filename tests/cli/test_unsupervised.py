@@ -126,7 +126,8 @@ def test_clusters_of_named_columns(cpsgd: Any) -> None:
         assert not Path("centres.npy").exists()
     facts = cpsgd.json(*command, "--columns", "x,y", "--user", "id")
     assert (facts["users"], facts["coordinates"], facts["unit"]) == (500, 2, "user")
-    bounded = cpsgd.json(*command, "--bounds", "x=-1:1,y=-2:2", "--user", "id", "--out", "bounded.npy")
+    bounded = cpsgd.json(*command, "--bounds", "x=-1:1,y=-2:2", "--user", "id", "--out", "bounded.csv")
+    assert Path("bounded.csv").read_text().startswith("cluster,name,value,low,high\ncluster 1,x,")
     assert [each["name"] for each in bounded["values"][:2]] == ["x", "y"]
     assert bounded["bounds"] == {"x": [-1.0, 1.0], "y": [-2.0, 2.0]}
     cpsgd.succeeds("budget", "create", "b.ledger", "--population", "p", "--epsilon", 9, "--delta", 1e-6)

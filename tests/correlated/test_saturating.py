@@ -1,5 +1,6 @@
 """`RoundedCorrelated`: messages that saturate, rounded at random."""
 
+import hashlib
 import itertools
 import math
 from typing import Any
@@ -11,7 +12,7 @@ from scipy.special import ndtr
 from scipy.stats import chi2
 
 from cpsgd import Protocol, guarantee
-from cpsgd.correlated import client_sums
+from cpsgd.correlated import client_sums, draws
 from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.errors import ConditionError, ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
@@ -239,3 +240,36 @@ def test_clients_with_a_limit_do_not_trust_the_server_to_name_holders(holders: i
     with pytest.raises(RoundRefusedError, match="names the next holders"):
         limits.check(protocol, rounds=40, surviving=18_000)
     return None
+
+
+def _aliases(root: float, uniforms: int) -> float:
+    """Returns the bound of docs/proofs/rounded-correlated.md on a fine draw's total variation, √v points coarse."""
+    return 0.5 * math.sqrt(10.3 * math.gamma(uniforms + 0.5)) * (2.0 * root) ** -uniforms
+
+
+@pytest.mark.parametrize(("root", "uniforms"), [(2.0, 8), (3.0, 4), (4.0, 8)])
+def test_fine_draws_are_gaussians_with_uniform_numbers(root: float, uniforms: int) -> None:
+    """Exactly: a discrete Gaussian on a coarse grid, or on the fine one, and the same uniform numbers."""
+    cell, many = 16, 64
+    points = np.arange(-many * cell, many * cell + 1)
+    fine = np.exp(-0.5 * (points / (root * cell)) ** 2)
+    coarse = np.where(points % cell == 0, fine, 0.0)
+    for _ in range(uniforms):
+        fine, coarse = (np.convolve(law, np.ones(cell)) for law in (fine, coarse))
+    exact = 0.5 * float(np.abs(fine / fine.sum() - coarse / coarse.sum()).sum())
+    assert exact <= _aliases(root, uniforms)
+    assert _aliases(2048.0, 10) <= draws.FINE_VARIATION
+
+
+def test_fine_draws_fill_their_grid() -> None:
+    found = mechanism()
+    z = found.lineages.expanded(bytes(16), 3, 40_000)
+    deviation = math.ldexp(found.noise_deviation, found.noise_bits)
+    # Standard errors of 0.5 % and 0.35 %; five of each, a false alarm below 1e-6 each.
+    assert abs(z.mean()) < 0.025 * deviation
+    assert abs(z.std() / deviation - 1.0) < 0.018
+    # The lowest byte of ten uniform numbers' sum is uniform: 255 degrees of freedom, false alarm 1e-7.
+    counts = np.bincount(z & 255, minlength=256)
+    assert float(((counts - 156.25) ** 2 / 156.25).sum()) < 390.0
+    # The same for everybody, for ever.
+    assert hashlib.sha256(z.astype("<i8").tobytes()).hexdigest()[:16] == "48b721a2d0262cfc"

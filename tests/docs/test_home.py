@@ -6,31 +6,50 @@ import csv
 import json
 from pathlib import Path
 
-from docs._site.home import OUT, RESULTS, draw, points
+from reproduction.accuracy_vs_bytes import HOME, Point, best, draw_home
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def accuracies(path: Path) -> dict[tuple[str, str, str], str]:
-    """Returns the mean accuracy for each ε, number of bands and number of passes, as pages write it."""
+def accuracies(path: Path) -> dict[tuple[str, str, str, str], str]:
+    """Returns the mean accuracy for each ε, number of bands, of passes and of bits, as pages write it."""
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {
-        (row["epsilon"], row["bands"], row.get("passes", "")): f"{float(row['accuracy_mean']):.2%}".replace("%", " %")
+        (row["epsilon"], row["bands"], row["passes"], row["bits"]): f"{100.0 * float(row['accuracy_mean']):.2f} %"
         for row in rows
     }
 
 
+def at_16_bits() -> tuple[dict[str, float], dict[str, float], float]:
+    """Returns the errors of ours and of published designs at 16 bits, and the fewest bits of the published cpSGD."""
+    ours: dict[str, float] = {}
+    published: dict[str, float] = {}
+    fewest = []
+    with (ROOT / "docs/results/frontier/frontier.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if (row["clients"], row["dim"], row["secure"]) == ("10000", "65536", "True"):
+                if float(row["bits"]) <= 16.0:
+                    of = ours if row["accounting"] == "ours" else published
+                    of[row["mechanism"]] = min(float(row["ratio"]), of.get(row["mechanism"], 1e9))
+                if (row["mechanism"], row["accounting"]) == ("binomial", "published"):
+                    fewest.append(float(row["bits"]))
+    return ours, published, min(fewest)
+
+
 def test_the_table_beside_others_has_the_files_figures() -> None:
-    at_16 = {name: dict(points(RESULTS, name, "published")) for name in ("skellam", "coins", "binomial")}
-    assert f"| {dict(points(RESULTS, None, 'ours'))[16.0]:.2f} | {at_16['skellam'][16.0]:.2f} discrete" in README
-    assert f"{at_16['coins'][16.0]:.2f} Poisson binomial; cpSGD needs {min(at_16['binomial']):.0f} bits" in README
+    ours, published, fewest = at_16_bits()
+    assert f"| {min(ours.values()):.2f} | {published['skellam']:.2f} discrete Gaussian, Skellam" in README
+    assert f"{published['coins']:.2f} Poisson binomial; cpSGD needs {fewest:.0f} bits" in README
     once, again = (accuracies(ROOT / "docs/results" / folder / "summary.csv") for folder in ("correlated", "passes"))
-    assert f"({once['', '1', '']} without" in README
-    for epsilon, passes, said in (("2.0", "10", "ten"), ("0.5", "25", "25")):
-        ours = f"{again[epsilon, '32', passes]} in {said} passes, {once[epsilon, '32', '']} in one"
-        assert f"| {ours} | {once[epsilon, '1', '']} with independent noise, in one |" in README
+    assert f"({once['', '1', '1', '']} without" in README
+    few = f", {once['2.0', '129', '1', '4.0']} in one with 4 bits"
+    for epsilon, passes, said, more in (("2.0", "10", "ten", few), ("0.5", "25", "25", "")):
+        here = (
+            f"{again[epsilon, '32', passes, '14.0']} in {said} passes, {once[epsilon, '32', '1', '12.0']} in one{more}"
+        )
+        assert f"| {here} | {once[epsilon, '1', '1', '4.0']} with independent noise, in one |" in README
     peers = json.loads((ROOT / "docs/results/peers/peers.json").read_text(encoding="utf-8"))
     flower = "Flower: LocalDpMod's clip and noise"
     noise = {name: found["ns"] for name, found in peers["noise"].items()}
@@ -40,6 +59,13 @@ def test_the_table_beside_others_has_the_files_figures() -> None:
     assert f"| {masking['cpsgd']:.1f} ms | {masking['Flower']:.0f} ms Flower" in README
 
 
-def test_the_picture_is_drawn_from_the_file(tmp_path: Path) -> None:
-    draw(RESULTS, tmp_path / "home.svg")
-    assert (tmp_path / "home.svg").read_bytes() == OUT.read_bytes()
+def test_the_picture_is_drawn_from_the_files(tmp_path: Path) -> None:
+    draw_home(tmp_path / "home.svg")
+    assert (tmp_path / "home.svg").read_bytes() == HOME.read_bytes()
+
+
+def test_a_line_has_the_points_that_no_cheaper_one_beats() -> None:
+    given = [
+        Point(2.0, "", sent, accuracy) for sent, accuracy in ((3, 97.0), (1, 96.0), (2, 98.0), (1, 95.0), (4, 98.5))
+    ]
+    assert [(point.bytes_up, point.accuracy) for point in best(given)] == [(1, 96.0), (2, 98.0), (4, 98.5)]

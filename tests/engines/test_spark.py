@@ -17,6 +17,7 @@ from cpsgd.engines import spark as engine
 from cpsgd.errors import BudgetExceededError, ColumnError, ParameterError
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.statistics import Count, Job, Mean, Sum, prepare
+from cpsgd.tables import text_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,6 +94,17 @@ def test_a_user_is_one_whatever_the_type(session: Any) -> None:
         rows = [(user, 40.0) for user in ids]
         frame = session.createDataFrame(rows * 3, f"id {kind}, age double").repartition(2)
         assert engine.sums(frame, job).users == 2, kind
+
+
+def test_rows_of_one_text_come_together(session: Any) -> None:
+    users = ["5", "5.", ".5e1", "+5", "0.5E+1", "\u20035\x1c", "0", "-0.0", "+.0", "1e400", "10e399", "a b", " a b\x85"]
+    users += ["12345678901234567890", "12345678901234567890.0", "-1e999", "-10e998", "1e-400", "10e-401", "007", "nan"]
+    frame = session.createDataFrame([(user,) for user in users], "id string")
+    keys: dict[str, set[str]] = {}
+    for row in frame.select("id", engine._key(frame, "id").alias("key")).collect():
+        keys.setdefault(text_of(row["id"]), set()).add(row["key"])
+    assert [text for text, found in keys.items() if len(found) > 1] == []
+    assert len({key for found in keys.values() for key in found}) >= 7
 
 
 def test_workers_that_are_killed_count_once(frame: Any, table: dict[str, list[Any]], tmp_path: Path) -> None:

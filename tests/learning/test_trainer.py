@@ -279,4 +279,4 @@ def test_without_torch_the_error_says_what_to_install() -> None:
         "except ImportError as error:\n    print(error)\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install torch" in found.stdout
+    assert "pip install 'cpsgd[torch]'" in found.stdout

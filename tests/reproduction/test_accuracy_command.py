@@ -52,15 +52,10 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
         first, second = line["accuracy"]
         assert len(first) == len(second) == 2
         assert first != second
-    table = rows_of("figures/accuracy.csv")
-    assert len(table) == 5 * 2 * 2
-    assert [row["method"] for row in table[::4]] == ["no privacy", "coins", "gaussian", "coins", "gaussian"]
-    assert (table[0]["k"], table[0]["epsilon"], table[0]["bits_per_coordinate"]) == ("", "", "32.0")
-    assert table[-1]["panel_epsilon"] == "2"
-    assert [row["round"] for row in table[:4]] == ["1", "2", "1", "2"]
-    assert float(table[-1]["accuracy"]) == data["panels"][1]["lines"][1]["accuracy"][1][-1]
     summary = rows_of("figures/summary.csv")
-    assert [row["method"] for row in summary] == [row["method"] for row in table[::4]]
+    assert [row["method"] for row in summary] == ["no privacy", "coins", "gaussian", "coins", "gaussian"]
+    assert (summary[0]["k"], summary[0]["epsilon"], summary[0]["bits_per_coordinate"]) == ("", "", "32.0")
+    assert summary[-1]["panel_epsilon"] == "2"
     line = data["panels"][0]["lines"][0]
     ends = [values[-1] for values in line["accuracy"]]
     found = [float(summary[1][f"accuracy_{name}"]) for name in ("mean", "min", "max")]
@@ -87,7 +82,7 @@ def test_the_accuracy_figure(figure: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert redrawn.exit_code == 0, redrawn.stderr
     assert {**json.loads(redrawn.stdout), "files": data["files"]} == data
     assert Path("copy/accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert Path("copy/accuracy.csv").read_bytes() == Path("figures/accuracy.csv").read_bytes()
+    assert Path("copy/summary.csv").read_bytes() == Path("figures/summary.csv").read_bytes()
     Path("explicit.toml").write_text("levels = 3\ntrials = 13\n")
     explicit = figure("--out", "figures", "--config", "explicit.toml")
     assert explicit.exit_code == 2
@@ -135,7 +130,7 @@ def test_numbers_first_and_the_picture_later(figure: Any, monkeypatch: pytest.Mo
         result = figure("--out", "out", *small, "--no-draw", "--json")
     assert result.exit_code == 0, result.stderr
     names = [Path(file).name for file in json.loads(result.stdout)["files"]]
-    assert names == ["accuracy.json", "accuracy.csv", "summary.csv"]
+    assert names == ["accuracy.json", "summary.csv"]
     summary = rows_of("out/summary.csv")
     assert summary[1]["standard_error"] == ""  # one seed tells nothing of it
     assert not Path("out/accuracy.png").exists()
@@ -156,7 +151,7 @@ def test_published_numbers_can_be_drawn_again(figure: Any, folder: str) -> None:
     published = Path(accuracy.__file__).parents[1] / "docs" / "results" / folder
     shutil.copytree(published, "copy", ignore=shutil.ignore_patterns("*.png"))
     assert figure("--out", "copy", "--redraw").exit_code == 0
-    assert Path("copy/accuracy.csv").read_bytes() == (published / "accuracy.csv").read_bytes()
+    assert Path("copy/summary.csv").read_bytes() == (published / "summary.csv").read_bytes()
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{}", "nonsense"])

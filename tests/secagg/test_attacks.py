@@ -116,7 +116,7 @@ class Isolation:
 @pytest.mark.parametrize(
     ("clients", "dropout"),
     [
-        *((65, 0.1), (100, 0.1), pytest.param(300, 0.1, marks=pytest.mark.slow)),
+        *((65, 0.1), (100, 0.1), pytest.param(300, 0.1, marks=pytest.mark.thorough)),
         *((5, 0.4), (7, 0.4), (10, 0.4), (20, 0.4)),
     ],
 )

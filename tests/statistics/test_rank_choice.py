@@ -134,3 +134,13 @@ def test_intervals_hold_whatever_the_values(values: str) -> None:
             assert np.abs(found.values - 40.0).max() <= width
     # Fewer than 5 of 40 at a chance of one half at least: 1e-7 for each of eight.
     assert (held >= 5).all()
+
+
+def test_a_report_chooses_bins_too() -> None:
+    table = {"age": np.linspace(0.0, 100.0, 400), "yes": [0, 1] * 200}
+    questions = {"median": Quantiles(AGE, [0.5], bins=32), "yes": statistics.Count(["yes"])}
+    found = statistics.report(table, questions, epsilon=2.0, wanted={"median": 0.02, "yes": 4.0})
+    assert found["median"].mechanism == "permute-and-flip"
+    assert found.method == found["median"].method == "table-choice"
+    assert (found.claim.delta, found.claim.epsilon <= 2.0) == (0.0, True)
+    assert found.split["median"].error / 0.02 == pytest.approx(found.split["yes"].error / 4.0, rel=0.3)

@@ -273,7 +273,7 @@ def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -
 
 def _save(found: Statistic, result: ResultOptions) -> None:
     if result.out is not None:
-        write_file(result.out, _written(found, result.out))
+        write_file(result.out, written(found, result.out))
     if result.plot is not None:
         from cpsgd.reports.pictures import draw_values
 
@@ -315,7 +315,7 @@ def _many(found: Statistic) -> str:
     return f"all {found.unit}s" if found.users is None else f"{found.users:,} {found.unit}s"
 
 
-def _written(found: Statistic, path: Path) -> bytes:
+def written(found: Statistic, path: Path) -> bytes:
     """Returns the values as a file of JSON or CSV."""
     if path.suffix.lower() == ".json":
         return (json_module.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n").encode()

@@ -134,7 +134,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
         from cpsgd.learning.metrics import tensorboard
         from cpsgd.planner import Plan
     except ImportError as error:
-        raise CpsgdError(str(error)) from None
+        raise CpsgdError(f"{error}. To train, pip install 'cpsgd[torch,learn,plot]'.") from None
     from cpsgd.reports import live, plotting, run_report
 
     plotting.check()

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from cpsgd._durable import write_file
 from cpsgd.cli import _files, options, output
-from cpsgd.cli.columns import NO_BUDGET, TABLE, Budgets, facts_of, split_bounds, split_missing, split_names
+from cpsgd.cli.columns import NO_BUDGET, TABLE, Budgets, facts_of, split_bounds, split_missing, split_names, written
 from cpsgd.cli.frame import WHOLE
 from cpsgd.errors import ParameterError
 
@@ -81,7 +82,7 @@ def kmeans(
         int, WHOLE, Parameter(help="Public seed of the starting centres; the noise has none and cannot be repeated.")
     ] = 0,
     budget: Budgets = NO_BUDGET,
-    out: Annotated[Path, options.file_option("Where the centres go, .npy or .csv, one row each.")] = Path(
+    out: Annotated[Path, options.file_option("Where the centres go: .npy, one row each, or .csv.")] = Path(
         "centres.npy"
     ),
     json: options.Json = False,
@@ -98,7 +99,7 @@ def kmeans(
     with output.warnings_shown(), output.progress(rounds * rows) as advance:
         found = find(source, clusters, **arguments, advance=advance)
     with _files.paid(budget.ledger is not None):
-        _files.write_vector(out, found.centres.astype("float32"))
+        _write(out, found, points)
     alive = found.sizes > 0
     deviation = f"about {found.deviations[alive].max():.3g} by noise, at most" if alive.any() else "unknown"
     facts = [
@@ -122,7 +123,7 @@ def pca(
         bool, Parameter(help="The points' mean is known to be zero: nothing is spent on finding it.")
     ] = False,
     budget: Budgets = NO_BUDGET,
-    out: Annotated[Path, options.file_option("Where the components go, .npy or .csv, one row each.")] = Path(
+    out: Annotated[Path, options.file_option("Where the components go: .npy, one row each, or .csv.")] = Path(
         "components.npy"
     ),
     json: options.Json = False,
@@ -139,7 +140,7 @@ def pca(
     with output.progress(rows) as advance:
         found = find(source, components, **arguments, advance=advance)
     with _files.paid(budget.ledger is not None):
-        _files.write_vector(out, found.components.astype("float32"))
+        _write(out, found, points)
     total = found.total_variance
     # With much noise the total may come out negative.
     explained = f"{100 * found.variances.sum() / total:.1f} % of the variance" if total > 0 else "unknown"
@@ -152,6 +153,14 @@ def pca(
     ]
     where = {"file": file, "out": out, "coordinates": dim, "radius": points.arguments["radius"]}
     _answer(json, found, {**where, "components": components, "angle_degrees": {"expected": angle}}, facts)
+
+
+def _write(out: Path, found: Any, points: BallOptions) -> None:
+    """Writes rows of numbers; as CSV of named columns, what other statistics write."""
+    if out.suffix.lower() == ".csv" and (points.bounds or points.columns):
+        write_file(out, written(found, out))
+    else:
+        _files.write_vector(out, found.values.astype("float32"))
 
 
 def _answer(json: bool, found: Any, where: dict[str, Any], facts: list[tuple[str, str]]) -> None:

@@ -24,7 +24,7 @@ from cpsgd.randomness import Keystream
 if TYPE_CHECKING:
     from cpsgd._torch import torch
     from cpsgd.correlated.saturating import RoundedCorrelated
-    from cpsgd.simulation.device_cuda import Lineages
+    from cpsgd.simulation.device_cuda import PlayedLineages
 
 
 class SimulatedClients(Simulated):
@@ -102,15 +102,15 @@ class DeviceClients(ClientSums):
         self._lineages(round, key, held, points.device).add(points, sums, first)
         return sums
 
-    def _lineages(self, round: int, key: int, held: dict[int, bytes], device: torch.device) -> Lineages:
+    def _lineages(self, round: int, key: int, held: dict[int, bytes], device: torch.device) -> PlayedLineages:
         """Returns what the kernel must know of a round."""
         from cpsgd.simulation.device import carried
-        from cpsgd.simulation.device_cuda import Lineages
+        from cpsgd.simulation.device_cuda import PlayedLineages
 
         of, numbers = self.client, sorted(held)
         keys = np.array([*(_number(held[number], 0) for number in numbers), key], dtype=np.uint64)
         deviations = [of.noise_deviation * float(of.correlation.factors[round - number]) for number in numbers]
-        return Lineages(
+        return PlayedLineages(
             keys=carried(keys.view(np.int64), device),
             deviations=carried(np.array(deviations, dtype=np.float32), device),
             limit=int(of.grid.limit),

@@ -46,6 +46,14 @@ FINER_BITS = 9
 PURPOSE = b"cpsgd lineage noise v1"
 """Names the expansion of a seed; another expansion would need another name."""
 
+FINE_BITS = 27
+"""Bits by which a fine draw of a lineage refines a draw of its noise."""
+
+FINE_VARIATION = 2.0**-109
+"""Total variation of a fine draw from a Gaussian and uniform numbers (docs/proofs/rounded-correlated.md, 1)."""
+
+# Uniform numbers of a fine draw, and their bytes.
+_FINE, _FINE_BYTES = 10, 4
 # Coordinates that a seed is expanded to at a time: part of the expansion's definition.
 _BLOCK = 1 << 12
 # Wide enough for every draw.
@@ -108,13 +116,20 @@ class Lineages:
 
     Attributes:
         correlation: The weights.
-        parts: The draws that z is a sum of: their deviations in cells, and left shifts.
+        ratio: The deviation of a draw of z, in cells.
         limit: The largest |noise| of earlier rounds in a message, in points; more is cut off. None for all of it.
+        fine: Whether draws are refined by `FINE_BITS` bits, with uniform numbers.
     """
 
     correlation: Correlation
-    parts: tuple[tuple[float, int], ...]
+    ratio: float
     limit: int | None = None
+    fine: bool = False
+
+    @property
+    def draw_bytes(self) -> int:
+        """Keystream bytes per draw of z."""
+        return DRAW_BYTES + (_FINE * _FINE_BYTES if self.fine else 0)
 
     def fresh(self, keystream: NDArray[np.uint8], count: int) -> Points:
         """Draws the noise of a lineage that begins with this round and that nobody will continue."""
@@ -146,7 +161,7 @@ class Lineages:
     def expanded(self, seed: bytes, round: int, dim: int) -> Points:
         """Returns z of one round: a draw per coordinate, in blocks of 4096, by a key from seed and round."""
         stream = Keystream(hashlib.sha256(PURPOSE + struct.pack("<Q", round) + seed).digest()[:16])
-        each = DRAW_BYTES * len(self.parts)
+        each = self.draw_bytes
         buffer = stream.buffer(min(_BLOCK, dim) * each)
         found = np.empty(dim, dtype=np.int64)
         for start in range(0, dim, _BLOCK):
@@ -155,10 +170,14 @@ class Lineages:
         return found
 
     def _drawn(self, keystream: NDArray[np.uint8], count: int) -> Points:
-        """Returns draws of z: of all coordinates' first parts, then of their second ones, and so on."""
-        found = np.zeros(count, dtype=np.int64)
-        for number, (ratio, shift) in enumerate(self.parts):
-            found += draw(ratio, keystream[number * DRAW_BYTES * count :], count) << shift
+        """Returns draws of z, from all coordinates' first bytes, then from those of their fine parts."""
+        found = draw(self.ratio, keystream, count)
+        if self.fine:
+            wide = keystream[DRAW_BYTES * count : self.draw_bytes * count].view("<u4").reshape(_FINE, count)
+            found <<= FINE_BITS
+            # Ten numbers of 27 bits fit in 32.
+            found += np.add.reduce(wide >> np.uint32(32 - FINE_BITS), axis=0, dtype=np.uint32)
+            found -= _FINE * ((1 << FINE_BITS) - 1) // 2
         return found
 
     def _checked(self, seeds: Sequence[bytes | None], round: int) -> Sequence[bytes | None]:

@@ -31,7 +31,7 @@ from cpsgd.correlated.draws import (
     farthest_point,
     own_shifts,
 )
-from cpsgd.correlated.run_gaussian import ROUNDING, RunGaussian, RunNoise, resolution
+from cpsgd.correlated.run_gaussian import ROUNDING, RunGaussian, RunNoise, WindowRoom, centre_of, resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
 from cpsgd.correlated.weights import WEIGHT_BITS
 from cpsgd.errors import ConditionError, ParameterError
@@ -45,6 +45,11 @@ LEAST_SIGMA = 4.0
 _FINER = 1.0 + 2.0 ** (1 - 2 * FINER_BITS)
 # The deviation of the own noise, in cells of its grid.
 _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
+
+
+def coarse_bits(deviation: float) -> int:
+    """Returns G with which 2^G points per step are 2048 to 4096 per deviation."""
+    return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / deviation))
 
 
 @dataclass(frozen=True)
@@ -117,16 +122,17 @@ class CorrelatedNoise(RunNoise):
         return self.of.run_length * (-math.log1p(-excess) + every) * (1.0 + 1e-12)
 
     @property
-    def taken(self) -> float:
-        """Upper bound on the part of the window, either way, that the vector and earlier rounds' noise take."""
-        of = self.of
-        inherited = of.correlation.inherited * math.ldexp(farthest_point(of.noise_ratio), -of.noise_bits)
-        return of.farthest_point + inherited
+    def cut(self) -> float:
+        """Upper bound on the probability that a message leaves the window, whatever its client was handed."""
+        return self.needs.cut(self.of.window)
 
     @property
-    def fresh_deviation(self) -> float:
-        """Upper bound on the deviation of a round's fresh noise."""
-        return math.sqrt(self.of.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
+    def needs(self) -> WindowRoom:
+        """The room for the vector and earlier rounds' noise, and for fresh noise."""
+        of = self.of
+        inherited = of.correlation.inherited * math.ldexp(farthest_point(of.noise_ratio), -of.noise_bits)
+        fresh = math.sqrt(of.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
+        return WindowRoom(of.farthest_point + inherited, fresh)
 
     @property
     def ripple(self) -> float:
@@ -176,7 +182,7 @@ class CorrelatedGaussian(RunGaussian):
     @cached_property
     def lineages(self) -> Lineages:
         """The noise of a client that follows from seeds."""
-        return Lineages(self.correlation, ((self.noise_ratio, 0),))
+        return Lineages(self.correlation, self.noise_ratio)
 
     @cached_property
     def memory(self) -> RunMemory:
@@ -193,7 +199,7 @@ class CorrelatedGaussian(RunGaussian):
     @cached_property
     def noise_bits(self) -> int:
         """G: z has 2^G points per step."""
-        return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
+        return coarse_bits(self.noise_deviation)
 
     @property
     def noise_ratio(self) -> float:
@@ -204,6 +210,11 @@ class CorrelatedGaussian(RunGaussian):
     def finest_bits(self) -> int:
         """F: everything is a multiple of 2^-F steps."""
         return self.noise_bits + WEIGHT_BITS
+
+    @property
+    def centre(self) -> float:
+        """The middle of the window, where halves are rounded up."""
+        return centre_of(self.window, self.finest_bits)
 
     @property
     def grid(self) -> Grid:

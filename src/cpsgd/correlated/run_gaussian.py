@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import InfeasibleError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.interface import Extent, Search
-from cpsgd.mechanisms.rounded_gaussian import MAX_WINDOW, RoundedGaussian, RoundedNoise, cut_off, reach_of
+from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian, RoundedNoise, cut_off, reach_of
 
 ROUNDING = 1.0 + 8 * 2.0**-53
 """Covers the roundings of a few operations."""
@@ -27,14 +27,40 @@ def correlation_of(bands: int, rounds: int, separation: int | None, taps: str = 
     return Correlation(bands, rounds, separation, taps)
 
 
+def centre_of(window: int, finest_bits: int) -> float:
+    """Returns the middle of a window, and half a point of the finest grid: halves are rounded up."""
+    return 0.5 * (window - 1) + math.ldexp(0.5, -finest_bits)
+
+
 def resolution(ratio: float) -> float:
     """Returns the total variation of one draw, with this deviation in cells, from its law."""
     return fine_gaussian.SMOOTHING + 2.0 * (2 * fine_gaussian.farthest(ratio) + 2) * 2.0**-128
 
 
 @dataclass(frozen=True)
+class WindowRoom:
+    """What a message needs of its window.
+
+    Attributes:
+        taken: Upper bound on the part, either way, that is taken before fresh noise is added.
+        fresh_deviation: Upper bound on the deviation of the noise that the rest is for.
+    """
+
+    taken: float
+    fresh_deviation: float
+
+    def cut(self, window: int) -> float:
+        """Returns an upper bound on the probability that a message leaves a window of this many integers."""
+        return cut_off((0.5 * window - self.taken) * (1.0 - 1e-12) / self.fresh_deviation)
+
+    def window(self, cut: float) -> int:
+        """Returns the integers of the window that a message leaves with a probability of at most `cut`."""
+        return math.ceil(2.0 * (self.taken + reach_of(cut) * self.fresh_deviation) * (1.0 + 1e-9))
+
+
+@dataclass(frozen=True)
 class RunNoise(RoundedNoise):
-    """The noise of a run, of which later rounds take a part away. Subclasses state `taken` and `fresh_deviation`."""
+    """The noise of a run, of which later rounds take a part away."""
 
     of: RunGaussian
 
@@ -44,25 +70,9 @@ class RunNoise(RoundedNoise):
         return self.of.noise_deviation
 
     @property
-    def cut(self) -> float:
-        """Upper bound on the probability that a message leaves the window, whatever its client was handed."""
-        room = 0.5 * self.of.window - self.taken
-        return cut_off(room * (1.0 - 1e-12) / self.fresh_deviation)
-
-    @property
     def factors(self) -> NDArray[np.float64]:
         """The weights of earlier rounds' noise, as they act."""
         return self.of.correlation.factors
-
-    @property
-    def taken(self) -> float:
-        """Upper bound on the part of the window, either way, that is taken before fresh noise is added."""
-        raise NotImplementedError
-
-    @property
-    def fresh_deviation(self) -> float:
-        """Upper bound on the deviation of the noise that the rest of the window is for."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,21 +110,6 @@ class RunGaussian(RoundedGaussian):
         return correlation_of(self.bands, self.run_length, self.separation, self.taps)
 
     @property
-    def noise(self) -> RunNoise:
-        """The noise of a client."""
-        raise NotImplementedError
-
-    @property
-    def finest_bits(self) -> int:
-        """F: everything is a multiple of 2^-F steps."""
-        raise NotImplementedError
-
-    @property
-    def centre(self) -> float:
-        """The middle of the window, and half a point of the finest grid: halves are rounded up."""
-        return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)
-
-    @property
     def extent(self) -> Extent:
         """The extent of a round, times the sensitivity of the run's weights."""
         return replace(super().extent, growth=self.correlation.sensitivity * ROUNDING)
@@ -123,15 +118,3 @@ class RunGaussian(RoundedGaussian):
     def candidates(cls, search: Search) -> Iterator[Self]:
         """Raises `InfeasibleError`: the planner needs a run, which `correlated` asks for."""
         raise InfeasibleError(f"{cls.name} is planned for a run of rounds: give correlated, the number of bands.")
-
-    @classmethod
-    def with_room(cls, *, noise_deviation: float, step: float, coordinate_range: float, cut: float, **run: Any) -> Self:
-        """Returns the mechanism whose window a message leaves with a probability of at most `cut`.
-
-        Raises:
-            ParameterError: No window is wide enough, or something is out of range.
-        """
-        fixed: dict[str, Any] = {"noise_deviation": noise_deviation, "step": step, **run}
-        widest = cls(window=MAX_WINDOW, coordinate_range=coordinate_range, **fixed)
-        needed = 2.0 * (widest.noise.taken + reach_of(cut) * widest.noise.fresh_deviation) * (1.0 + 1e-9)
-        return replace(widest, window=math.ceil(needed))

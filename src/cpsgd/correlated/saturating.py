@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.codec.rounding import PythonKernel
 from cpsgd.correlated.client_sums import SimulatedClients
-from cpsgd.correlated.draws import Lineages, Points, wide_parts
-from cpsgd.correlated.mechanism import CorrelatedGaussian, CorrelatedNoise
+from cpsgd.correlated.draws import FINE_BITS, FINE_VARIATION, Lineages, Points
+from cpsgd.correlated.mechanism import CorrelatedGaussian, CorrelatedNoise, coarse_bits
+from cpsgd.correlated.run_gaussian import resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
 from cpsgd.correlated.weights import WEIGHT_BITS
 from cpsgd.errors import ConditionError, ParameterError
@@ -38,8 +39,6 @@ from cpsgd.mechanisms.rounded_gaussian import LEAST_SIGMA, RoundedGaussian, usua
 
 # Bytes of the number that decides about rounding up.
 _COIN_BYTES = 8
-# z has at least 2^this points per standard deviation.
-_FINE_BITS = 38
 _ROUNDING = 1.0 + 8 * 2.0**-53
 
 
@@ -124,9 +123,8 @@ class SaturatingNoise(CorrelatedNoise):
     @property
     def variation(self) -> float:
         """Total variation over all rounds: the distance of samplers and grids from their laws."""
-        farthest = sum(2 * fine_gaussian.farthest(ratio) + 2 for ratio, _ in self.of.lineages.parts)
-        each = len(self.of.lineages.parts) * fine_gaussian.SMOOTHING + 2.0 * farthest * 2.0**-128
-        return MORE * self.of.run_length * self.of.draws * (each + fine_gaussian.GRID_VARIATION) * _ROUNDING
+        each = resolution(self.of.noise_ratio) + FINE_VARIATION + fine_gaussian.GRID_VARIATION
+        return MORE * self.of.run_length * self.of.draws * each * _ROUNDING
 
     def slack(self, honest: int) -> float:
         """Returns 0: the proof is about rounding as it is."""
@@ -242,12 +240,17 @@ class RoundedCorrelated(CorrelatedGaussian):
     def lineages(self) -> Lineages:
         """The noise of a client that follows from seeds, with the earlier rounds' part clipped."""
         limit = math.floor(math.ldexp(self.inherited_range, self.finest_bits))
-        return Lineages(self.correlation, tuple(wide_parts(math.ldexp(self.noise_deviation, self.noise_bits))), limit)
+        return Lineages(self.correlation, self.noise_ratio, limit, fine=True)
 
     @cached_property
     def noise_bits(self) -> int:
         """G: z has 2^G points per step."""
-        return math.ceil(_FINE_BITS - math.log2(self.noise_deviation))
+        return coarse_bits(self.noise_deviation) + FINE_BITS
+
+    @property
+    def noise_ratio(self) -> float:
+        """σ in cells of a draw that is not refined."""
+        return super().noise_ratio * 2.0**-FINE_BITS
 
     @cached_property
     def fraction_bits(self) -> int:
@@ -257,7 +260,7 @@ class RoundedCorrelated(CorrelatedGaussian):
     @property
     def keystream_bytes(self) -> int:
         """Bytes of the rounding, and of a lineage that begins."""
-        return _COIN_BYTES + fine_gaussian.DRAW_BYTES * len(self.lineages.parts)
+        return _COIN_BYTES + self.lineages.draw_bytes
 
     def kernel(self) -> Any:
         """Returns the kernel that adds noise and rounds at random."""

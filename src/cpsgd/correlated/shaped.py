@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from cpsgd.codec.clip import Grid
 from cpsgd.codec.rounding import PythonKernel
 from cpsgd.correlated.draws import Points, draw, farthest_point, wide_parts
-from cpsgd.correlated.run_gaussian import ROUNDING, RunGaussian, RunNoise, resolution
+from cpsgd.correlated.run_gaussian import ROUNDING, RunGaussian, RunNoise, WindowRoom, centre_of, resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
 from cpsgd.correlated.shaped_sums import SimulatedSilos
 from cpsgd.correlated.uniform_fractions import excess
@@ -271,14 +271,16 @@ class ShapedNoise(RunNoise):
         return -math.log1p(-found) * (1.0 + 1e-12) if found < 1.0 else math.inf
 
     @property
-    def taken(self) -> float:
-        """Upper bound on the part of the window, either way, that the vector and rounding errors take."""
-        return self.of.farthest_point + 0.5 * (1.0 + self.of.correlation.inherited) + 2.0**-20
+    def cut(self) -> float:
+        """Upper bound on the probability that a message leaves the window."""
+        return self.needs.cut(self.of.window)
 
     @property
-    def fresh_deviation(self) -> float:
-        """Upper bound on the deviation of the noise of this and earlier rounds in a message."""
-        return self.of.noise_deviation * self.of.correlation.spread
+    def needs(self) -> WindowRoom:
+        """The room for the vector and rounding errors, and for the noise of this and earlier rounds."""
+        of = self.of
+        taken = of.farthest_point + 0.5 * (1.0 + of.correlation.inherited) + 2.0**-20
+        return WindowRoom(taken, of.noise_deviation * of.correlation.spread)
 
     @property
     def ripple(self) -> float:
@@ -325,6 +327,11 @@ class ShapedGaussian(RunGaussian):
     def fraction_bits(self) -> int:
         """Fraction bits of the vector's grid."""
         return min(_MOST_BITS, _POINT_BITS - max(0, math.ceil(math.log2(max(1.0, self._steps)))))
+
+    @property
+    def centre(self) -> float:
+        """The middle of the window, where halves are rounded up."""
+        return centre_of(self.window, self.finest_bits)
 
     @cached_property
     def finest_bits(self) -> int:

@@ -26,6 +26,7 @@ from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.correlated.weights import MAX_BANDS, MAX_ROUNDS, Correlation
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
+from cpsgd.mechanisms.rounded_gaussian import MAX_WINDOW
 from cpsgd.neighbours import Participation
 from cpsgd.planner.few_bits import MOST_BITS, WINDOWS, FewBits, few_taps, rounding_share
 from cpsgd.planner.problem import WHOLE_BITS, Finished, Problem
@@ -232,16 +233,20 @@ class _Run:
     @cached_property
     def _fixed(self) -> dict[str, Any]:
         """Parameters of the mechanism that do not depend on bits or range."""
-        correlation, target = self._correlation, self._target
+        correlation = self._correlation
         # Clients that stay keep their seeds; others hand them on, and whoever colludes may hold some.
         handed = {} if self.problem.clients_stay else {"untrusted_holders": self.problem.conditions.colluding}
         return {
             "bands": correlation.bands,
             "run_length": correlation.rounds,
             "separation": correlation.separation,
-            "cut": _CUT_SHARE * target.variation / (2 * correlation.rounds),
             **handed,
         }
+
+    @cached_property
+    def _cut(self) -> float:
+        """Probability with which a message may leave its window."""
+        return _CUT_SHARE * self._target.variation / (2 * self._correlation.rounds)
 
     @cached_property
     def _exposed(self) -> int:
@@ -274,15 +279,18 @@ class _Run:
         summed = problem.setting.overflow is not None
         if bits is None or (bits > MOST_BITS and not summed) or self._correlation.separation is not None:
             return []
-        # Under secure sums the bits are those of the modulus, which a message's own do not fill.
-        windows = [values for values in WINDOWS if values < values_of(bits)] if summed else [values_of(bits)]
+        most = values_of(bits)
+        # Under secure sums the bits are those of the modulus, which a message's own do not fill. Elsewhere fewer values
+        # than there is room for may be better: coordinates of many steps cost more.
+        fewer = [values for values in WINDOWS if values < most]
+        windows = fewer if summed else [*fewer[-1:], most]
         taps = few_taps(self.bands, self._correlation.rounds, self.workload, rounding_share(windows))
         found = []
         for correlation in [self._correlation] if taps is None else [taps]:
             run = replace(self, given=correlation)
             question = FewBits(self._target, correlation, self._fixed["untrusted_holders"], problem.setting.rotate)
             designs = [each for values in windows for each in question.designs(values)]
-            fitting = [each for each in designs if (problem.setting.needed_modulus(each) or 0) <= values_of(bits)]
+            fitting = [each for each in designs if (problem.setting.needed_modulus(each) or 0) <= most]
             best = min(fitting, key=run._error, default=None)
             try:
                 found += [] if best is None else [run._finished(bits, best)]
@@ -367,9 +375,14 @@ class _Run:
         def fitting(sigma: float) -> RunMechanism | None:
             """Returns the mechanism with σ of this many steps; None if it does not fit the values."""
             try:
-                found = self.kind.with_room(
-                    noise_deviation=sigma, step=unit / sigma, coordinate_range=coordinate_range, **self._fixed
+                widest = self.kind(
+                    noise_deviation=sigma,
+                    step=unit / sigma,
+                    coordinate_range=coordinate_range,
+                    window=MAX_WINDOW,
+                    **self._fixed,
                 )
+                found = replace(widest, window=widest.noise.needs.window(self._cut))
             except ParameterError:
                 return None
             needed = self.problem.setting.needed_modulus(found) if found.window <= values else None

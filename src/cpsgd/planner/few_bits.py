@@ -35,6 +35,8 @@ _REACHES = (5.0, 5.25, 5.75)
 _TRIES = 2
 # About σ in steps, for each value of a message.
 _STEPS = 0.11
+# Ages whose noise is taken away: each is an expansion of a seed.
+_TAPS = 7
 # Points of the frequency axis on which weights are judged.
 _FREQUENCIES = 2048
 
@@ -96,7 +98,7 @@ def rounding_share(windows: Sequence[int]) -> float:
 
 
 def few_taps(bands: int, rounds: int, workload: Workload, left: float) -> Correlation | None:
-    """Returns the best weights at the ages 1, 2, 4, ..., the last of them below `bands`; None if that is just one.
+    """Returns the best weights at no more than seven ages, from 1 to `bands` - 1 in a geometric row; None for one age.
 
     Best is the smallest variance in the model, times the squared sensitivity of a client in one round; `left` is the
     variance over that of z that is not taken away, and protects as well.
@@ -106,7 +108,7 @@ def few_taps(bands: int, rounds: int, workload: Workload, left: float) -> Correl
         >>> found.bands, round(found.gain / Correlation(32, 1000).gain, 1)
         (33, 1.6)
     """
-    ages = [1 << i for i in range(bands.bit_length()) if 1 << i < bands]
+    ages = sorted({round((bands - 1) ** (i / (_TAPS - 1))) for i in range(_TAPS)})
     if len(ages) < 2:
         return None
     products = workload.products([0, *ages])

@@ -18,7 +18,7 @@ from cpsgd.mechanisms.law import Array, SlotsAndCoins
 # Events of a coordinate and round that the tail pays for.
 _EVENTS = 20.0
 # Shares of the slots that the adversary is given; the first that is enough is taken.
-_GIVEN = (0.01, 0.1, 0.5)
+_GIVEN = (0.005, 0.1, 0.5)
 # Coins cost so much more than V says where shares are chosen, and the largest share of a round's move that is theirs.
 _DEARER, _LARGEST_SHARE = 1.15, 0.9
 # Cells of outcomes where there are many rounds, and else; the largest exponent.
@@ -75,9 +75,9 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
     w = next((w for share in _GIVEN if (w := _swapped(coins, split, slots, squared, reach, share)) < math.inf), None)
     if w is None:
         raise ConditionError("What one client can change in a coordinate is too large against the whole.")
-    # What a grid leaves of shifts, and what lies outside of windows in products that cancel.
-    rest = 4004.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds + 1e-7 * w
-    return RunCost((w * 1.001 + rest) * _UP, float(slots.sum()), tail)
+    # (r + g)² <= (1 + s) r² + (1 + 1/s) g² for what a grid leaves of shifts, with the best s.
+    grid = 4.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds
+    return RunCost((math.sqrt(w) + math.sqrt(grid)) ** 2 * _UP, float(slots.sum()), tail)
 
 
 def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:

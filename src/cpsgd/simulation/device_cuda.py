@@ -131,7 +131,7 @@ def round_and_sum(
 
 
 @dataclass(frozen=True)
-class Lineages:
+class PlayedLineages:
     """The noise of clients that add some of earlier rounds: what `device_clients.cu` needs to know of a round.
 
     Attributes:

@@ -6,9 +6,9 @@ of its bounds.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -264,7 +264,7 @@ class Count(Sum):
     def geometry(self) -> Geometry:
         """See `Sum`; vectors times `rows` are whole."""
         found = super().geometry
-        return found if self._is_centred else _with_lattice(found, self._rows)
+        return found if self._is_centred else replace(found, lattice=self._rows)
 
     def central(self, neighbours: str, user: str | None) -> Self:
         """Returns the question for whoever holds the table; see `RowQuestion.central`."""
@@ -318,9 +318,3 @@ class Count(Sum):
         return Reading(
             ("users",) if self._of_users and not self.one_row else total.names, total.groups, values, low, high
         )
-
-
-def _with_lattice(geometry: Geometry, lattice: int) -> Geometry:
-    found = copy.copy(geometry)
-    object.__setattr__(found, "lattice", lattice)
-    return found

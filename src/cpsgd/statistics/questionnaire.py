@@ -18,7 +18,15 @@ from cpsgd.statistics.results import Statistic
 from cpsgd.statistics.rows import RowQuestion, check_one_user, users_of
 from cpsgd.statistics.table_noise import TableNoise, allot, noise_for, total
 from cpsgd.statistics.table_options import events_for
-from cpsgd.statistics.table_release import ClippingWarning, proof_of, statistic_of, tasks_of, wishes_of
+from cpsgd.statistics.table_release import (
+    ClippingWarning,
+    error_of,
+    nearer_of,
+    proof_of,
+    statistic_of,
+    tasks_of,
+    wishes_of,
+)
 from cpsgd.tables import DataTable, open_table
 
 if TYPE_CHECKING:
@@ -152,7 +160,8 @@ def report(
     goals = {name: _validate.positive(f"wanted error of {name}", goal) for name, goal in (wanted or {}).items()}
     users = _users(source, user, missing=missing) if goals else 1
     weights = _weights(asked, claim, goals, users)
-    noises = _split(asked, weights, claim, shifts=claim.delta > 0.0 and Charge.counts_shifts(ledger, population))
+    shifts = claim.delta > 0.0 and Charge.counts_shifts(ledger, population)
+    noises = _split(asked, weights, claim, confidence, shifts=shifts)
     proof = proof_of([noise for part in noises.values() for noise in part], None, claim)
     tasks = {name: tasks_of(question, noises[name]) for name, question in asked.items()}
     job = Job(tuple(task for part in tasks.values() for task in part), user, missing)
@@ -166,7 +175,7 @@ def report(
         sums = [next(released) for _ in tasks[name]]
         results[name] = statistic_of(tasks[name], sums, partial.users, user, confidence, own)
         noise = noises[name][0]
-        error = question.error(noise.variance**0.5 / partial.users, partial.users)
+        error = error_of(question, noise, partial.users)
         share = weights[name] / sum(weights.values())
         split[name] = BudgetPart(share, own[0].epsilon, own[0].delta, noise.kind, error, goals.get(name))
         for caution in results[name].cautions:
@@ -192,13 +201,13 @@ def _weights(
         if name not in goals:
             raise ParameterError(f"Say the error wanted of {name!r}, too, or of no question.")
         # The error if the question had all of the budget, in units of the one that is wanted.
-        alone = noise_for(question.geometry, claim).variance ** 0.5 / users
-        found[name] = question.error(alone, users) / goals[name]
+        alone = nearer_of(question, noise_for(question.geometry, claim), claim.epsilon, 0.95)
+        found[name] = error_of(question, alone, users) / goals[name]
     return found
 
 
 def _split(
-    asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim: Claim, *, shifts: bool
+    asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim: Claim, confidence: float, *, shifts: bool
 ) -> dict[str, list[TableNoise]]:
     """Returns the noise of each question and of what it cuts off, by the better way to divide the budget.
 
@@ -210,9 +219,16 @@ def _split(
     for squares in (True,) if shifts else (False, True) if claim.delta else (False,):
         noises = iter(allot(flat, claim, "replace-one", squares=squares))
         found = {name: [next(noises) for _ in part] for name, part in wishes.items()}
+        if not squares:
+            pure = iter(allot(flat, Claim(claim.epsilon, 0.0), "replace-one"))
+            for name, question in asked.items():
+                own, *_ = [next(pure) for _ in wishes[name]]
+                found[name][0] = nearer_of(question, found[name][0], own.epsilon, confidence)
         # Each question's variance in units of what it would have with the whole budget, by its weight.
         errors = [
-            found[name][0].variance / noise_for(question.geometry, claim).variance * weights[name] ** 2
+            (error_of(question, found[name][0], 1.0) / error_of(question, noise_for(question.geometry, claim), 1.0))
+            ** 2
+            * weights[name] ** 2
             for name, question in asked.items()
         ]
         ways.append((sum(errors), found))

@@ -37,8 +37,6 @@ from cpsgd.tables import Chunk
 _MOST_BINS = 1 << 12
 _REASON = "each vector is made here of columns of the square root of the summation matrix, a mean of them"
 
-SHARE = 0.1
-"""Share of the budget, in squares of Gaussian shifts, that is spent on the bounds."""
 MUCH = 0.05
 """Users are warned if a larger share of the values may be beyond the bounds, on either side."""
 _TOO_MUCH = 0.25

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpsgd._numbers import rounded_up
 from cpsgd.promise import Claim
 
 if TYPE_CHECKING:
@@ -310,9 +309,3 @@ def shares(counts: Sequence[float], reach: float, far: float, users: float, cuts
         CutOff(cut, share(count), share(count - reach), share(count + reach), share(count - far) > _MUCH_CUT)
         for cut, count in pairs
     )
-
-
-def epsilon_text(claim: Claim) -> str:
-    """Returns ε, and δ where it is not 0."""
-    delta = f", δ = {claim.delta:g}" if claim.delta else ""
-    return f"ε = {rounded_up(claim.epsilon)}{delta}"

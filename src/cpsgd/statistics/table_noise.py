@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from cpsgd._exact import GAUSSIAN_BITS, Integers, discrete_gaussian, discrete_laplace
 from cpsgd._lazy import Late
 from cpsgd._numbers import rounded_up
@@ -304,7 +302,8 @@ def total(noises: Sequence[TableNoise], delta: float) -> tuple[Claim, str, str]:
     if not shifts:
         if len(noises) > 1:
             citations.append("pure ε add up: Dwork and Roth 2014, Theorem 3.16")
-        return Claim(pure, 0.0), "table-laplace", "; ".join(citations)
+        alike = all(noise.kind == "discrete-laplace" for noise in noises)
+        return Claim(pure, 0.0), "table-laplace" if alike else "table-choice", "; ".join(citations)
     mixed = pure + gdp_epsilon(math.hypot(*shifts) * (1.0 + _SAFE), delta)
     if len(noises) == 1:
         return Claim(mixed, delta), "table-gaussian", citations[0]
@@ -325,8 +324,3 @@ def noise_for(geometry: Geometry, claim: Claim, neighbours: Neighbours = "replac
         'discrete-laplace'
     """
     return allot([Wish(geometry)], claim, neighbours)[0]
-
-
-def rounded(vectors: np.ndarray, noise: TableNoise) -> Integers:
-    """Returns vectors in whole grid units."""
-    return np.rint(vectors * float(noise.units)).astype(np.int64)

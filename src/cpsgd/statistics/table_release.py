@@ -211,12 +211,25 @@ def noises_for(
     """
     wishes = [*wishes_of(question), *others]
     noises = allot(wishes, claim, asked.neighbours, squares=squares)
-    if not isinstance(question, Quantiles) or not question.public or squares:
+    if squares:
         return noises
     pure = allot(wishes, Claim(claim.epsilon, 0.0), asked.neighbours)
-    choice = RankChoice.of(question, pure[0].epsilon, asked.confidence)
-    nearer = choice.variance**0.5 < question.error(noises[0].variance ** 0.5, 1.0)
-    return [choice, *pure[1:]] if nearer else noises
+    nearest = nearer_of(question, noises[0], pure[0].epsilon, asked.confidence)
+    return noises if nearest is noises[0] else [nearest, *pure[1:]]
+
+
+def nearer_of(question: RowQuestion, noise: TableNoise, epsilon: float, confidence: float) -> TableNoise:
+    """Returns the noise, or a choice of this ε where that has a smaller error."""
+    if not isinstance(question, Quantiles) or not question.public:
+        return noise
+    choice = RankChoice.of(question, epsilon, confidence)
+    return choice if error_of(question, choice, 1.0) < error_of(question, noise, 1.0) else noise
+
+
+def error_of(question: RowQuestion, noise: TableNoise, users: float) -> float:
+    """Returns the standard error of a value; of quantiles, of ranks."""
+    deviation = noise.variance**0.5 / users
+    return deviation if isinstance(noise, RankChoice) else question.error(deviation, users)
 
 
 def _split(claim: Claim, epsilon: float, delta: float) -> tuple[Claim, Claim]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import subprocess
-import tempfile
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,8 @@ from cpsgd.simulation import device_cuda, device_kernels, device_long
 MULTIPROCESSORS = 2
 SHARED_MEMORY = 227 << 10
 _HEADER = Path(__file__).with_name("emulator.h")
+# By what they are made from, so that workers and later runs find them.
+_KERNELS = Path(__file__).parents[3] / "build" / "emulated"
 _END = """
 void emulator::run_thread() {
   using namespace emulator;
@@ -41,22 +42,19 @@ extern "C" void launch(const u32* grid, const u32* block, void** arguments) {
 """
 
 
-@cache
-def folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="cpsgd-kernels-"))
-
-
 class EmulatedKernel:
     """Is launched as PyTorch's compiled kernels are, and refuses more shared memory than was asked for."""
 
     def __init__(self, source: str, kernel: str, memory: int) -> None:
         self._memory = memory
-        path = folder() / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.so"
+        code = f"{source}#define KERNEL {kernel}\n{_END}"
+        command = ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-x", "c++", "-", "-o"]
+        path = _KERNELS / f"{hashlib.sha256(' '.join([*command, code]).encode()).hexdigest()[:24]}.so"
         if not path.exists():
-            code = path.with_suffix(".cpp")
-            code.write_text(source + f"#define KERNEL {kernel}\n" + _END)
-            flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
-            subprocess.run(["g++", *flags, str(code), "-o", str(path)], check=True)
+            _KERNELS.mkdir(parents=True, exist_ok=True)
+            mine = path.with_suffix(f".{os.getpid()}")
+            subprocess.run([*command, str(mine)], input=code, text=True, check=True)
+            mine.replace(path)
         self._launch = ctypes.CDLL(str(path)).launch
 
     def __call__(
