@@ -66,7 +66,7 @@ USUAL = {
     ("one coin", "keystream of all rounds"),
     ("many coins", "one word for all coins"),
     ("sampled coins", "pattern of two rounds"),
-    ("lazy coins", "choice of all rounds"),
+    ("lazy coins", "keystream of all rounds"),
 }
 ALL = [
     pytest.param(kind, name, marks=() if (kind, name) in USUAL else pytest.mark.thorough)

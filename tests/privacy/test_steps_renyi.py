@@ -156,6 +156,22 @@ def test_large_odds_and_a_tiny_delta() -> None:
     assert guarantee(one, 2e-13).epsilon <= math.log(odds) * (1.0 + 1e-9)
 
 
+def test_no_proof_for_others_of_any_norm_comes_below_3_47() -> None:
+    # Two vectors of norm 1 beside 199 others at -1 in three coordinates, as the proof allows. A sum over some of the
+    # outputs is a lower bound on δ.
+    clients, outputs = 200, 15
+    others = np.array([math.comb(clients - 1, v) * 0.05**v * 0.95 ** (clients - 1 - v) for v in range(outputs)])
+
+    def law(point: float) -> Array:
+        heads = 0.5 + 0.45 * point
+        return (1.0 - heads) * others + heads * np.r_[0.0, others[:-1]]
+
+    first, second = (-0.613, -0.558, -0.559), (0.99, 0.097, 0.097)
+    assert max(math.hypot(*first), math.hypot(*second)) <= 1.0
+    one, other = (np.einsum("i,j,k->ijk", *map(law, points)) for points in (first, second))
+    assert float(np.sum(np.maximum(one - math.exp(3.47) * other, 0.0))) > 2e-13
+
+
 def test_what_is_given_up() -> None:
     law = Steps(low=COINS[0], high=COINS[1], clients=100_000)
     with pytest.raises(ConditionError, match="too long"):

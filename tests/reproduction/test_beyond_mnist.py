@@ -31,7 +31,7 @@ def test_a_fifth_is_held_back_and_the_test_set_is_not_used() -> None:
     assert not rows & {row.tobytes() for row in np.concatenate([part.features, part.test_features])}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_groups_are_selected_trained_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "table", replace(TASKS["table"], rounds=4, passes=2, epochs=1))
     groups = (("no privacy", None), ("1 bit", 8.0), ("cancelling", 8.0), ("DP-SGD", 8.0))

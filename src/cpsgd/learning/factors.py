@@ -68,7 +68,8 @@ class FactorUnit(Layer):
     def ghost(self) -> Tensor:
         """Returns √Σ_{t,t'} <a_t, a_t'> <b_t, b_t'>, and what rounding may have taken away from it."""
         positions = sum(b.shape[1] for _, b in self._factors)
-        size = 8 * positions * (positions + self._factors[0][1].shape[2])
+        width = max(self._factors[0][1].shape[2], math.prod(self.module.weight.shape[1:]))
+        size = 8 * positions * (positions + width)
         found = []
         for parts in zip(*(portions(size, a, b) for a, b in self._factors), strict=True):
             a, b = _joined([self.inputs_of(a) for a, _ in parts]), _joined([b for _, b in parts])

@@ -279,15 +279,18 @@ class _Run:
         summed = problem.setting.overflow is not None
         if bits is None or (bits > MOST_BITS and not summed) or self._correlation.separation is not None:
             return []
-        # Under secure sums the bits are those of the modulus, which a message's own do not fill.
-        windows = [values for values in WINDOWS if values < values_of(bits)] if summed else [values_of(bits)]
+        most = values_of(bits)
+        # Under secure sums the bits are those of the modulus, which a message's own do not fill. Elsewhere fewer values
+        # than there is room for may be better: coordinates of many steps cost more.
+        fewer = [values for values in WINDOWS if values < most]
+        windows = fewer if summed else [*fewer[-1:], most]
         taps = few_taps(self.bands, self._correlation.rounds, self.workload, rounding_share(windows))
         found = []
         for correlation in [self._correlation] if taps is None else [taps]:
             run = replace(self, given=correlation)
             question = FewBits(self._target, correlation, self._fixed["untrusted_holders"], problem.setting.rotate)
             designs = [each for values in windows for each in question.designs(values)]
-            fitting = [each for each in designs if (problem.setting.needed_modulus(each) or 0) <= values_of(bits)]
+            fitting = [each for each in designs if (problem.setting.needed_modulus(each) or 0) <= most]
             best = min(fitting, key=run._error, default=None)
             try:
                 found += [] if best is None else [run._finished(bits, best)]

@@ -75,9 +75,9 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
     w = next((w for share in _GIVEN if (w := _swapped(coins, split, slots, squared, reach, share)) < math.inf), None)
     if w is None:
         raise ConditionError("What one client can change in a coordinate is too large against the whole.")
-    # What a grid leaves of shifts, and what lies outside of windows in products that cancel.
-    rest = 4004.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds + 1e-7 * w
-    return RunCost((w * 1.001 + rest) * _UP, float(slots.sum()), tail)
+    # (r + g)² <= (1 + s) r² + (1 + 1/s) g² for what a grid leaves of shifts, with the best s.
+    grid = 4.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds
+    return RunCost((math.sqrt(w) + math.sqrt(grid)) ** 2 * _UP, float(slots.sum()), tail)
 
 
 def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:

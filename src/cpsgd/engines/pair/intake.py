@@ -39,8 +39,9 @@ _SENDING, _SLOWEST = 10.0, 8192
 
 @dataclass(frozen=True)
 class Waiting:
-    """An upload whose sender waits for an answer."""
+    """An upload for a round, whose sender waits for an answer."""
 
+    round: int
     data: bytes
     answer: asyncio.Future[Verdict]
 
@@ -61,7 +62,7 @@ class Intake:
         self._most = max(2 * self._batch, min(_WAITING, _WAITING_BYTES // self.size))
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._waiting: dict[bytes, Waiting] = {}
-        self._closing: set[int] = set()
+        self._closing: int | None = None
         self._arriving: dict[asyncio.Timeout, float] = {}
         self._restored = False
 
@@ -85,13 +86,12 @@ class Intake:
         finally:
             self._arriving.pop(limit, None)
         upload = Upload.from_bytes(data)
-        if upload.round in self._closing:
-            return verdict_response(Verdict.ROUND_CLOSED)
         waiting = self._waiting.get(upload.id)
         if waiting is None:
-            if len(self._waiting) >= self._most:
+            # A round that is being closed takes none, but its reports are to hear their verdicts when it is closed.
+            if len(self._waiting) >= self._most or upload.round == self._closing == self.books.current:
                 return busy()
-            waiting = Waiting(data, asyncio.get_running_loop().create_future())
+            waiting = Waiting(upload.round, data, asyncio.get_running_loop().create_future())
             self._waiting[upload.id] = waiting
             self._queue.put_nowait(waiting)
         elif waiting.data != data:
@@ -176,11 +176,13 @@ class Intake:
     async def settled(self, round: int) -> bool:
         """Takes no more uploads of a round, and returns whether all that were on their way arrived in time."""
         if round == self.books.current:
-            self._closing.add(round)
+            self._closing = round
         deadline = time.monotonic() + _PATIENCE
-        while (self._waiting or not self._restored) and time.monotonic() < deadline:
+        while not (there := self._restored and all(each.round != round for each in self._waiting.values())):
+            if time.monotonic() > deadline:
+                break
             await asyncio.sleep(0.02)
-        return self._restored and not self._waiting
+        return there
 
 
 def leader_app(
