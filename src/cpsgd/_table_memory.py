@@ -112,7 +112,7 @@ def as_array(name: str, column: Any) -> Column:
         array = np.asarray(column)
         # NumPy would turn numbers among text into text, and large whole numbers into floats, and cut zeros off texts:
         # two users could be one, and one value could change what all others are.
-        mixed = len(kinds) > 1 and not all(issubclass(kind, int | float | np.number) for kind in kinds)
+        mixed = len(kinds) > 1 and not all(issubclass(kind, int | float | np.integer) for kind in kinds)
         whole = array.dtype.kind == "f" and any(issubclass(kind, int | np.integer) for kind in kinds)
         if mixed or (kinds and array.dtype.kind in "US") or (whole and are_large(array)):
             array = np.empty(len(column), dtype=object)
@@ -137,7 +137,8 @@ def of_array(title: str, source: ArrayLike) -> DataTable:
         array = np.asarray(source)
     except ValueError:
         raise TableError(f"{title} has rows of different lengths.") from None
-    if array.dtype.kind == "f" and not isinstance(source, np.ndarray) and are_large(array):
+    changed = array.dtype.kind in "US" or (array.dtype.kind == "f" and are_large(array))
+    if changed and not isinstance(source, np.ndarray):  # see `as_array`
         array = np.array(source, dtype=object)
     if array.dtype.names:
         return of_columns(title, {name: array[name] for name in array.dtype.names})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +23,8 @@ REMEDY = "say what they count as: missing='drop', 'bounds' or a value (--missing
 NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 
 
+# Types whose equal values have one text.
+_ONE_TEXT = {str, bytes, int, float, bool, Decimal, date}
 # Floats tell whole numbers apart up to here.
 _LARGE = 2.0**53
 
@@ -100,13 +103,15 @@ def _is_missing(column: Column) -> NDArray[np.bool_]:
     if kind in "mM":
         return np.isnat(column)
     if kind in "OUS":
-        blank = (None, "", b"")
-        return np.fromiter(
-            ((e.strip() if isinstance(e, str | bytes) else e) in blank or e != e for e in column.tolist()),
-            dtype=np.bool_,
-            count=len(column),
-        )
+        return np.fromiter(map(_is_none, column.tolist()), dtype=np.bool_, count=len(column))
     return np.zeros(len(column), dtype=np.bool_)
+
+
+def _is_none(entry: Any) -> bool:
+    if isinstance(entry, str | bytes):
+        return not entry.strip()
+    # pandas' missing value is neither equal to itself nor different.
+    return entry is None or type(entry).__name__ == "NAType" or bool(entry != entry)
 
 
 def labels(
@@ -140,6 +145,11 @@ def labels(
         if kind in "OUS":
             entries = column.tolist()
             different: Iterable[object] = sorted(set(entries))
+            kinds = set(map(type, entries))
+            if len(kinds) > 1 or not kinds <= _ONE_TEXT:
+                # Equal entries may be written differently: each by itself, or the first would name all of them.
+                entries = list(map(text_of, entries))
+                different = sorted(set(entries))
             place = {entry: number for number, entry in enumerate(different)}
             which = np.fromiter(map(place.__getitem__, entries), dtype=np.int64, count=len(entries))
         else:
