@@ -13,7 +13,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
-from apache_beam.transforms.window import FixedWindows
+from apache_beam.transforms.trigger import AccumulationMode, AfterCount, Repeatedly
+from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
 from cpsgd.engines.beam import SumUsers, UserSums, read_sums, write_sums
 from cpsgd.errors import ParameterError, TableError
@@ -105,10 +106,15 @@ def test_rows_that_count_are_drawn() -> None:
 
 def test_windows_and_damaged_files_are_refused(rows: list[Any], tmp_path: Path) -> None:
     job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
-    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
-    windows = pipeline | beam.Create(rows) | beam.WindowInto(FixedWindows(1))
-    with pytest.raises(ValueError, match="GlobalWindows"):
-        windows | UserSums(job)
+    early: dict[str, Any] = {
+        "trigger": Repeatedly(AfterCount(1)),
+        "accumulation_mode": AccumulationMode.DISCARDING,
+    }
+    for window in (beam.WindowInto(FixedWindows(1)), beam.WindowInto(GlobalWindows(), **early)):
+        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+        windows = pipeline | beam.Create(rows) | window
+        with pytest.raises(ParameterError, match="global window"):
+            windows | UserSums(job)
     (tmp_path / "sums").write_text('{"users": 3}')
     with pytest.raises(TableError, match="not partial sums"):
         read_sums(str(tmp_path / "sums"))

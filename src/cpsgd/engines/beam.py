@@ -12,6 +12,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 
+from cpsgd.errors import ParameterError
 from cpsgd.statistics import Job, Partial
 from cpsgd.tables import text_of
 
@@ -43,6 +44,11 @@ class UserSums(beam.PTransform[Any, Any]):
     def expand(self, rows: Any) -> Any:
         """Returns the collection of the one `Partial`."""
         job = self.job
+        if not rows.windowing.is_default():
+            raise ParameterError(
+                "Expected a collection in the global window with its default trigger: a user with rows in two windows "
+                "or panes would count twice."
+            )
         if job.user is None:
             whole = rows | "OneRowEach" >> beam.Map(lambda row: [row])
         else:
