@@ -259,16 +259,25 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert numbers("x", columns["x"]).tolist() == [1012.5, 1013.0]
 
 
+@pytest.mark.parametrize("other", ["08", "unknown", "__HIVE_DEFAULT_PARTITION__"])
+def test_a_folder_does_not_change_the_names_of_others(tmp_path: Path, other: str) -> None:
+    """As numbers where all of them are, one person's folder would move everybody from month 07 to month 7."""
+    for month in ("07", other):
+        (tmp_path / f"the%20month={month}").mkdir()
+        parquet.write_table(pyarrow.table({"x": [1.0]}), tmp_path / f"the%20month={month}" / "part.parquet")
+    assert labels("", open_table(tmp_path).columns(["the month"])["the month"], missing=True)[0][0] == "07"
+
+
 def test_patterns_of_paths_are_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for year, part in [("2025", "part-0"), ("2026", "part-0"), ("2026", "part-1"), ("2026", "other")]:
         (tmp_path / f"year={year}").mkdir(exist_ok=True)
         parquet.write_table(pyarrow.table({"age": [len(part)]}), tmp_path / f"year={year}" / f"{part}.parquet")
     table = open_table(f"{tmp_path}/year=*/part-*.parquet")
     assert (table.names, table.rows) == (("age", "year"), 3)
-    assert table.columns(["year"])["year"].tolist() == [2025, 2026, 2026]
+    assert table.columns(["year"])["year"].tolist() == ["2025", "2026", "2026"]
     assert open_table(tmp_path / "year=2026" / "part-?.parquet").names == ("age",)
     monkeypatch.chdir(tmp_path)
-    assert open_table("year=*/part-*.parquet").columns(["year"])["year"].tolist() == [2025, 2026, 2026]
+    assert open_table("year=*/part-*.parquet").columns(["year"])["year"].tolist() == ["2025", "2026", "2026"]
     assert open_table("**/part-*.parquet").rows == 3
     with pytest.raises(TableError, match="no file has such a name"):
         open_table(tmp_path / "year=2026" / "part-*.csv")

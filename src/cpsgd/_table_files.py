@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -175,6 +176,7 @@ def open_path(path: Path) -> DataTable:
             raise TableError(f"{path}: not a readable .npy file of numbers.") from None
         return of_array(title, array)
     try:
+        import pyarrow
         from pyarrow import dataset
     except ModuleNotFoundError:
         raise TableError(f"{path}: reading {kind} tables needs pyarrow: pip install cpsgd[tables].") from None
@@ -182,7 +184,13 @@ def open_path(path: Path) -> DataTable:
         return _of_text(title, files, _TEXT[kind])
     scan = dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
     layout = "feather" if kind != ".parquet" else dataset.ParquetFileFormat(default_fragment_scan_options=scan)
-    # Folders with names such as year=2026 hold a column, too.
-    folders = {"partitioning": "hive", "partition_base_dir": str(base)} if many else {}
+    folders: dict[str, Any] = {}
+    if many:
+        # Folders with names such as year=2026 hold a column, too. Of texts: as numbers, if all are, a folder
+        # month=unknown would change month=07 for everybody.
+        inside = (part for file in files for part in file.relative_to(base).parts[:-1] if "=" in part)
+        names = dict.fromkeys(unquote(part.partition("=")[0]) for part in inside)
+        texts = pyarrow.schema([(name, pyarrow.string()) for name in names])
+        folders = {"partitioning": dataset.partitioning(texts, flavor="hive"), "partition_base_dir": str(base)}
     with _readable(title):
         return of_arrow(title, dataset.dataset(list(map(str, files)), format=layout, **folders))
