@@ -188,8 +188,8 @@ def open_path(path: Path) -> DataTable:
     if many:
         # Folders with names such as year=2026 hold a column, too. Of texts: as numbers, if all are, a folder
         # month=unknown would change month=07 for everybody.
-        inside = (part for file in files for part in file.relative_to(base).parts[:-1] if "=" in part)
-        names = dict.fromkeys(unquote(part.partition("=")[0]) for part in inside)
+        parts = (part for file in files for part in file.relative_to(base).parts[:-1] if "=" in part)
+        names = dict.fromkeys(unquote(part.partition("=")[0]) for part in parts)
         texts = pyarrow.schema([(name, pyarrow.string()) for name in names])
         folders = {"partitioning": dataset.partitioning(texts, flavor="hive"), "partition_base_dir": str(base)}
     with _readable(title):
