@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import subprocess
 import sys
 from decimal import Decimal
@@ -142,6 +143,37 @@ def test_nullable_and_categorical_columns(tmp_path: Path) -> None:
             for read in (labels, numbers):
                 with pytest.raises(ColumnError):
                     read(name, chunk[name])
+
+
+LARGE = 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda entry: {"x": [LARGE, entry]},
+        lambda entry: {"x": [LARGE, math.nan if entry is None else entry]},
+        lambda entry: [{"x": LARGE}, {"x": entry}],
+        lambda entry: [[LARGE], [0.5 if entry is None else entry]],
+        lambda entry: pyarrow.table({"x": pyarrow.array([LARGE, entry])}),
+        lambda entry: pyarrow.table({"x": pyarrow.array([LARGE, entry]).dictionary_encode()}),
+        lambda entry: {"x": pyarrow.chunked_array([[LARGE, entry]])},
+        lambda entry: pyarrow.concat_tables([pyarrow.table({"x": [LARGE]}), pyarrow.table({"x": [7, entry]})]),
+        lambda entry: pandas.DataFrame({"x": pandas.array([LARGE, entry], dtype="Int64")}),
+        lambda entry: polars.DataFrame({"x": [LARGE, entry]}),
+        lambda entry: {"x": ["a\0", None if entry is None else "b"]},
+        lambda entry: {"x": [b"a\0", None if entry is None else b"b"]},
+    ],
+)
+def test_one_missing_value_does_not_change_what_others_are(made: Any) -> None:
+    """As floats, large whole numbers would be other categories for everybody; as texts of NumPy, zeros would go."""
+    first = []
+    for entry in (5, None):
+        table = open_table(made(entry))
+        texts, number = labels("x", table.columns(table.names)[table.names[0]], missing=True)
+        first.append(texts[number[0]])
+    assert first[0] == first[1]
+    assert first[0] in (str(LARGE), "a\0")
 
 
 def test_names_must_differ() -> None:

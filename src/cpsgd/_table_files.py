@@ -13,7 +13,7 @@ import numpy as np
 
 from cpsgd import _table_memory
 from cpsgd._table_memory import DataTable, of_array
-from cpsgd._table_values import NUMBER, Chunk, Column
+from cpsgd._table_values import NUMBER, Chunk, Column, are_large
 from cpsgd.errors import ParameterError, TableError
 
 # Separators of text files, by suffix.
@@ -48,9 +48,20 @@ def of_arrow(title: str, source: Any) -> DataTable:
                     for batch in part.to_batches(whole.schema, columns=list(names), **limits):
                         batch.validate(full=True)  # a damaged Feather file could end the process
                         if batch.num_rows:
-                            yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+                            yield {name: _of_cells(batch.column(name)) for name in names}
 
     return DataTable(title, tuple(source.schema.names), count, read, in_memory=whole is not source)
+
+
+def _of_cells(cells: Any) -> Column:
+    """Returns an array. Large whole numbers stay what they are, also where others are missing."""
+    from pyarrow import types
+
+    found: Column = cells.to_numpy(zero_copy_only=False)
+    kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+    if found.dtype.kind == "f" and types.is_integer(kind) and are_large(found):
+        return np.array(cells.to_pylist(), dtype=object)
+    return found
 
 
 def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:

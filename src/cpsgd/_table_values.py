@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +20,27 @@ Chunk = dict[str, Column]
 REMEDY = "say what they count as: missing='drop', 'bounds' or a value (--missing)"
 # A number as people and programs write it. Texts with leading zeros are codes, not numbers.
 NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+
+
+# Floats tell whole numbers apart up to here.
+_LARGE = 2.0**53
+
+
+def are_large(column: Column) -> bool:
+    """Returns whether some numbers are so large that two whole ones could be one float."""
+    return bool((np.abs(column.astype(np.float64)) >= _LARGE).any())
+
+
+def join(columns: Sequence[Column]) -> Column:
+    """Returns one column. Large whole numbers stay what they are, also where other parts are floats.
+
+    As floats, one missing value would change the categories of everybody else.
+    """
+    if np.result_type(*{column.dtype for column in columns}).kind == "f" and any(
+        column.dtype.kind in "iu" and are_large(column) for column in columns
+    ):
+        columns = [column.astype(object) for column in columns]
+    return np.concatenate(columns)
 
 
 def numbers(name: str, column: Column, title: str = "The table") -> NDArray[np.float64]:

@@ -94,6 +94,15 @@ def test_accumulators_merge_in_any_order(rows: list[Any], monkeypatch: pytest.Mo
     assert same(combine.extract_output(combine.merge_accumulators(parts[::-1])), job.partial(rows))
 
 
+def test_rows_that_count_are_drawn() -> None:
+    combine = SumUsers(job := prepare(Sum({"age": (0, 1)}, rows=1), user="id", epsilon=1.0).job)
+    found = combine.create_accumulator()
+    for user in range(500):
+        found = combine.add_input(found, [{"id": user, "age": 0.0}, {"id": user, "age": 1.0}])
+    # Hoeffding: a sum of 500 values of ±1/2 is further than 65 from zero with probability 1e-7. The first are -250.
+    assert abs(int(combine.extract_output(found).sums[0][0])) / job.tasks[0].noise.units < 65.0
+
+
 def test_windows_and_damaged_files_are_refused(rows: list[Any], tmp_path: Path) -> None:
     job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))

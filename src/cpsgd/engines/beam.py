@@ -24,8 +24,9 @@ _ROWS = 1 << 14
 class UserSums(beam.PTransform[Any, Any]):
     """Makes one `Partial` of a collection of rows, which are mappings of columns to values.
 
-    Rows are brought together by user before contributions are bounded. Where a user has more rows than count, the
-    runner's order decides which. The collection must be in the global window.
+    Rows are brought together by user before contributions are bounded. Where a user has more rows than count, they are
+    drawn at random: in a runner's order, other users' rows may have a part. The collection must be in the global
+    window.
 
     Example:
         >>> from cpsgd.statistics import Mean, prepare
@@ -84,7 +85,7 @@ class SumUsers(beam.CombineFn):
     def extract_output(self, accumulator: _Accumulator) -> Partial:
         """Returns the sums."""
         found, held = accumulator
-        return found.merge(self.job.partial(held)) if held else found
+        return found.merge(self.job.partial(held, drawn=True)) if held else found
 
 
 def write_sums(path: str) -> Any:
