@@ -110,6 +110,25 @@ def _forged(shape: Any, values: np.ndarray, *, report: bytes) -> Any:
     return forged(shape, values, report=report)
 
 
+def test_clients_who_share_a_token_cannot_stop_the_leader(tmp_path: Path) -> None:
+    """One leader's token with two helper's: the helper sees two senders, and the leader one."""
+    pair = Pair(tmp_path, "tokens")
+    uploads = [pair.upload(0)]
+    pair.tokens[1] = pair.tokens[0][0], pair.tokens[1][1]
+    uploads.append(pair.upload(1))
+    assert pair.send(*uploads, pair.upload(2)) == [Verdict.ACCEPTED, Verdict.SENT_BEFORE, Verdict.ACCEPTED]
+    assert pair.send(uploads[1]) == [Verdict.SENT_BEFORE]
+    assert [each.books.store.round(0).accepted for each in (pair.leader, pair.helper)] == [2, 2]
+
+
+def test_a_helper_that_accepts_a_client_twice_does_not_stop_the_leader(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, "roster")
+    batch = [pair.prepared(pair.upload(0)) for _ in range(2)]
+    pair.leader.evaluate(batch)
+    assert pair.leader.settle(batch, bytes([1, 1])) == [Verdict.ACCEPTED, Verdict.SENT_BEFORE]
+    assert pair.leader.books.store.round(0).accepted == 1
+
+
 def test_a_client_is_counted_once_per_round(tmp_path: Path) -> None:
     for admission in ("roster", "tokens"):
         folder = tmp_path / admission

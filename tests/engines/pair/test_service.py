@@ -141,13 +141,15 @@ def test_what_is_refused_is_a_problem_document_and_stores_nothing(web: Web) -> N
     assert is_problem(web.leader.post("/reports", content=b"x" * 10**6), 400, "malformed")
     assert is_problem(web.leader.get("/nowhere"), 404, "no-such-address")
     assert is_problem(web.leader.get("/reports"), 405, "no-such-address")
-    assert is_problem(web.helper.post("/rounds/x/close"), 404, "no-such-address")
+    for number in ("x", "1" * 5000):
+        assert is_problem(web.helper.post(f"/rounds/{number}/close"), 404, "no-such-address")
     for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer \xe9".encode("latin-1")}):
         for path in ("/rounds/0/close", "/rounds/0/reveal"):
             assert is_problem(web.leader.post(path, headers=headers), 401, "not-authorized")
         assert is_problem(web.helper.post("/verify", headers=headers), 401, "not-authorized")
     assert is_problem(web.leader.post("/rounds/0/reveal", headers=web.collector), 409, "not-now")
-    assert is_problem(web.leader.post("/rounds/5/close", headers=web.collector), 409, "not-now")
+    for path in ("/rounds/5/close", f"/rounds/{2**64}/close", f"/rounds/{2**64}/reveal"):
+        assert is_problem(web.leader.post(path, headers=web.collector), 409, "not-now")
     # What one server knows of the collector does not open the other's doors.
     for server, other in ((web.helper, "leader"), (web.leader, "helper")):
         known = {"Authorization": f"Bearer {web.pair.secrets[other].collector.hex()}"}

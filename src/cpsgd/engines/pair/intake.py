@@ -49,7 +49,8 @@ class Waiting:
 class Intake:
     """Takes uploads in, gathers them into batches, and asks the helper about each batch.
 
-    Two batches are on their way at once: while the helper works on one, the leader reads the next.
+    Two batches are on their way at once (one where there are tokens): while the helper works on one, the leader reads
+    the next.
     """
 
     def __init__(self, leader: Leader, client: httpx.AsyncClient) -> None:
@@ -104,7 +105,8 @@ class Intake:
     async def work(self) -> None:
         """Settles batch after batch, for ever; first what was on its way when the leader stopped."""
         await self._restore()
-        await asyncio.gather(*(self._batches() for _ in range(_WORKERS)))
+        # By its tokens the helper does not see that two reports are of one sender: none may be asked about meanwhile.
+        await asyncio.gather(*(self._batches() for _ in range(1 if self.books.tokens else _WORKERS)))
 
     async def _restore(self) -> None:
         """Settles the reports that were under way when the leader stopped; tries until it succeeds."""
