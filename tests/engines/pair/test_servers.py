@@ -129,6 +129,18 @@ def test_a_helper_that_accepts_a_client_twice_does_not_stop_the_leader(tmp_path:
     assert pair.leader.books.store.round(0).accepted == 1
 
 
+def test_a_report_waits_where_the_helper_has_not_closed_the_round_before(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.leader.books.close(0)  # and the collector is gone before it asks the helper
+    upload = pair.upload(0, round=1)
+    with pytest.raises(StageError, match="not open yet"):
+        pair.send(upload)
+    pair.start()
+    pair.helper.books.close(0)
+    kept = pair.leader.restore()
+    assert pair.leader.settle(kept, pair.helper.verify(pair.leader.evaluate(kept))) == [Verdict.ACCEPTED]
+
+
 def test_a_client_is_counted_once_per_round(tmp_path: Path) -> None:
     for admission in ("roster", "tokens"):
         folder = tmp_path / admission

@@ -180,7 +180,11 @@ class Intake:
         if round == self.books.current:
             self._closing = round
         deadline = time.monotonic() + _PATIENCE
-        while not (there := self._restored and all(each.round != round for each in self._waiting.values())):
+        # What is restored may be of the next round, and the helper takes that when this one is closed there, too.
+        while not (
+            there := (self._restored or round < self.books.current)
+            and all(each.round != round for each in self._waiting.values())
+        ):
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.02)
