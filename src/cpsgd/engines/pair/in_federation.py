@@ -122,7 +122,8 @@ class PairLeader:
         self._books.close(round)
         ask(self._collecting, "POST", f"/rounds/{round}/close")
         own = self._books.reveal(round)
-        return combine(self.task, round, own, ask(self._collecting, "POST", f"/rounds/{round}/reveal").content)
+        other = ask(self._collecting, "POST", f"/rounds/{round}/reveal", most=max(len(own), 1 << 16)).content
+        return combine(self.task, round, own, other)
 
     def close(self) -> None:
         """Closes the connections and the store."""
