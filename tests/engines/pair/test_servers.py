@@ -125,7 +125,8 @@ def test_a_helper_that_accepts_a_client_twice_does_not_stop_the_leader(tmp_path:
     pair = Pair(tmp_path, "roster")
     batch = [pair.prepared(pair.upload(0)) for _ in range(2)]
     pair.leader.evaluate(batch)
-    assert pair.leader.settle(batch, bytes([1, 1])) == [Verdict.ACCEPTED, Verdict.SENT_BEFORE]
+    for _ in range(2):  # again, where the database failed and had settled them: what is on record is what clients hear
+        assert pair.leader.settle(batch, bytes([1, 1])) == [Verdict.ACCEPTED, Verdict.SENT_BEFORE]
     assert pair.leader.books.store.round(0).accepted == 1
 
 
