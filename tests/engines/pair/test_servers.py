@@ -417,6 +417,24 @@ def test_a_revealed_round_is_repeated_to_the_byte_and_takes_no_more(tmp_path: Pa
     assert pair.leader.books.current == 1
 
 
+def test_two_who_ask_for_a_sum_at_once_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(tmp_path)
+    pair.send(*[pair.upload(i) for i in range(8)])
+    books = pair.helper.books
+    books.close(0)
+    digest, first = books.store.digest_of_ids, []
+
+    def overtaken(round: int) -> bytes:
+        found = digest(round)
+        if not first:
+            first.append(b"")
+            first[0] = books.reveal(round)  # the other's answer is put on record here
+        return found
+
+    monkeypatch.setattr(books.store, "digest_of_ids", overtaken)
+    assert books.reveal(0) == first[0]
+
+
 def test_a_round_takes_no_more_than_its_sum_holds(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     assert pair.send(*(pair.upload(i % CLIENTS) for i in range(CLIENTS + 2))) == [
