@@ -116,6 +116,7 @@ def agreed(
     if promise is None:
         return cohorts, clients
     terms = promise.conditions
+    population = cohorts.with_canaries(population, terms.examples)
     planned, scheme = terms.participation, cohorts.participation
     rounds = terms.rounds if cohorts.rounds is None else cohorts.rounds
     if scheme is None:

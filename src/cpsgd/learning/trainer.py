@@ -26,8 +26,11 @@ from numpy.typing import NDArray
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
-from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError
+from cpsgd.audit.one_run import OneRunReport
+from cpsgd.codec import clip
+from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, estimators, export, parallel
+from cpsgd.learning.canaries import Canaries, CanaryClients, export_audited
 from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.populations import Dataset
@@ -45,8 +48,10 @@ from cpsgd.learning.option_groups import (
     ServerOptions,
 )
 from cpsgd.learning.run_account import RunAccount
+from cpsgd.neighbours import Adjacency
 from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.guarantees import Guarantee
+from cpsgd.privacy.one_example import example_norm
 
 _CHARGED = "The round was charged; a run with a folder can be resumed."
 # δ that sets the size of Poisson rounds in a run without privacy.
@@ -138,7 +143,8 @@ class Trainer:
             key = self._processes.same(key)
             if not self._processes.is_first:
                 account, folder = replace(account, ledger=None, population=None), FolderOptions()
-        self._cohorts = Cohorts.plan(cohorts, population=dataset.size, key=key, delta=account.delta or _NO_DELTA)
+        population = cohorts.with_canaries(dataset.size, clients.examples)
+        self._cohorts = Cohorts.plan(cohorts, population=population, key=key, delta=account.delta or _NO_DELTA)
         assert cohorts.rounds is not None
         self.rounds = cohorts.rounds
         estimators.check_run(mechanism, self.rounds, cohorts.dropout, self._cohorts.participation)
@@ -147,6 +153,7 @@ class Trainer:
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
         kind = {"repeatable": run.seed is not None, "on_gpu": devices.is_gpu(self._backend.device)}
         self._account = RunAccount.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
+        self._canaries = self._backend.canaries = self._with_canaries(cohorts.canaries, clients.examples)
         self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
@@ -267,8 +274,23 @@ class Trainer:
         ):
             return self._server.evaluate(*self._backend.test_examples())
 
-    def export(self, folder: Path | str) -> tuple[Path, Path]:
+    def audit(self, *, confidence: float = 0.95) -> OneRunReport:
+        """Returns a lower bound on ε from the canaries, beside the ε of the rounds so far.
+
+        Raises:
+            ParameterError: There are no canaries, or nothing was released that a guarantee covers.
+        """
+        found = self.guarantee()
+        if self._canaries is None or found is None:
+            raise ParameterError("An audit needs CohortOptions(canaries=1000), privacy, and a round.")
+        return self._canaries.canaries.audit(
+            epsilon=found.epsilon, delta=found.delta, unit=found.run.conditions.unit, confidence=confidence
+        )
+
+    def export(self, folder: Path | str) -> tuple[Path, ...]:
         """Writes the model as `model.safetensors` and its guarantee as `model-card.json`; returns the paths.
+
+        With canaries the card has an audit, and `canaries.json` is written, too.
 
         Raises:
             CheckpointError: A round was interrupted after its charge, or the files could not be written.
@@ -281,7 +303,8 @@ class Trainer:
         privacy = export.privacy_facts(self.guarantee(), self.config)
         with self._server.measured():
             sections = export.run_sections(self._dataset, self.config, self.history)
-            return export.write(Path(folder), self.model, privacy, **sections)
+            canaries = None if self._canaries is None else self._canaries.canaries
+            return export_audited(Path(folder), self.model, privacy, canaries, **sections)
 
     def save(self) -> None:
         """Writes a checkpoint of the last complete round, if there is a `run_dir`."""
@@ -312,7 +335,24 @@ class Trainer:
             # Runs of earlier releases do not have it.
             **({} if clients.clip_quantile is None else {"clip_quantile": clients.clip_quantile}),
             **({} if clients.rescale_every is None else {"rescale_every": clients.rescale_every}),
+            **({"canaries": cohorts.canaries} if cohorts.canaries else {}),
         }
+
+    def _with_canaries(self, count: int, examples: int | None) -> CanaryClients | None:
+        """Returns the clients with canaries. Without privacy there is nothing to audit, and they send zeros."""
+        if count == 0:
+            return None
+        protocol, length = estimators.protocol_of(self._estimator), estimators.clip_norm(self._estimator)
+        if protocol is not None and protocol.distance_reason is not None:
+            raise ParameterError("The plan has a replace_one_distance, and canaries are further apart: leave one out.")
+        if examples is not None:
+            length = example_norm(length, examples)
+        # A little shorter, so that clipping leaves them as they are.
+        length *= (1.0 - 2.0 * clip.MARGIN) if estimators.is_private(self._estimator) else 0.0
+        opposite = self._account.config["adjacency"] == Adjacency.REPLACE_ONE
+        canaries = Canaries.draw(count, self.dim, seed=self._options.seed)
+        lengths = (-length if opposite else 0.0, length)
+        return CanaryClients(canaries, self._dataset.size, self._backend.dim, each=examples or 1, lengths=lengths)
 
     # ------------------------------------------------------------------ a round's parts
 
@@ -334,7 +374,10 @@ class Trainer:
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
         clipping = self._backend.clipping
         noise_norm = summed.noise_norm() * factor * clipping.scale
-        mean, scales = clipping.read(torch.as_tensor(summed.mean()) * factor), self._backend.updates.scales
+        released = torch.as_tensor(summed.mean())
+        if self._canaries is not None:
+            self._canaries.observe(released, clients, self._cohorts.scheme)
+        mean, scales = clipping.read(released * factor), self._backend.updates.scales
         return (mean, noise_norm) if scales is None else scales.read(mean, noise_norm, number)
 
     def _check_finite(self) -> None:
