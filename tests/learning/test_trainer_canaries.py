@@ -147,11 +147,11 @@ def test_what_cannot_be_audited_is_refused(triangle: ArrayDataset) -> None:
     with pytest.raises(ParameterError, match="canaries"):
         trainer(triangle, canaries=7)
     with pytest.raises(ParameterError, match="canaries=1000"):
-        trainer(triangle, canaries=0).audit()
+        trainer(triangle, canaries=None).audit()
     # Without privacy canaries send nothing: the model is that of as many clients with zero updates.
     run = trainer(triangle, mechanism=NoPrivacy(1e6), cohort=triangle.size + 12, rounds=1, participation="every")
     other = trainer(
-        triangle, mechanism=NoPrivacy(1e6), cohort=triangle.size, rounds=1, participation="every", canaries=0
+        triangle, mechanism=NoPrivacy(1e6), cohort=triangle.size, rounds=1, participation="every", canaries=None
     )
     finish(run), finish(other)
     start = weights(trainer(triangle))

@@ -51,22 +51,23 @@ class CohortOptions(OptionGroup):
 
     Example:
         >>> CohortOptions(cohort=2000, rounds=6)
-        CohortOptions(cohort=2000, rounds=6, participation=None, dropout=0.0, canaries=0)
+        CohortOptions(cohort=2000, rounds=6, participation=None, dropout=0.0, canaries=None)
     """
 
     cohort: int
     rounds: int | None = None
     participation: Scheme | None = None
     dropout: float = 0.0
-    canaries: int = 0
+    canaries: int | None = None
 
     def with_canaries(self, clients: int, examples: int | None) -> int:
         """Returns the size of the population: `clients`, and those who hold canaries."""
-        return clients + -(-self.canaries // (examples or 1))
+        return clients + -(-(self.canaries or 0) // (examples or 1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate.integer("canaries", self.canaries, low=0)
+        if self.canaries is not None:
+            _validate.integer("canaries", self.canaries, low=1)
         _validate.integer("cohort", self.cohort, low=1)
         if self.rounds is not None:
             _validate.integer("rounds", self.rounds, low=1)

@@ -335,12 +335,12 @@ class Trainer:
             # Runs of earlier releases do not have it.
             **({} if clients.clip_quantile is None else {"clip_quantile": clients.clip_quantile}),
             **({} if clients.rescale_every is None else {"rescale_every": clients.rescale_every}),
-            **({"canaries": cohorts.canaries} if cohorts.canaries else {}),
+            **({} if cohorts.canaries is None else {"canaries": cohorts.canaries}),
         }
 
-    def _with_canaries(self, count: int, examples: int | None) -> CanaryClients | None:
+    def _with_canaries(self, count: int | None, examples: int | None) -> CanaryClients | None:
         """Returns the clients with canaries. Without privacy there is nothing to audit, and they send zeros."""
-        if count == 0:
+        if count is None:
             return None
         protocol, length = estimators.protocol_of(self._estimator), estimators.clip_norm(self._estimator)
         if protocol is not None and protocol.distance_reason is not None:
