@@ -213,9 +213,11 @@ class CpuBackend:
         own = range(len(clients)) if others is None else others.share(len(clients))
         with self._enough_memory():
             simulator = self._start(number, len(clients) + zeros, own.start)
-            mine = clients[own.start : own.stop]
             canaries, exact = self.canaries, None if self.canaries is None else self._exact()
-            held = np.zeros(len(mine), dtype=bool) if canaries is None else canaries.holds(mine)
+            held = np.zeros(len(clients), dtype=bool) if canaries is None else canaries.holds(clients)
+            # Canaries last, so that messages are numbered alike for any number of processes.
+            order = np.argsort(held, kind="stable")[own.start : own.stop]
+            mine, held = clients[order], held[order]
             for some, examples in self._groups(mine[~held]):
                 chunks = self._chunks(some, simulator)
                 if examples > self._slice and isinstance(self._dataset, PartedDataset):
@@ -231,7 +233,8 @@ class CpuBackend:
                     if exact is not None:
                         exact.add(vectors)
                     simulator.add(vectors)
-            for vectors in () if canaries is None else canaries.rows(mine[held], self.device):
+            for made in () if canaries is None else canaries.rows(mine[held]):
+                vectors = torch.from_numpy(made).to(self.device) if self.asynchronous else made
                 simulator.add(vectors)
             # The last process adds them: they are numbered after all others.
             if others is None or others.rank == others.size - 1:

@@ -125,8 +125,8 @@ class CanaryClients:
         """Returns which of these clients hold canaries."""
         return clients >= self._first
 
-    def rows(self, clients: NDArray[np.int64], device: torch.device) -> Iterator[Any]:
-        """Yields the vectors of clients who hold canaries, some rows at a time, as the device's rounds take them."""
+    def rows(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+        """Yields the vectors of clients who hold canaries, some rows of float32 at a time."""
         for start in range(0, len(clients), _ROWS):
             some = clients[start : start + _ROWS]
             vectors = np.zeros((len(some), self._dim), dtype=np.float32)
@@ -135,7 +135,7 @@ class CanaryClients:
                 canaries = self.canaries
                 lengths = np.where(canaries.included[own], self._lengths[1], self._lengths[0])
                 vector[canaries.coordinates[own]] = canaries.signs[own] * lengths
-            yield vectors if device.type == "cpu" else torch.from_numpy(vectors).to(device)
+            yield vectors
 
     def observe(self, mean: torch.Tensor, clients: NDArray[np.int64], scheme: Scheme) -> None:
         """Adds the released mean of a cohort to its canaries' scores; to all where the guarantee needs a secret cohort.
