@@ -149,7 +149,7 @@ def _coin(number: float, size: int) -> np.ndarray:
 def test_later_round_with_broken_lineages_is_within_its_rate(fractions: np.ndarray) -> None:
     count, q, share, w = len(fractions), 0.8, 0.1, 0.1
     coins = RoundingCoins.of(law(), 1.0, LOG)
-    moves = rounded_runs._later_moves(coins, np.array([share * q]), np.array([q]), 1.0)
+    moves = rounded_runs._later_moves(coins, np.array([share * q]), np.array([q]), 1.0, 1.0)
     kappa = float(coins.rates(moves, np.array([w]), 1.0)[0])
     inherited = np.where(np.arange(count) < count // 2, 2.0 * q / count, 0.0)
     inherited = np.minimum(inherited, 1.0 / count)
@@ -183,6 +183,57 @@ def test_shares_of_saturated_messages_are_tail_bounds() -> None:
         assert stats.binom.sf(math.floor(0.9 * share * count), count, p) > math.exp(-14.0)
 
 
+def test_numbers_that_pass_an_integer_on_their_way_are_as_many_as_counted() -> None:
+    # Their fractions jump from 1 to 0: some Poisson number, and not its mean.
+    for reach in (0.3, 2.0):
+        coins = RoundingCoins.of(law(), reach, LOG)
+        passed = coins.untold * (coins.lean - math.sqrt(0.5 * LOG / coins.untold) - 0.5 * coins.chance - coins.uneven)
+        assert stats.binom.sf(math.floor(passed), coins.untold, reach / coins.untold) <= math.exp(-LOG)
+
+
+def test_ways_of_all_lengths_lean_no_more_than_said() -> None:
+    # The mean of |½ - p| over a way from s to s + m, at its worst s, for all m from `least` on: 1.4 is worse than 1.
+    coins = RoundingCoins.of(law(), 1.0, LOG)
+    least = np.array([0.0, 0.4, 0.9, 1.0, 1.2, 2.0])
+    moves = rounded_runs._own_moves(coins, 0.1, least)
+    others = moves.twist[0] - 0.5
+    places = np.arange(0.0, 6.0, 1e-3)
+    total = np.append(0.0, np.cumsum(np.abs((places + 5e-4) % 1.0 - 0.5))) * 1e-3
+    for one, way in zip(least, moves.way, strict=True):
+        for steps in range(max(1, round(one * 1000)), 3000, 20):
+            worst = np.max(total[steps : 1001 + steps] - total[:1001]) / (steps * 1e-3)
+            assert worst <= way - others + 1e-3
+
+
+def test_sums_over_outcomes_are_bounded_whatever_turns_functions_take() -> None:
+    rng = np.random.default_rng(7)
+    for step in (1, 3):
+        cells = rng.exponential(size=(1, 12)) * (rng.random((1, 12)) < 0.6)
+        bound = float(rounded_runs._summed(2.0 * step * cells, step)[0])
+        for wider in (1.0, 1.01, 1.7, 4.3):
+            # Outcomes of a law with more variance lie closer together, and weigh less.
+            for offset in np.linspace(0.0, 0.999, 12):
+                places = (np.arange(0.0, 12 * step * wider) + offset) / wider
+                inside = places[places < 12 * step]
+                assert 2.0 * cells[0][(inside // step).astype(int)].sum() / wider <= bound * (1.0 + 1e-12)
+
+
+@pytest.mark.parametrize("changes", [{"rounds": 1}, {"room": 50.0}])
+def test_short_runs_and_wide_windows_have_a_cost(changes: dict[str, float]) -> None:
+    # Both divided by zero, or took the largest of nothing.
+    fields = {"untold": 6000, "told": 1, "deviation": 1.8, "point": 1e-11, "room": 2.5, "farther": 60.0}
+    fields.update({k: v for k, v in changes.items() if k == "room"})
+    weighting = Correlation(1, 1) if "rounds" in changes else Correlation(4, 40)
+    cost = run_cost(
+        SlotsAndCoins(**fields, weighting=weighting),  # type: ignore[arg-type]
+        distance=45.0,
+        reach=0.5,
+        dim=10_000,
+        tail=1e-9,
+    )
+    assert cost.slots < cost.w < 1.3 * cost.slots
+
+
 def test_cost_falls_with_clients_and_rises_with_all_else() -> None:
     def w(distance: float = 45.0, reach: float = 0.5, dim: int = 10_000, **changes: float) -> float:
         return run_cost(law(**changes), distance=distance, reach=reach, dim=dim, tail=1e-9).w  # type: ignore[arg-type]
@@ -207,7 +258,7 @@ def test_what_is_not_proved_is_refused() -> None:
 def test_more_coins_never_cost_more() -> None:
     coins = RoundingCoins.of(law(), 0.7, LOG)
     own = rounded_runs._own_moves(coins, 0.1, np.zeros(1))
-    later = rounded_runs._later_moves(coins, np.array([0.04]), np.array([0.4]), 0.9)
+    later = rounded_runs._later_moves(coins, np.array([0.04]), np.array([0.4]), 0.9, 0.7)
     for moves in (own, later):
         more = (replace(coins, variance=coins.variance * factor) for factor in (1.0, 1.1, 1.5, 2.5))
         rates = [float(each.rates(moves, np.array([0.05]), 0.7)[0]) for each in more]

@@ -80,7 +80,7 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
 
 def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:
     """Returns w after all rounds, from the last to the first, this share of the slots given; infinite if too little."""
-    later = _later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]))
+    later = _later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]), reach)
     # Beside each round lie at least what was given, and the slots and linear parts of the rounds after it.
     least = slots[1:] + squared * split.left[1:] ** 2 / coins.variance
     after = np.append(np.cumsum(least[:0:-1])[::-1], 0.0)[: len(least)]
@@ -371,7 +371,7 @@ def _own_moves(coins: RoundingCoins, share: float, least: Array) -> Moves:
     )
 
 
-def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float) -> Moves:
+def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float, reach: float) -> Moves:
     """Returns the moves of later rounds whose messages inherit q, all but `left` shifted; `first` is S of the own."""
     small, p = first / coins.untold, coins.chance
     told = np.minimum(q, coins.told * small)
@@ -379,8 +379,8 @@ def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float) -> M
     mean = left + lost + told
     square = (left + p * q + told) ** 2 + 2.0 * p * small * q + 5.0 * p * q * q / coins.untold
     common = mean * coins.skew + (p + 2.0 * coins.uneven) * q + 0.5 * told
-    # Moves of numbers that pass an integer on their way.
-    passed = 2.0 * q * (small + coins.uneven)
+    # Moves of numbers that pass an integer on their way, which is the likelier the farther the client's goes.
+    passed = 2.0 * q * (small * max(1.0, reach) + coins.uneven)
     passed += _bernstein(passed * small, small, coins.log)
     twist = np.sqrt(coins.log * small * q) + common + 0.5 * lost + passed
     twists = np.sqrt(0.5 * small * q + 1.25 * q * q / coins.untold) + common
@@ -416,6 +416,8 @@ def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
     padded = np.append(solved, np.zeros(len(weights)))
     shifted = slots * sum(weight * padded[age : age + rounds] for age, weight in enumerate(weights) if weight)
     shares = np.clip(v * solved / np.maximum(v * solved + shifted, 1e-300), 0.0, _LARGEST_SHARE)
+    # What is summed up here is positive: each round adds a rounding per weight.
+    up = _UP + rounds * (len(weights) + 4) * 2.0**-52
     steps = -weights[1:][::-1]
     moved, shifts = np.zeros(rounds), np.zeros(rounds)
     moved[0] = 1.0
@@ -424,4 +426,4 @@ def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
         width = min(k, len(steps))
         moved[k] = steps[len(steps) - width :] @ shifts[k - width : k]
         shifts[k] = (1.0 - shares[k]) * moved[k]
-    return Split(shifts * _UP, shares * moved * _UP, moved * _UP)
+    return Split(shifts * up, shares * moved * up, moved * up)
