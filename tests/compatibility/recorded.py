@@ -19,6 +19,11 @@ def same(found: float, recorded: dict[str, str], tolerance: float = 1e-12) -> bo
     return found == expected or abs(found - expected) <= tolerance * abs(expected)
 
 
+def no_larger(found: float, recorded: dict[str, str]) -> bool:
+    """Whether it is the same number or a smaller one: an upper bound that was proved to be lower."""
+    return found <= float.fromhex(recorded["hex"]) or same(found, recorded)
+
+
 def better(found: float, recorded: dict[str, str]) -> bool:
     """Whether it is a smaller number, by more than the last digits."""
     return found < float.fromhex(recorded["hex"]) and not same(found, recorded)

@@ -161,7 +161,7 @@ def opened(width: int, scheme: str) -> Iterator[Any]:
 
 @BROWSER
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), pytest.param(1280, "light", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_pages_fit_the_screen_and_show_everything(site: Path, width: int, scheme: str) -> None:
     with opened(width, scheme) as browser:
         for page in sorted(site.rglob("*.html")):

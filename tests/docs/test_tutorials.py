@@ -92,7 +92,7 @@ def test_the_nvflare_tutorial_learns(tmp_path: Path) -> None:
     assert accuracy_in(follow(PAGES / "nvflare.md", tmp_path / "private-digits", seconds=900.0)) > ENOUGH
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_phones_tutorial_learns(tmp_path: Path) -> None:
     """40 runs without the network: 0.899 on average, standard deviation 0.011. So 0.8 is 9 deviations below."""
     take_files(PAGES / "phones.md", tmp_path)

@@ -77,6 +77,23 @@ def test_batch_norm_a_second_time_and_autocast_are_refused() -> None:
     assert all(p.grad is not None for p in net.parameters())
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_second_backward_pass_and_inputs_changed_in_place_are_refused(first: int) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))[first:]
+    sums = ClippedSums(net)
+    x = torch.randn(2, 3, requires_grad=bool(first))
+    loss = net(x).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(ParameterError, match="add up the losses"):
+        loss.backward()
+    sums.forget()
+    loss = net(x).sum()
+    with torch.no_grad():
+        x.add_(1.0)
+    with pytest.raises(ParameterError, match="changed in place"):
+        loss.backward()
+
+
 def test_rows_that_are_not_examples_are_refused() -> None:
     class Merged(nn.Module):
         def __init__(self) -> None:

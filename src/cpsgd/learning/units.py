@@ -98,11 +98,6 @@ class Unit(ABC):
 class Layer(Unit):
     """A unit of one input, whose gradients follow from what it kept in the forward pass and the output's gradient."""
 
-    def __init__(self, name: str, module: torch.nn.Module) -> None:
-        super().__init__(name, module)
-        # Calls that autograd came back to.
-        self.calls: list[_Call] = []
-
     def call(self, *arguments: Any, **options: Any) -> Any:
         """Runs the module, and has autograd hand over the gradient of its output."""
         (x,) = (*arguments, *options.values())
@@ -120,34 +115,24 @@ class Layer(Unit):
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps what the output's gradient of one call says of the parameters."""
 
-    def forget(self) -> None:
-        """Drops what the last pass left."""
-        super().forget()
-        for call in self.calls:
-            call.kept = None
-        self.calls = []
-
 
 class _Call:
-    """Called by autograd with the gradient of a unit's output.
+    """Called by autograd with the gradient of a unit's output, once; it then lets go of what it kept of the pass."""
 
-    It lets go of what it kept when the unit does, not when the user's loss goes.
-    """
-
-    __slots__ = ("_unit", "_version", "kept")
+    __slots__ = ("_kept", "_unit", "_version")
 
     def __init__(self, unit: Layer, kept: tuple[Tensor, ...]) -> None:
         self._unit = unit
-        self.kept: tuple[Tensor, ...] | None = kept
+        self._kept: tuple[Tensor, ...] | None = kept
         self._version = kept[0]._version
 
     def __call__(self, gradient: Tensor) -> None:
-        if self.kept is None:
-            raise ParameterError("backward() went through a pass whose step was taken: run the model again before it.")
-        if self._version != self.kept[0]._version:
+        kept, self._kept = self._kept, None
+        if kept is None:
+            raise ParameterError("backward() came to one pass of the model twice: add up the losses, and call it once.")
+        if self._version != kept[0]._version:
             raise ParameterError(f"The inputs of the layer {self._unit.name} were changed in place after its pass.")
-        self._unit.calls.append(self)
-        self._unit.add_call(gradient.detach() if gradient.requires_grad else gradient, *self.kept)
+        self._unit.add_call(gradient.detach() if gradient.requires_grad else gradient, *kept)
 
 
 class _First(torch.autograd.Function):

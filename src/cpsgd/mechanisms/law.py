@@ -5,8 +5,9 @@ nothing of a mechanism but this, so a mechanism with such a law gets all of them
 
 A law is given by the ratios of neighbouring masses, f(j+1)/f(j), which fall with j. Products of them from the mode
 outwards give f up to a constant, and the sum of a window gives the constant; no special function is involved. All terms
-are positive, so relative errors only add up: M steps of a few roundings each, M additions and the division by the total
-keep every mass and every tail sum within 13 M 2^-53. What lies outside the window is bounded by a geometric series,
+are positive, so relative errors only add up. K steps from the mode outwards have six roundings each, a sum of M masses
+M - 1 more, and the division by the total has those of the total: every mass and every tail sum is within (12 K + 2 M)
+2^-53, and a few roundings. What lies outside the window is bounded by a geometric series,
 because the ratios fall away from the mode.
 """
 
@@ -276,7 +277,8 @@ def window_of_ratios(
     # The masses outside form sums that shrink faster than geometric ones with the ratio at the window's end.
     outside_below = _beyond(float(weight[0]) / total, next_down)
     outside_above = _beyond(float(weight[-1]) / total, next_up)
-    error = 13.0 * _UNIT * (len(weight) + extra_steps + 8) + 1.01 * (outside_below + outside_above)
+    steps = max(len(weights_down), len(weights_up)) + extra_steps
+    error = (12.0 * steps + 2.0 * len(weight) + 16.0) * _UNIT * 1.01 + 1.01 * (outside_below + outside_above)
     return Window(
         first=mode - len(weights_down),
         mass=weight / total,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Required, TypedDict, Unpack
 
 from cpsgd.mechanisms import Mechanism
@@ -84,6 +85,7 @@ def smallest_modulus(mechanism: Mechanism, **sums: Unpack[Summed]) -> int:
     return max(window(mechanism, **sums), mechanism.values)
 
 
+@lru_cache(maxsize=8192)
 def window(
     mechanism: Mechanism,
     *,

@@ -194,6 +194,11 @@ class Problem:
             self._contests[bits] = Contest(self.setting, self.target, bits)
         return self._contests[bits]
 
+    def promising(self, bits: float, enough: float) -> bool:
+        """Returns whether an expected squared error of `enough` may be reached with these bits, or one bit fewer."""
+        contests = [self._contest(each) for each in (bits, bits - 1.0) if each >= 1.0]
+        return any(contest.promising(enough) for contest in contests)
+
     def _best(self, contest: Contest, bits: float) -> Finished | None:
         return contest.best(lambda design: self.finish(design, bits))
 
@@ -206,7 +211,7 @@ class Problem:
         rest: list[tuple[float, float, Contest]] = []
         for b in WHOLE_BITS:
             contest = self._contest(b)
-            if contest.floor > enough or contest.hopeless(enough):
+            if not contest.promising(enough):
                 rest.append((contest.floor, b, contest))
             elif (design := self._best(contest, b)) is not None:
                 found.append((b, design))

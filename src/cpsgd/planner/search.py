@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from cpsgd.errors import ConditionError, ParameterError
@@ -39,6 +40,8 @@ _MOST_REFUSED = 4
 _SURELY = 0.999
 # A design that is finished may have less error by about this factor; this near the Gaussian's that is not worth a look.
 _AS_FINISHED, _CLOSE_TO_GAUSSIAN = 0.999, 1.002
+# No error falls faster than this power of the scale: the square, and once more where noise depends on it.
+_FALLS = 4.0
 _UNACCOUNTED = "the finished protocol has no guarantee"
 # Next to no noise needs a scale that no error is worth, and that no range of coordinates allows.
 _FARTHEST = 1e9
@@ -89,9 +92,7 @@ class Setting:
 
     def error(self, mechanism: Mechanism) -> ExpectedError:
         """Returns the predicted error of a mechanism."""
-        found = mechanism.predicted_error(
-            clients=self.surviving, dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate
-        )
+        found = _predicted_error(mechanism, self.surviving, self.dim, self.clip_norm, self.rotate)
         return ExpectedError(found.noise * self.spread, found.rounding * self.spread, found.clipping)
 
     def needed_modulus(self, mechanism: Mechanism) -> int | None:
@@ -112,6 +113,11 @@ class Setting:
     def useful_scales(self, mechanism: Mechanism) -> tuple[float, float]:
         """Returns the smallest and largest scale worth trying in the trade between clipping and noise."""
         return mechanism.useful_scales(dim=self.dim, clip_norm=self.clip_norm, rotate=self.rotate)
+
+
+@lru_cache(maxsize=8192)
+def _predicted_error(mechanism: Mechanism, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
+    return mechanism.predicted_error(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
 
 
 @dataclass(frozen=True)
@@ -230,10 +236,10 @@ class Contest:
         self.floor = min((each.floor for each in contenders), default=math.inf)
         self.promise = min((each.promise for each in contenders), default=math.inf)
 
-    def hopeless(self, enough: float) -> bool:
-        """Returns whether certificates will hardly bring any of them to an error of at most `enough`."""
-        return all(
-            each.floor > enough or each.hopeless(self._setting, self._target, enough) for each in self._contenders
+    def promising(self, enough: float) -> bool:
+        """Returns whether certificates may bring any of them to an error of at most `enough`."""
+        return any(
+            each.floor <= enough and not each.hopeless(self._setting, self._target, enough) for each in self._contenders
         )
 
     def draft(self, enough: float) -> Design | None:
@@ -303,15 +309,20 @@ class _Contender:
     @classmethod
     def of(cls, setting: Setting, target: Target, kind: type[Mechanism], search: Search, values: int) -> _Contender:
         """Ranks the candidates of a mechanism by their rough scales; sums may take as many values as are given."""
-        floor, ranked = math.inf, []
+        found = []
         for candidate in kind.candidates(search):
-            rough = _with_best_scale(setting, candidate, target.rough_scale(candidate), values)
-            ideal = _with_best_scale(setting, candidate, _SURELY * target.ideal_scale(candidate), values)
-            if rough is not None:
-                ranked.append((rough.error.total, candidate))
-            if ideal is not None:
-                floor = min(floor, ideal.error.total)
-        ranked.sort(key=lambda pair: pair[0])
+            scale = target.rough_scale(candidate)
+            rough = _with_best_scale(setting, candidate, scale, values)
+            found.append((rough.error.total if rough is not None else math.inf, scale, candidate))
+        found.sort(key=lambda each: each[0])
+        floor, ranked = math.inf, [(error, candidate) for error, _, candidate in found if error < math.inf]
+        for error, scale, candidate in found:
+            ideal = _SURELY * target.ideal_scale(candidate)
+            # Errors fall about as s² does: where that is not enough, it need not be known exactly.
+            if error < math.inf and error * (ideal / scale) ** _FALLS >= floor:
+                continue
+            design = _with_best_scale(setting, candidate, ideal, values)
+            floor = min(floor, design.error.total if design is not None else math.inf)
         promise = ranked[0][0] if ranked else math.inf
         at_once = bool(ranked) and target.closed_form(ranked[0][1])
         return cls(kind, floor, promise, [candidate for _, candidate in ranked], at_once)

@@ -70,7 +70,7 @@ def shortest_uploads(problem: Problem, enough: float) -> tuple[float, Finished] 
 def _attempt(problem: Problem, enough: float, bits: float) -> tuple[float, Finished] | None:
     """Returns a design of these bits with at most `enough` error, or None."""
     try:
-        found = problem.at(bits)
+        found = problem.at(bits) if problem.promising(bits, enough) else None
     except (ConditionError, ParameterError):
         return None
     return (bits, found) if found is not None and found.error.total <= enough else None

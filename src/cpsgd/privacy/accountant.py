@@ -27,6 +27,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
@@ -381,6 +382,7 @@ def least_noise(
     delta = _validate.probability("delta", claim.delta)
     rounds = _validate.integer("rounds", rounds, low=1)
 
+    @cache
     def excess(log_noise: float) -> float:
         """log(δ(noise)/δ): decreasing, and zero at the answer."""
         spent = [Rounds(_inverse(math.exp(log_noise)), rounds, tail_mass)]
@@ -392,16 +394,18 @@ def least_noise(
             f"No noise makes {rounds} rounds ({rounded_up(epsilon)}, {delta:g})-DP: their tails alone spend δ. "
             "Certify them with a smaller tail, or allow a larger delta."
         )
-    # Right for large multipliers; sampled rounds with small ones need somewhat more.
-    guess = participation.rate * math.sqrt(participation.counted_rounds(rounds)) / gaussian.gdp_mu(epsilon, delta)
-    step = 0.01 if participation.rate == 1.0 else 0.3
-    low = high = math.log(guess)
+    # As many rounds as there are make Gaussians of sampled ones, roughly: T q² (exp(μ²) - 1) = μ_T², the
+    # central limit theorem of Bu, Dong, Long and Su 2020; without sampling it is just T μ².
+    rate, counted = participation.rate, participation.counted_rounds(rounds)
+    spread = gaussian.gdp_mu(epsilon, delta) / (rate * math.sqrt(counted))
+    step = 0.01
+    low = high = -math.log(spread if rate == 1.0 else math.sqrt(math.log1p(spread * spread)))
     while excess(high) > 0.0:
-        low, high = high, high + step
+        low, high, step = high, high + step, 2.0 * step
         if high > math.log(_LARGEST_MULTIPLIER):
             raise ConditionError(f"No noise multiplier under {_LARGEST_MULTIPLIER:g} is enough for {rounds} rounds.")
     while low == high or excess(low) <= 0.0:
-        high, low = low, low - step
+        high, low, step = low, low - step, 2.0 * step
         if low < -math.log(_LARGEST_MULTIPLIER):
             return math.exp(high)
     found = float(brentq(excess, low, high, xtol=0.25 * tolerance))

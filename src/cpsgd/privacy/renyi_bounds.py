@@ -126,9 +126,11 @@ def poisson_binomial_rdp(coins: int, theta: float, clients: int, adjacency: Adja
 
 def _one_more(coins: int, odds: float, others: int, their_odds: float) -> Array:
     """Returns the law of a client's coins and all others' together, but for the far tails."""
-    from scipy.stats import binom  # late: who only encodes does without SciPy
+    from scipy.special import gammaln  # late: who only encodes does without SciPy
 
-    own = binom.pmf(np.arange(coins + 1), coins, odds)
+    heads = np.arange(coins + 1.0)
+    ways = gammaln(coins + 1.0) - gammaln(heads + 1.0) - gammaln(coins - heads + 1.0)
+    own = np.exp(ways + heads * math.log(odds) + (coins - heads) * math.log1p(-odds))
     return np.convolve(BinomialLaw(others, their_odds).window(_NATS).mass, own) if others else own
 
 

@@ -72,17 +72,30 @@ static inline double logarithm(double x) {
   return k * 6.93147180369123816490e-01 + (2.0 * s * p + k * 1.90821492927058770002e-10);
 }
 
+// The largest of numbers, at least 0; side by side, as compilers do not reorder comparisons.
+static inline double largest_of(const double* numbers, std::size_t n) {
+  constexpr std::size_t kSide = 8;
+  double found[kSide] = {};
+  std::size_t j = 0;
+  for (; j + kSide <= n; j += kSide) {
+    for (std::size_t i = 0; i < kSide; ++i) {
+      found[i] = numbers[j + i] > found[i] ? numbers[j + i] : found[i];
+    }
+  }
+  for (; j < n; ++j) found[0] = numbers[j] > found[0] ? numbers[j] : found[0];
+  return *std::max_element(found, found + kSide);
+}
+
 // Cells of curves: see `cell_masses` of the NumPy twin. Returns the largest |y|.
 static double cell_masses(const double* x, const double* e, double w, double bent, double* mass,
                           std::size_t curves, std::size_t points) {
   double largest = 0.0;
-  std::vector<double> left(points), right(points);
+  std::vector<double> left(points), right(points), sizes(points);
   for (std::size_t i = 0; i < curves; ++i, x += points, e += points, mass += points) {
-    double most = 0.0;
     for (std::size_t j = 0; j + 1 < points; ++j) {
       const double width = x[j + 1] - x[j], middle = 0.5 * (x[j + 1] + x[j]);
       const double y = -(middle / w + 0.5) * 0.5 * width, z = y * y;
-      most = std::fabs(y) > most ? std::fabs(y) : most;
+      sizes[j] = std::fabs(y);
       const double even =
           1.0 +
           z * (1.0 / 6 + z * (1.0 / 120 + z * (1.0 / 5040 + z * (1.0 / 362880 + z / 39916800))));
@@ -101,6 +114,7 @@ static double cell_masses(const double* x, const double* e, double w, double ben
       right[j] = scale * (both + apart);
       left[j] = scale * (both - apart);
     }
+    const double most = largest_of(sizes.data(), points - 1);
     if (most > 1.0) {
       for (std::size_t j = 0; j + 1 < points; ++j) {
         const double width = x[j + 1] - x[j], middle = 0.5 * (x[j + 1] + x[j]);
@@ -261,9 +275,9 @@ static void raise_to_excess(const double* start, const double* rise, const doubl
                             const double* bend, const bool* wanted, const double* y,
                             const double* c0, const double* c1, double* found, std::size_t rows,
                             std::size_t cells) {
+  std::vector<double> gaps(cells);
+  const auto* counted = reinterpret_cast<const unsigned char*>(wanted);
   for (std::size_t i = 0; i < rows * cells; i += cells, ++found) {
-    double row = *found;
-    std::size_t wrong = row != row;
     for (std::size_t j = 0; j < cells; ++j) {
       const double curved = bend[i + j] > 1e-300 ? bend[i + j] : 1e-300;
       double c = rise[i + j] / (2.0 * curved);
@@ -271,9 +285,13 @@ static void raise_to_excess(const double* start, const double* rise, const doubl
       c = c > c1[j] ? c1[j] : c;
       const double here =
           (start[i + j] - value[i + j] + bend[i + j] * y[j]) + (rise[i + j] - bend[i + j] * c) * c;
-      const double counted = wanted[i + j] ? here : -INFINITY;
-      row = counted > row ? counted : row;
-      wrong += counted != counted;
+      gaps[j] = counted[i + j] != 0 ? here : -INFINITY;
+    }
+    double row = *found;
+    std::size_t wrong = row != row;
+    for (std::size_t j = 0; j < cells; ++j) {
+      row = gaps[j] > row ? gaps[j] : row;
+      wrong += gaps[j] != gaps[j];
     }
     *found = wrong != 0 ? NAN : row;
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,37 @@ from cpsgd.learning.datasets.populations import Batch, check_indices, fingerprin
 _BLOCK = 1 << 20
 
 
+class Assigned(ABC):
+    """Examples that a partition assigns to clients."""
+
+    partition: Partition
+
+    @property
+    def size(self) -> int:
+        """Number of clients."""
+        return self.partition.clients
+
+    def batch(self, clients: ArrayLike) -> Batch:
+        """Returns the examples of these clients; one without examples has a count of 0."""
+        rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
+        return Batch(*self.examples(rows), counts)
+
+    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the numbers of examples of these clients."""
+        return self.partition.counts(clients)
+
+    def part(self, client: int, start: int, stop: int) -> Batch:
+        """Returns examples `start` to `stop` of a client."""
+        rows = self.partition.part(client, start, stop)
+        return Batch(*self.examples(rows), np.array([len(rows)]))
+
+    @abstractmethod
+    def examples(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Returns features and labels of these examples."""
+
+
 @dataclass(frozen=True, eq=False)
-class ArrayDataset:
+class ArrayDataset(Assigned):
     """Arrays of examples, assigned to clients by a partition. Made by `from_arrays`, which explains the fields."""
 
     name: str
@@ -32,11 +62,6 @@ class ArrayDataset:
     classes: int | None
 
     @property
-    def size(self) -> int:
-        """Number of clients."""
-        return self.partition.clients
-
-    @property
     def feature_dim(self) -> int:
         """Numbers in an example's features."""
         return math.prod(self.features.shape[1:])
@@ -47,19 +72,9 @@ class ArrayDataset:
         examples = self.features, self.labels, self.test_features, self.test_labels
         return fingerprint(*examples, self.partition.order, self.partition.starts, self.classes)
 
-    def batch(self, clients: ArrayLike) -> Batch:
-        """Returns the examples of these clients; one without examples has a count of 0."""
-        rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
-        return Batch(as_features(self.features[rows]), self.labels[rows], counts)
-
-    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers of examples of these clients."""
-        return self.partition.counts(clients)
-
-    def part(self, client: int, start: int, stop: int) -> Batch:
-        """Returns examples `start` to `stop` of a client."""
-        rows = self.partition.part(client, start, stop)
-        return Batch(as_features(self.features[rows]), self.labels[rows], np.array([len(rows)]))
+    def examples(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Returns features and labels of these examples."""
+        return as_features(self.features[rows]), self.labels[rows]
 
     def test_set(self) -> Batch:
         """Returns the test examples."""

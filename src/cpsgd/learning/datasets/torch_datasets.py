@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpsgd.errors import DataError, ParameterError, UserFunctionError
-from cpsgd.learning.datasets.arrays import as_features, check_classes, check_targets
+from cpsgd.learning.datasets.arrays import Assigned, as_features, check_classes, check_targets
 from cpsgd.learning.datasets.partitions import Partition, by_client, held_back, one_each
-from cpsgd.learning.datasets.populations import Batch, check_indices, fingerprint
+from cpsgd.learning.datasets.populations import Batch, fingerprint
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleDataset:
+class ExampleDataset(Assigned):
     """Examples that are loaded when they are needed. Made by `from_torch`."""
 
     name: str
@@ -31,28 +31,13 @@ class ExampleDataset:
     test: Examples = field(repr=False)
 
     @property
-    def size(self) -> int:
-        """Number of clients."""
-        return self.partition.clients
-
-    @property
     def feature_dim(self) -> int:
         """Numbers in an example's features."""
         return math.prod(self.shape)
 
-    def batch(self, clients: ArrayLike) -> Batch:
-        """Returns the examples of these clients; one without examples has a count of 0."""
-        rows, counts = self.partition.rows(check_indices("clients", clients, self.size))
-        return Batch(self.train.features(rows, self.shape), self.train.labels[rows], counts)
-
-    def counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers of examples of these clients."""
-        return self.partition.counts(clients)
-
-    def part(self, client: int, start: int, stop: int) -> Batch:
-        """Returns examples `start` to `stop` of a client."""
-        rows = self.partition.part(client, start, stop)
-        return Batch(self.train.features(rows, self.shape), self.train.labels[rows], np.array([len(rows)]))
+    def examples(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Loads features and labels of these examples."""
+        return self.train.features(rows, self.shape), self.train.labels[rows]
 
     def test_set(self) -> Batch:
         """Returns the test examples, which stay in memory."""

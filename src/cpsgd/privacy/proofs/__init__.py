@@ -34,13 +34,12 @@ def supporting(run: Run) -> list[Proof]:
     return [proof for proof in all_proofs() if proof.supports(run)]
 
 
-def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, Proved, Found]:
+def best(run: Run, delta: float) -> tuple[Proof, Proved, Found]:
     """Returns the proof with the smallest ε, what it proves, and the results of the others.
 
     Args:
         run: About whole clients, checked (`argument.check`).
         delta: δ in total.
-        most_effort: Slower proofs are not tried.
 
     Raises:
         ConditionError: No proof applies; the message says what would help.
@@ -48,7 +47,7 @@ def best(run: Run, delta: float, most_effort: float = math.inf) -> tuple[Proof, 
     found: Found = {}
     winner: tuple[Proof, Proved] | None = None
     for proof in supporting(run):
-        if proof.effort > most_effort or (delta == 0.0 and not proof.pure):
+        if delta == 0.0 and not proof.pure:
             continue
         below = math.inf if winner is None else winner[1].epsilon
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -45,6 +46,8 @@ _TAIL_SHARES = tuple(0.5**i for i in range(1, 21))
 # How much deeper than the allowed tail mass the window goes, in nats. Leaving the rest out of the (lower bounds
 # on the) tail sums costs at most about e^-_DEPTH relative.
 _DEPTH = 25.0
+# One profile serves tails within so many powers of two.
+_PROFILED = 16
 
 
 class Shape(TypedDict):
@@ -101,7 +104,8 @@ def gaussian_certificate(law: Law, *, dim: int, sensitivity: float, levels: int,
         >>> round(certificate.unit_mu * 200, 4)  # 200 is the standard deviation: 2.3 % over a Gaussian
         1.0231
     """
-    return _Profile(law, dim, sensitivity, levels, tail).certificate(tail)
+    check_parameters(dim, sensitivity, levels, tail)
+    return _profile(law, dim, sensitivity, levels, _PROFILED * (math.frexp(tail)[1] // _PROFILED)).certificate(tail)
 
 
 def certified_epsilon(
@@ -163,6 +167,12 @@ class _Profile:
             unit_mu=unit_mu,
             tail_mass=self.dim * mass * (1.0 + 2.0**-52),
         )
+
+
+@lru_cache(maxsize=2)
+def _profile(law: Law, dim: int, sensitivity: float, levels: int, power: int) -> _Profile:
+    """Returns the profile for tails down to this power of two, or to half of the smallest that is computed."""
+    return _Profile(law, dim, sensitivity, levels, max(math.ldexp(0.5, power), SMALLEST_MASS * dim))
 
 
 def inside(law: Law, low: int, high: int) -> bool:

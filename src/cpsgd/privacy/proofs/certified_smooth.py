@@ -165,15 +165,18 @@ _GAIN, _CLOSE = 1.002, 0.998
 # How far sums without separate noise are from a Gaussian of equal variance.
 _STEPS_EXCESS = 1.0015
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
-_CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9998, 1.0 + 1e-4, 14, 2
+_CLOSE_ENOUGH, _AIM, _STEPS_TRIES, _SAME_ODDS = 0.9998, 1.0 + 1e-4, 12, 2
+# After so many tries, each one more may be so many times farther: then odds are nearly certain, and nothing is smooth.
+_SOON, _PATIENCE = 4, 4.0
 # Drafts of the certificate; their μ over that of the certificate, roughly and at most; how near to what is allowed they
 # come.
 _DRAFTS, _DRAFT_EXCESS, _DRAFT_MOST, _DRAFT_CLOSE = 6, 1.015, 1.04, 0.03
+_DRAFT_OFFSET, _DRAFT_SHARE = 0.0015, 0.25
 _DRAFT_CLOSE_ENOUGH, _DRAFT_AIM = 0.985, 1.005
-# How much wider the scale becomes at most from one to the next, and how fast μ is taken to fall with it.
-_LONGEST_STEP, _STEEPEST = 1.3, 6.0
-# The same for the first step after drafts, which are nearly right.
-_STEP = 1.02
+# How much wider the scale becomes where there is no certificate, at first and at most.
+_STEP, _LONGEST_STEP = 1.02, 1.3
+# Scales within this are the same; μ within this of what is allowed is near.
+_SAME_SCALE, _FAR = 1e-7, 0.01
 
 
 @dataclass(frozen=True)
@@ -350,51 +353,59 @@ class _Allowed:
 
 
 @lru_cache(maxsize=256)
-def _drafted(run: Run, claim: Claim) -> tuple[float, float]:
-    """Returns about the smallest scale, by drafts of the certificate, and the power of s that μ falls with there."""
-    allowed, scale, power = _Allowed.of(run, claim), base.ideal_scale(run, claim) * _STEPS_EXCESS, 1.0
-    last: tuple[float, float] | None = None
-    # The largest scale without a certificate.
-    failed = 0.0
+def _drafted(run: Run, claim: Claim) -> float:
+    """Returns about the smallest scale, by drafts of the certificate."""
+    allowed, scale = _Allowed.of(run, claim), base.ideal_scale(run, claim) * _STEPS_EXCESS
+    known = failed = 0.0
     for _ in range(_DRAFTS):
         try:
             here, found = allowed.reached(run, scale, draft=True)
         except ConditionError:
             failed = max(failed, scale)
-            scale = scale * _LONGEST_STEP if last is None else math.sqrt(scale * last[0])
+            scale = math.sqrt(scale * known) if known else scale * _LONGEST_STEP
             continue
-        tried, found = here.protocol.mechanism.scale, found / _DRAFT_EXCESS
-        power = _power(last, (tried, found), power)
-        if last is None and abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
-            break  # as near to a Gaussian as the first guess supposes
-        last, scale = (tried, found), tried * min((found / allowed.mu) ** (1.0 / power), _LONGEST_STEP)
-        if scale <= failed:
-            scale = math.sqrt(failed * tried)
+        known = here.protocol.mechanism.scale
+        # The certificate's μ is smaller, roughly by a share of what the draft's has over a Gaussian of equal variance.
+        over = found * _deviation(run, known) / (base.distance(here) * math.sqrt(allowed.rounds)) - 1.0
+        found /= 1.0 + _DRAFT_OFFSET + _DRAFT_SHARE * min(max(over, 0.0), _DRAFT_MOST - 1.0)
+        scale = max(_quieter(run, known, found / allowed.mu), math.sqrt(failed * known))
         if abs(math.log(found / allowed.mu)) < _DRAFT_CLOSE:
             break
-    return scale, power
+    return scale
 
 
-def _power(last: tuple[float, float] | None, here: tuple[float, float], known: float) -> float:
-    """Returns the power of s that μ falls with: nearly 1, more where odds come near to certain. `known` if unknown."""
-    if last is None or last[0] == here[0] or last[1] == here[1]:
-        return known
-    return min(max(math.log(last[1] / here[1]) / math.log(here[0] / last[0]), 1.0), _STEEPEST)
+def _deviation(run: Run, scale: float) -> float:
+    """Returns the standard deviation of a sum's noise at a scale, in units of vectors."""
+    mechanism = base.scaled(run, scale).protocol.mechanism
+    return mechanism.scale * math.sqrt(run.honest * mechanism.noise.variance)
+
+
+def _quieter(run: Run, scale: float, factor: float) -> float:
+    """Returns the scale at which the noise is so many times what it is at `scale`.
+
+    A larger scale also means smaller odds, hence more noise: the answer lies between `scale` and `factor` times that.
+    """
+    wanted = factor * _deviation(run, scale)
+    low, high = sorted((scale, scale * factor))
+    while high > low * (1.0 + _SAME_SCALE):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if _deviation(run, middle) >= wanted else (middle, high)
+    return high
 
 
 def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
     """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
-    allowed, power, scale = _Allowed.of(run, claim), 1.0, wanted
-    close, aim, longest = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM, _LONGEST_STEP) if draft else (_CLOSE_ENOUGH, _AIM, _STEP)
+    allowed, scale, longest = _Allowed.of(run, claim), wanted, _STEP
+    close, aim = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM) if draft else (_CLOSE_ENOUGH, _AIM)
     if wanted <= (rough := base.ideal_scale(run, claim) * _STEPS_EXCESS):
-        scale, power = (rough * _DRAFT_EXCESS, 1.0) if draft else _drafted(run, claim)
+        scale = rough * _DRAFT_EXCESS if draft else _drafted(run, claim)
     enough, at_enough = math.inf, 0.0
     # Scales that are too small, and the μ there.
     below, at_below = 0.0, math.inf
     reason: ConditionError | None = None
     seen: Counter[Law | Steps] = Counter()
-    last: tuple[float, float] | None = None
-    for _ in range(_STEPS_TRIES):
+    side: bool | None = None
+    for tries in range(_STEPS_TRIES):
         here = base.scaled(run, scale)
         tried, law = here.protocol.mechanism.scale, _law(here)
         # Odds are multiples of 2^-16: where none are left between what is enough and what is not, this is it.
@@ -408,18 +419,22 @@ def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
         if found <= allowed.mu and tried <= enough:
             enough, at_enough = tried, found
             # A scale that is wanted anyway need not be the smallest.
-            if found >= close * allowed.mu or wanted >= tried * (1.0 - 1e-9):
+            missed = (1.0 - close) * _PATIENCE ** max(0, tries - _SOON)
+            if found >= (1.0 - missed) * allowed.mu or wanted >= tried * (1.0 - 1e-9):
                 break
         elif found > allowed.mu and tried >= below:
             below, at_below = tried, found
         if found < math.inf:
-            power = _power(last, (tried, found), power)
-        last = (tried, found) if found < math.inf else None
-        following = max(tried, 1e-300) * min((found / allowed.mu) ** (1.0 / power), longest) * aim
-        longest = min(longest * longest, _LONGEST_STEP)
-        if below and enough < math.inf and not below < following < enough:
+            # μ falls nearly as that of a Gaussian of equal variance does.
+            following = _quieter(run, max(tried, 1e-300), found / allowed.mu * aim)
+        else:
+            following, longest = max(tried, 1e-300) * longest, min(longest * longest, _LONGEST_STEP)
+        if below and enough < math.inf:
+            # By false positions, and in the middle where the same end has moved twice.
             share = math.log(allowed.mu / at_enough) / math.log(at_below / at_enough) if at_below < math.inf else 0.5
-            following = enough * (below / enough) ** share * (1.0 + 1e-4)
+            moved, side = side, found <= allowed.mu
+            share = 0.5 if moved == side and abs(math.log(found / allowed.mu)) > _FAR else share
+            following = _quieter(run, enough, (_deviation(run, below) / _deviation(run, enough)) ** share * aim)
         if following == scale or following >= enough * (1.0 + 1e-9):
             break
         scale = following

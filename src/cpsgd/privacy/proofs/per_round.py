@@ -22,6 +22,7 @@ import numpy as np
 
 from cpsgd import _validate
 from cpsgd._lazy import Late
+from cpsgd._numbers import rounded_down
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.neighbours import Participation
@@ -111,8 +112,6 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
 _MOST_COMPOSED = 20_000
 # No certificate is below a Gaussian of equal variance by more than this.
 _NEARLY = 0.999
-# The slowest of the quick proofs.
-_QUICK = 2
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class PerRound(Proof):
         return not base.alone(run) and not isinstance(base.law_of(run), Steps)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
-        """Returns the composed ε; by the quickest proof, where not even Gaussian noise would come below."""
+        """Returns the composed ε."""
         rounds = run.rounds
         check_composable(run)
         each = 0.5 * delta / rounds
@@ -136,18 +135,13 @@ class PerRound(Proof):
         def composed(epsilon: float) -> float:
             return optimal_composition(epsilon=epsilon, delta=each, rounds=rounds, target_delta=delta)
 
-        law, most_effort = base.law_of(run), math.inf
+        law = base.law_of(run)
         if isinstance(law, Law):
-            least = gdp_epsilon(base.sensitivity(run) / math.sqrt(law.variance), each) * _NEARLY
-            most_effort = _QUICK if composed(least) >= below else math.inf
+            least = composed(gdp_epsilon(base.sensitivity(run) / math.sqrt(law.variance), each) * _NEARLY)
+            if least >= below:
+                raise ConditionError(f"could not come below {rounded_down(least)}, so not computed")
         conditions = replace(run.conditions, sizes=((run.surviving, 1),), participation=Participation.every())
-        single = replace(run, conditions=conditions)
-        try:
-            _, found, _ = best(single, each, most_effort)
-        except ConditionError:
-            if math.isinf(most_effort):
-                raise
-            _, found, _ = best(single, each)
+        _, found, _ = best(replace(run, conditions=conditions), each)
         if (epsilon := composed(found.epsilon)) > LARGEST_EPSILON:
             raise ConditionError(f"Nothing useful is proved about {rounds} such rounds; run fewer or add noise.")
         return Proved(epsilon, rounds * found.tail, f"{found.citation}; {CITATION}")
