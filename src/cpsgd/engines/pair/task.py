@@ -98,6 +98,10 @@ class PairTask:
             raise ParameterError("Expected a protocol whose modulus is a prime; plan(..., pair=True) chooses one.")
         if self.protocol.mechanism.wraps:
             raise ParameterError("Messages that wrap around the modulus have no range that servers could check.")
+        self.protocol.mechanism.memory.check_stateless(
+            f"{self.protocol.mechanism.name}: clients send once and keep no noise for later rounds, and none would be "
+            "taken away again. Plan with pair=True, without correlated."
+        )
         if promise is None:
             raise ParameterError("Expected a protocol with a promise; plan(..., pair=True) makes one.")
         _validate.integer("rounds", self.rounds, low=1, high=MOST_ROUNDS)
