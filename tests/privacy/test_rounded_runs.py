@@ -227,3 +227,72 @@ def test_shares_of_slots_and_coins_are_the_best_there_are() -> None:
     cost = float(split.shifts @ split.shifts) / slots + float(split.left @ split.left) / v
     assert best <= cost <= best * (1.0 + 1e-6)
     assert np.allclose(split.shifts + split.left, split.moved, rtol=1e-8)
+
+
+COUNTED = RoundingCoins(
+    variance=900.0, untold=6000, told=30, log=40.0, chance=0.01, saturated=0.03, skew=0.02, lean=0.05, grid=1e-6,
+    uneven=1e-3,
+)  # fmt: skip
+
+
+def test_moves_of_the_own_round_are_those_of_the_page() -> None:
+    p, u, least = 0.01, 6000, np.array([0.0, 0.4, 1.0, 2.7])
+    for share in (0.0, 0.3, 0.9):
+        moves = rounded_runs._own_moves(COUNTED, share, least)
+        mean = share + (1.0 - share) * 0.03
+        np.testing.assert_allclose(moves.mean, mean, rtol=1e-12)
+        np.testing.assert_allclose(moves.path, 2.0 - share, rtol=1e-12)
+        # r = θ + (1 - θ) (the share that saturates): its mean, and a variance by Gebelein's inequality.
+        exact = share**2 + 2 * share * (1 - share) * p + (1 - share) ** 2 * (p * p + 3 * p / u)
+        np.testing.assert_allclose(moves.square, 1.002 * exact, rtol=1e-12)
+        others = 0.05 + 0.03 / 2 + mean * 0.02
+        np.testing.assert_allclose(moves.twist, 0.5 + others, rtol=1e-12)
+        twists = math.sqrt(1 / 12 + 1e-3) + math.sqrt(1 / (2 * u)) + p / 2 + 1e-3 + mean * 0.02
+        np.testing.assert_allclose(moves.twists, twists, rtol=1e-12)
+        # The largest mean of |½ - p| over a way of this length, wherever it begins.
+        begins, along = np.linspace(0.0, 1.0, 40, endpoint=False)[:, None], (np.arange(2000) + 0.5) / 2000
+        for length, way in zip(least, moves.way, strict=True):
+            passed = np.abs(0.5 - (begins + along * length) % 1.0).mean(axis=1).max()
+            assert way == pytest.approx(passed + others, abs=1e-3)
+
+
+def test_moves_of_later_rounds_are_those_of_the_page() -> None:
+    p, u, skew, uneven, log = 0.01, 6000, 0.02, 1e-3, 40.0
+    lefts, qs, first = np.array([0.1, 0.02, 0.0]), np.array([0.5, 0.2, 1e-4]), 0.9
+    moves, step = rounded_runs._later_moves(COUNTED, lefts, qs, first), first / 6000
+    for i, (left, q) in enumerate(zip(lefts, qs, strict=True)):
+        told = min(q, 30 * step)
+        spread = 2 * p * step * q
+        # Bernstein: x²/2 = log (variance + bound x/3).
+        x = float(np.max(np.roots([0.5, -log * step / 3, -log * spread])))
+        lost = min(2 * p * q + x, 2 * q)
+        mean = left + lost + told
+        square = min((left + p * q + told) ** 2 + spread + 5 * p * q**2 / u, mean**2)
+        common = mean * skew + p * q + 2 * uneven * q + told / 2
+        twist = math.sqrt(step * q * log) + common + lost / 2 + 2 * q * step
+        twists = math.sqrt(step * q / 2 + 5 * q**2 / (4 * u)) + common
+        expected = (mean, 1.002 * square, twist, twist, twists, 2 * q)
+        found = (moves.mean, moves.square, moves.twist, moves.way, moves.twists, moves.path)
+        np.testing.assert_allclose([part[i] for part in found], expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("told", "reach", "log"), [(1, 0.5, 30.0), (40, 2.0, 60.0)])
+def test_coins_are_counted_as_the_page_does(told: int, reach: float, log: float) -> None:
+    noise = law(told=told, room=4.0, deviation=0.6)
+    coins, count = RoundingCoins.of(noise, reach, log), 6000
+    p = stats.norm.sf(4.0 - math.sqrt(2 * log / count) - 0.01) + stats.norm.sf(8.0 - math.sqrt(2 * log / count) - 0.01)
+    uneven = 2.2 * math.exp(-2 * math.pi**2 * 0.36) + noise.point
+    assert coins.chance == pytest.approx(p, rel=1e-8)
+    assert coins.uneven == pytest.approx(uneven, rel=1e-12)
+    # E v = 1/6 and Var v = 1/180 of uniform fractions; Bernstein's inequality, and what neighbours move.
+    mean, spread, bound = 1 / 6 - p / 4 - uneven, 1 / 180 + p / 36 + uneven, 1 / 6 + uneven
+    x = float(np.max(np.roots([0.5, -log * bound / 3, -log * count * spread])))
+    assert coins.variance == pytest.approx(count * mean - x - 2 * reach - 1, rel=1e-8)
+    assert coins.lean == pytest.approx(math.sqrt(log / (2 * count)) + p / 2 + uneven + (reach + 1) / count, rel=1e-8)
+    leaning = math.sqrt(2 * log * count) + (p + uneven) * count + told + 2 * reach
+    assert coins.skew == pytest.approx(rounded_runs._SKEWED * leaning / coins.variance, rel=1e-8)
+    fractions = np.linspace(0.0, 1.0, 10_001)
+    assert 0 <= rounded_runs._SKEWED - np.max(fractions * (1 - fractions) * np.abs(fractions - 0.5)) < 1e-4
+    assert coins.grid == pytest.approx(4 * (count + told) * noise.point, rel=1e-12)
+    assert coins.saturated == rounded_runs._chernoff(coins.chance, count, log)
+    assert (coins.told, coins.untold, coins.log) == (told, count, log)
