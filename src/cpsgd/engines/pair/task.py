@@ -129,7 +129,7 @@ class PairTask:
         most = min(self.rounds, MOST_KEYS)
         if any(not 1 <= len(server.keys) <= most for server in (self.leader, self.helper)):
             raise ParameterError(
-                f"Expected a number of keys from 1 to {most} of each server, since the task's rounds are {self.rounds}: "
+                f"Expected a number of keys from 1 to {most} per server, since the task has {self.rounds} rounds: "
                 f"`cpsgd pair keys --rounds {self.rounds}` makes them."
             )
         own = _validate.integer("server_messages", self.server_messages, low=0)
