@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
 from cpsgd import _table_memory
 from cpsgd._table_memory import DataTable, of_array
-from cpsgd._table_values import NUMBER, Chunk, Column
+from cpsgd._table_values import NUMBER, Chunk, Column, are_large
 from cpsgd.errors import ParameterError, TableError
 
 # Separators of text files, by suffix.
@@ -48,9 +49,20 @@ def of_arrow(title: str, source: Any) -> DataTable:
                     for batch in part.to_batches(whole.schema, columns=list(names), **limits):
                         batch.validate(full=True)  # a damaged Feather file could end the process
                         if batch.num_rows:
-                            yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+                            yield {name: _of_cells(batch.column(name)) for name in names}
 
     return DataTable(title, tuple(source.schema.names), count, read, in_memory=whole is not source)
+
+
+def _of_cells(cells: Any) -> Column:
+    """Returns an array. Large whole numbers stay what they are, also where others are missing."""
+    from pyarrow import types
+
+    found: Column = cells.to_numpy(zero_copy_only=False)
+    kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+    if found.dtype.kind == "f" and types.is_integer(kind) and are_large(found):
+        return np.array(cells.to_pylist(), dtype=object)
+    return found
 
 
 def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
@@ -147,8 +159,8 @@ def open_path(path: Path) -> DataTable:
         inside = (file for file in sorted(path.rglob("*")) if file.is_file())
     if many := pattern or path.is_dir():
         files = [file for file in inside if not any(part[0] in "._" for part in file.relative_to(base).parts)]
-    if pattern and not files:
-        raise TableError(f"{path}: no file has such a name.")
+    if not files:
+        raise TableError(f"{path}: {'no file has such a name' if pattern else 'the folder is empty'}.")
     kinds = {next((suffix for suffix in FILES if file.name.lower().endswith(suffix)), None) for file in files}
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind is None or (kind == ".npy" and many):
@@ -164,6 +176,7 @@ def open_path(path: Path) -> DataTable:
             raise TableError(f"{path}: not a readable .npy file of numbers.") from None
         return of_array(title, array)
     try:
+        import pyarrow
         from pyarrow import dataset
     except ModuleNotFoundError:
         raise TableError(f"{path}: reading {kind} tables needs pyarrow: pip install cpsgd[tables].") from None
@@ -171,7 +184,13 @@ def open_path(path: Path) -> DataTable:
         return _of_text(title, files, _TEXT[kind])
     scan = dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
     layout = "feather" if kind != ".parquet" else dataset.ParquetFileFormat(default_fragment_scan_options=scan)
-    # Folders with names such as year=2026 hold a column, too.
-    folders = {"partitioning": "hive", "partition_base_dir": str(base)} if many else {}
+    folders: dict[str, Any] = {}
+    if many:
+        # Folders with names such as year=2026 hold a column, too. Of texts: as numbers, if all are, a folder
+        # month=unknown would change month=07 for everybody.
+        parts = (part for file in files for part in file.relative_to(base).parts[:-1] if "=" in part)
+        names = dict.fromkeys(unquote(part.partition("=")[0]) for part in parts)
+        texts = pyarrow.schema([(name, pyarrow.string()) for name in names])
+        folders = {"partitioning": dataset.partitioning(texts, flavor="hive"), "partition_base_dir": str(base)}
     with _readable(title):
         return of_arrow(title, dataset.dataset(list(map(str, files)), format=layout, **folders))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cpsgd._table_values import REMEDY, Chunk, Column
+from cpsgd._table_values import REMEDY, Chunk, Column, are_large, join
 from cpsgd.errors import ColumnError, ParameterError, TableError
 
 CHUNK_ROWS = 1 << 16
@@ -74,7 +74,7 @@ class DataTable:
             for name, column in chunk.items():
                 found.setdefault(name, []).append(column)
         # One column at a time, so that only one of them is there twice.
-        return {name: np.concatenate(found.pop(name)) for name in list(found)}
+        return {name: join(found.pop(name)) for name in list(found)}
 
 
 def of_columns(title: str, columns: Mapping[str, Column]) -> DataTable:
@@ -102,13 +102,19 @@ def as_array(name: str, column: Any) -> Column:
     """Returns a column as an array, without silent conversions that could merge values."""
     column = unmasked(f"Column {name!r}", column)
     if hasattr(column, "to_numpy"):
+        kind, given = str(getattr(column, "dtype", getattr(column, "type", ""))).lower(), column
         column = column.to_numpy()
+        if column.dtype.kind == "f" and kind.startswith(("int", "uint")) and are_large(column):
+            entries = given.to_pylist() if hasattr(given, "to_pylist") else given.to_list()
+            column = [entry if isinstance(entry, int) else None for entry in entries]
     kinds = {type(entry) for entry in column} if isinstance(column, list | tuple) else set()
     try:
         array = np.asarray(column)
-        # NumPy would turn numbers among text into text, and large whole numbers into floats: two users could be one.
-        mixed = len(kinds) > 1 and not all(issubclass(kind, int | float | np.number) for kind in kinds)
-        if mixed or (array.dtype.kind == "f" and kinds and all(issubclass(kind, int) for kind in kinds)):
+        # NumPy would turn numbers among text into text, and large whole numbers into floats, and cut zeros off texts:
+        # two users could be one, and one value could change what all others are.
+        mixed = len(kinds) > 1 and not all(issubclass(kind, int | float | np.integer) for kind in kinds)
+        whole = array.dtype.kind == "f" and any(issubclass(kind, int | np.integer) for kind in kinds)
+        if mixed or (kinds and array.dtype.kind in "US") or (whole and are_large(array)):
             array = np.empty(len(column), dtype=object)
             array[:] = column
     except ValueError:
@@ -131,6 +137,9 @@ def of_array(title: str, source: ArrayLike) -> DataTable:
         array = np.asarray(source)
     except ValueError:
         raise TableError(f"{title} has rows of different lengths.") from None
+    changed = array.dtype.kind in "US" or (array.dtype.kind == "f" and are_large(array))
+    if changed and not isinstance(source, np.ndarray):  # see `as_array`
+        array = np.array(source, dtype=object)
     if array.dtype.names:
         return of_columns(title, {name: array[name] for name in array.dtype.names})
     if array.ndim == 1:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +23,29 @@ REMEDY = "say what they count as: missing='drop', 'bounds' or a value (--missing
 NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 
 
+# Types whose equal values have one text.
+_ONE_TEXT = {str, bytes, int, float, bool, Decimal, date}
+# Floats tell whole numbers apart up to here.
+_LARGE = 2.0**53
+
+
+def are_large(column: Column) -> bool:
+    """Returns whether some numbers are so large that two whole ones could be one float."""
+    return bool((np.abs(column.astype(np.float64)) >= _LARGE).any())
+
+
+def join(columns: Sequence[Column]) -> Column:
+    """Returns one column. Large whole numbers stay what they are, also where other parts are floats.
+
+    As floats, one missing value would change the categories of everybody else.
+    """
+    if np.result_type(*{column.dtype for column in columns}).kind == "f" and any(
+        column.dtype.kind in "iu" and are_large(column) for column in columns
+    ):
+        columns = [column.astype(object) for column in columns]
+    return np.concatenate(columns)
+
+
 def numbers(name: str, column: Column, title: str = "The table") -> NDArray[np.float64]:
     """Returns a column as finite numbers.
 
@@ -36,7 +60,9 @@ def numbers(name: str, column: Column, title: str = "The table") -> NDArray[np.f
     try:
         found = column.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ColumnError(f"{title}: column {name!r} is not of numbers.") from None
+        raise ColumnError(
+            f"{title}: column {name!r} is not of numbers; mend its texts, or count them by a histogram."
+        ) from None
     if not np.isfinite(found).all():
         raise ColumnError(f"{title}: column {name!r} has NaN, missing or infinite values; {REMEDY}.")
     return found
@@ -79,13 +105,15 @@ def _is_missing(column: Column) -> NDArray[np.bool_]:
     if kind in "mM":
         return np.isnat(column)
     if kind in "OUS":
-        blank = (None, "", b"")
-        return np.fromiter(
-            ((e.strip() if isinstance(e, str | bytes) else e) in blank or e != e for e in column.tolist()),
-            dtype=np.bool_,
-            count=len(column),
-        )
+        return np.fromiter(map(_is_none, column.tolist()), dtype=np.bool_, count=len(column))
     return np.zeros(len(column), dtype=np.bool_)
+
+
+def _is_none(entry: Any) -> bool:
+    if isinstance(entry, str | bytes):
+        return not entry.strip()
+    # pandas' missing value is neither equal to itself nor different.
+    return entry is None or type(entry).__name__ == "NAType" or bool(entry != entry)
 
 
 def labels(
@@ -119,6 +147,11 @@ def labels(
         if kind in "OUS":
             entries = column.tolist()
             different: Iterable[object] = sorted(set(entries))
+            kinds = set(map(type, entries))
+            if len(kinds) > 1 or not kinds <= _ONE_TEXT:
+                # Equal entries may be written differently: each by itself, or the first would name all of them.
+                entries = list(map(text_of, entries))
+                different = sorted(set(entries))
             place = {entry: number for number, entry in enumerate(different)}
             which = np.fromiter(map(place.__getitem__, entries), dtype=np.int64, count=len(entries))
         else:

@@ -13,7 +13,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
-from apache_beam.transforms.window import FixedWindows
+from apache_beam.transforms.trigger import AccumulationMode, AfterCount, Repeatedly
+from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
 from cpsgd.engines.beam import SumUsers, UserSums, read_sums, write_sums
 from cpsgd.errors import ParameterError, TableError
@@ -94,12 +95,26 @@ def test_accumulators_merge_in_any_order(rows: list[Any], monkeypatch: pytest.Mo
     assert same(combine.extract_output(combine.merge_accumulators(parts[::-1])), job.partial(rows))
 
 
+def test_rows_that_count_are_drawn() -> None:
+    combine = SumUsers(job := prepare(Sum({"age": (0, 1)}, rows=1), user="id", epsilon=1.0).job)
+    found = combine.create_accumulator()
+    for user in range(500):
+        found = combine.add_input(found, [{"id": user, "age": 0.0}, {"id": user, "age": 1.0}])
+    # Hoeffding: a sum of 500 values of ±1/2 is further than 65 from zero with probability 1e-7. The first are -250.
+    assert abs(int(combine.extract_output(found).sums[0][0])) / job.tasks[0].noise.units < 65.0
+
+
 def test_windows_and_damaged_files_are_refused(rows: list[Any], tmp_path: Path) -> None:
     job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
-    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
-    windows = pipeline | beam.Create(rows) | beam.WindowInto(FixedWindows(1))
-    with pytest.raises(ValueError, match="GlobalWindows"):
-        windows | UserSums(job)
+    early: dict[str, Any] = {
+        "trigger": Repeatedly(AfterCount(1)),
+        "accumulation_mode": AccumulationMode.DISCARDING,
+    }
+    for window in (beam.WindowInto(FixedWindows(1)), beam.WindowInto(GlobalWindows(), **early)):
+        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+        windows = pipeline | beam.Create(rows) | window
+        with pytest.raises(ParameterError, match="global window"):
+            windows | UserSums(job)
     (tmp_path / "sums").write_text('{"users": 3}')
     with pytest.raises(TableError, match="not partial sums"):
         read_sums(str(tmp_path / "sums"))

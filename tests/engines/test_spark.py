@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from cpsgd.engines import spark as engine
@@ -105,6 +107,21 @@ def test_rows_of_one_text_come_together(session: Any) -> None:
         keys.setdefault(text_of(row["id"]), set()).add(row["key"])
     assert [text for text, found in keys.items() if len(found) > 1] == []
     assert len({key for found in keys.values() for key in found}) >= 7
+
+
+@pytest.mark.parametrize("rows", [0, 3000])
+def test_a_user_does_not_choose_which_rows_of_others_count(session: Any, tmp_path: Path, rows: int) -> None:
+    """Spark reads the largest file first, so that one user's rows in the second one change everybody's first row."""
+    for name, value, more in (("a", 0.0, 1500), ("b", 1.0, rows)):
+        users, values = np.arange(500), np.full(500, value)
+        own = np.random.default_rng(0).random(more)
+        table = {"id": np.concatenate([users, np.zeros(more, int)]), "x": np.concatenate([values, own])}
+        parquet.write_table(pyarrow.table(table), tmp_path / f"{name}.parquet")
+    job = prepare(Sum({"x": (0, 1)}, rows=1), user="id", epsilon=1.0).job
+    found = engine.sums(session.read.parquet(str(tmp_path)), job)
+    assert found.users == 500
+    # Hoeffding: a sum of 500 values of ±1/2 is further than 65 from zero with probability 1e-7. It was -250 or 250.
+    assert abs(int(found.sums[0][0])) / job.tasks[0].noise.units < 65.0
 
 
 def test_workers_that_are_killed_count_once(frame: Any, table: dict[str, list[Any]], tmp_path: Path) -> None:

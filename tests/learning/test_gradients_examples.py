@@ -24,6 +24,7 @@ from cpsgd.planner.examples import plan_examples, sum_norm
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.privacy.one_example import example_norm, example_protocol
 from cpsgd.protocol import Protocol
+from tests.learning.nets import cnn
 from tests.learning.training import LOSS, finish, gradient, linear, make_trainer, spent, weights
 
 
@@ -65,6 +66,19 @@ def test_neighbours_grid_points_are_within_the_sensitivity(dim: int, levels: int
         largest = max(largest, float(np.linalg.norm(points[0] - points[1])) / allowed[Adjacency.REPLACE_ONE])
     if wide == 2.0 and levels > 3:
         assert largest > 0.9  # the bound is not idle
+
+
+@pytest.mark.parametrize(("make", "shape"), [(cnn, (1, 8, 8)), (lambda: mlp(64, 10), (64,))], ids=["cnn", "mlp"])
+@pytest.mark.parametrize("other", [0.0, 1e30, math.nan])
+def test_what_is_in_one_place_does_not_move_other_gradients_by_a_digit(make: Any, shape: Any, other: float) -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(37, *shape)).astype(np.float32)
+    labels, counts = rng.integers(0, 10, 37), np.ones(37, dtype=np.int64)
+    updates = ClientUpdates(make(), LOSS)
+    before = np.concatenate([chunk.copy() for chunk in updates.chunks(Batch(features, labels, counts))])
+    features[20] = other
+    after = np.concatenate([chunk.copy() for chunk in updates.chunks(Batch(features, labels, counts))])
+    assert np.flatnonzero((before != after).any(axis=1)).tolist() == [20]
 
 
 def test_the_rounding_of_long_sums_is_paid_for() -> None:

@@ -171,8 +171,8 @@ FAULTS = (
         "centre",
         "halves are rounded another way than the centre says",
         "correlated/run_gaussian.py",
-        "return 0.5 * (self.window - 1) + math.ldexp(0.5, -self.finest_bits)",
-        "return 0.5 * self.window + math.ldexp(0.5, -self.finest_bits)",
+        "return 0.5 * (window - 1) + math.ldexp(0.5, -finest_bits)",
+        "return 0.5 * window + math.ldexp(0.5, -finest_bits)",
         ("tests/audit/test_playing.py::test_the_middle_is_where_the_wires_integers_lie",),
     ),
     # ------------------------------------------------------------------ modulus

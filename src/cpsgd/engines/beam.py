@@ -12,6 +12,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 
+from cpsgd.errors import ParameterError
 from cpsgd.statistics import Job, Partial
 from cpsgd.tables import text_of
 
@@ -24,8 +25,9 @@ _ROWS = 1 << 14
 class UserSums(beam.PTransform[Any, Any]):
     """Makes one `Partial` of a collection of rows, which are mappings of columns to values.
 
-    Rows are brought together by user before contributions are bounded. Where a user has more rows than count, the
-    runner's order decides which. The collection must be in the global window.
+    Rows are brought together by user before contributions are bounded. Where a user has more rows than count, they are
+    drawn at random: in a runner's order, other users' rows may have a part. The collection must be in the global
+    window.
 
     Example:
         >>> from cpsgd.statistics import Mean, prepare
@@ -42,6 +44,11 @@ class UserSums(beam.PTransform[Any, Any]):
     def expand(self, rows: Any) -> Any:
         """Returns the collection of the one `Partial`."""
         job = self.job
+        if not rows.windowing.is_default():
+            raise ParameterError(
+                "Expected a collection in the global window with its default trigger: a user with rows in two windows "
+                "or panes would count twice."
+            )
         if job.user is None:
             whole = rows | "OneRowEach" >> beam.Map(lambda row: [row])
         else:
@@ -84,7 +91,7 @@ class SumUsers(beam.CombineFn):
     def extract_output(self, accumulator: _Accumulator) -> Partial:
         """Returns the sums."""
         found, held = accumulator
-        return found.merge(self.job.partial(held)) if held else found
+        return found.merge(self.job.partial(held, drawn=True)) if held else found
 
 
 def write_sums(path: str) -> Any:

@@ -27,7 +27,7 @@ _BLANKS = r"[\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u300
 def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOptions]) -> Statistic:
     """Returns a private statistic of a data frame. `to_frame` makes one row per group of it.
 
-    Where a user has more rows than count, Spark's order decides which: it has no first row.
+    Where a user has more rows than count, they are drawn at random: in Spark's order, other users' rows have a part.
 
     Args:
         frame: The data frame, evaluated once.
@@ -124,7 +124,7 @@ def _summed(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
     elif held := [batch for batch in batches if batch.num_rows]:
         table = pyarrow.Table.from_batches(held)
         parts = compute.unique(table[_PART]).to_pylist()
-        found = job.partial(table.select(list(job.columns)))
+        found = job.partial(table.select(list(job.columns)), drawn=True)
     yield pyarrow.RecordBatch.from_arrays(
         [pyarrow.array([found.to_json()]), pyarrow.array([parts], pyarrow.list_(pyarrow.int32()))], ["sums", "parts"]
     )

@@ -234,8 +234,8 @@ class CpuBackend:
                         exact.add(vectors)
                     simulator.add(vectors)
             for made in () if canaries is None else canaries.rows(mine[held]):
-                vectors = torch.from_numpy(made).to(self.device) if self.asynchronous else made
-                simulator.add(vectors)
+                sent: Any = torch.from_numpy(made).to(self.device) if self.asynchronous else made
+                simulator.add(sent)
             # The last process adds them: they are numbered after all others.
             if others is None or others.rank == others.size - 1:
                 simulator.add_zeros(zeros)

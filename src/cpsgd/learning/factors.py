@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from cpsgd._torch import torch
@@ -28,18 +29,21 @@ class FactorUnit(Layer):
         self._single: tuple[Tensor, Tensor] | None = None
         # Otherwise pairs of what `inputs_of` turns into a, and b [examples, positions, outputs].
         self._factors: list[tuple[Tensor, Tensor]] = []
+        # The length of an a_t.
+        self._inputs: int = math.prod(self.module.weight.shape[1:])
 
     def inputs_of(self, kept: Tensor) -> Tensor:
         """Returns a [examples, positions, inputs] from what was kept of some examples."""
         return kept
 
-    def record(self, kept: Tensor, back: Tensor, inputs: int) -> None:
-        """Keeps one call: b, and what a follows from; `inputs` is the length of an a_t."""
+    def record(self, kept: Tensor, back: Tensor) -> None:
+        """Keeps one call: b, and what a follows from."""
         if self._single is not None:  # the first call, now one of several
             (first, a), self._single = self._single, None
-            self.record(a[:, None], first[:, None], a.shape[1])
-        self.check(len(back))
-        positions, outputs = back.shape[1:]
+            self.record(a[:, None], first[:, None])
+        count, positions, outputs = back.shape
+        self.check(count)
+        inputs = self._inputs
         if "bias" in self.parameters:
             self.add_rows({"bias": back.sum(1)})
         if "weight" not in self.parameters:
@@ -68,7 +72,7 @@ class FactorUnit(Layer):
     def ghost(self) -> Tensor:
         """Returns √Σ_{t,t'} <a_t, a_t'> <b_t, b_t'>, and what rounding may have taken away from it."""
         positions = sum(b.shape[1] for _, b in self._factors)
-        width = max(self._factors[0][1].shape[2], math.prod(self.module.weight.shape[1:]))
+        width = max(self._factors[0][1].shape[2], self._inputs)
         size = 8 * positions * (positions + width)
         found = []
         for parts in zip(*(portions(size, a, b) for a, b in self._factors), strict=True):
@@ -125,7 +129,7 @@ class Linear(FactorUnit):
 
     def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Returns x Wᵀ + b, and the tensors to keep for the backward pass: x."""
-        return functional.linear(x, *_constants(self.module)), (x,)
+        return functional.linear(x, *constants(self.module)), (x,)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps x and the gradient."""
@@ -135,7 +139,7 @@ class Linear(FactorUnit):
             self._single = gradient, x
         else:
             back = gradient.reshape(len(x), -1, gradient.shape[-1])
-            self.record(x.reshape(len(x), -1, x.shape[-1]), back, x.shape[-1])
+            self.record(x.reshape(len(x), -1, x.shape[-1]), back)
 
 
 class Convolution(FactorUnit):
@@ -153,38 +157,27 @@ class Convolution(FactorUnit):
         """Returns the convolution."""
         module = self.module
         kind: Any = functional.conv1d if isinstance(module, torch.nn.Conv1d) else functional.conv2d
-        return kind(x, *_constants(module), module.stride, module.padding, module.dilation), (x,)
+        return kind(x, *constants(module), module.stride, module.padding, module.dilation), (x,)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps x and the gradient; the windows of x are made when they are needed."""
         (x,) = kept
-        self.record(x, gradient.flatten(2).transpose(1, 2), math.prod(self.module.weight.shape[1:]))
+        self.record(x, gradient.flatten(2).transpose(1, 2))
 
     def inputs_of(self, kept: Tensor) -> Tensor:
         """Returns the windows of the inputs, one per position of the output."""
-        kernel, stride, padding, dilation = (
-            getattr(self.module, key) for key in ("kernel_size", "stride", "padding", "dilation")
+        module = self.module
+        if any(module.padding):
+            kept = functional.pad(kept, [pad for pad in reversed(module.padding) for _ in range(2)])
+        count, *lengths = kept.shape
+        shape, strides, places = _windows(
+            tuple(lengths), kept.stride(), module.kernel_size, module.stride, module.dilation
         )
-        if len(kernel) == 1:
-            kept, padding = kept[:, :, None], (0, *padding)
-            kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
-        if any(padding):
-            kept = functional.pad(kept, (padding[1], padding[1], padding[0], padding[0]))
-        count, channels, *lengths = kept.shape
-        places = [
-            (size - spread * (width - 1) - 1) // step + 1
-            for size, spread, width, step in zip(lengths, dilation, kernel, stride, strict=True)
-        ]
-        by_example, by_channel, *by_place = kept.stride()
-        inside = [jump * spread for jump, spread in zip(by_place, dilation, strict=True)]
-        between = [jump * step for jump, step in zip(by_place, stride, strict=True)]
-        shape = (count, channels, *kernel, *places)
-        windows = kept.as_strided(shape, (by_example, by_channel, *inside, *between), kept.storage_offset())
-        return windows.reshape(count, channels * math.prod(kernel), math.prod(places)).transpose(1, 2)
+        return kept.as_strided((count, *shape), strides).reshape(count, self._inputs, places).transpose(1, 2)
 
     def bytes_of(self, kept: Tensor, back: Tensor) -> int:
         """Returns the bytes of an example's windows and gradients."""
-        return 8 * back.shape[1] * (back.shape[2] + int(math.prod(self.module.weight.shape[1:])))
+        return 8 * back.shape[1] * (back.shape[2] + self._inputs)
 
 
 class Embedding(FactorUnit):
@@ -216,7 +209,30 @@ class Embedding(FactorUnit):
         total.index_add_(0, kept.reshape(-1), back)
 
 
-def _constants(module: Any) -> tuple[Tensor, Tensor | None]:
+@lru_cache(maxsize=256)
+def _windows(
+    lengths: tuple[int, ...],
+    strides: tuple[int, ...],
+    kernel: tuple[int, ...],
+    steps: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Returns shape (without examples) and strides of windows of inputs [examples, channels, ...], and their number.
+
+    Computed once for many batches: it would take Python longer than a GPU takes for a small layer.
+    """
+    channels, *sizes = lengths
+    by_example, by_channel, *by_place = strides
+    places = tuple(
+        (size - spread * (width - 1) - 1) // step + 1
+        for size, spread, width, step in zip(sizes, dilation, kernel, steps, strict=True)
+    )
+    inside = (jump * spread for jump, spread in zip(by_place, dilation, strict=True))
+    between = (jump * step for jump, step in zip(by_place, steps, strict=True))
+    return (channels, *kernel, *places), (by_example, by_channel, *inside, *between), math.prod(places)
+
+
+def constants(module: Any) -> tuple[Tensor, Tensor | None]:
     """Returns a layer's weight and bias, as tensors that need no gradients."""
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     return weight.detach(), None if bias is None else bias.detach()

@@ -12,11 +12,13 @@ from typing import Any
 
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
-from cpsgd.learning.factors import Convolution, Embedding, Linear
+from cpsgd.learning.factors import Convolution, Embedding, Linear, constants
 from cpsgd.learning.units import Layer, Tensor, Unit
 from cpsgd.learning.whole import Whole
 
 functional = torch.nn.functional
+# PyTorch gives it no name of its own.
+_GROUP_NORM_BACKWARD: Any = torch.ops.aten.native_group_norm_backward.default
 
 _WITHOUT_PARAMETERS: dict[type, Callable[[Any, Tensor], Tensor]] = {
     torch.nn.LayerNorm: lambda of, x: functional.layer_norm(x, of.normalized_shape, None, None, of.eps),
@@ -56,22 +58,26 @@ class Grouped(Layer):
         """Returns the normalised inputs."""
         module, x = self.module, x.contiguous()
         count, channels, *lengths = x.shape
-        weight, bias = module.weight.detach(), module.bias.detach()
+        weight, bias = constants(module)
         output, *moments = torch.native_group_norm(
             x, weight, bias, count, channels, math.prod(lengths), module.num_groups, module.eps
         )
         return output, (x, *moments)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
-        """Adds up an example's positions: Σ b (x - mean)/deviation for the weights, Σ b for the bias."""
-        x, mean, scale = kept
-        sizes = *mean.shape, -1  # examples, groups, channels of a group
-        back = gradient.reshape(x.shape[0] * x.shape[1], 1, -1)
-        shift = back.sum(2)
-        products = torch.bmm(back, x.view(len(back), -1, 1)).view(sizes)
-        centred = torch.addcmul(products, shift.view(sizes), mean[:, :, None], value=-1.0)
-        by_name = {"weight": centred.mul_(scale[:, :, None]).flatten(1), "bias": shift.view(x.shape[:2])}
-        self.add_rows({key: by_name[key] for key in self.parameters})
+        """Adds up an example's positions: Σ b (x - mean)/deviation for the weights, Σ b for the bias.
+
+        PyTorch's kernel does so where all examples' channels are those of one example.
+        """
+        x, *moments = kept
+        count, channels, *lengths = x.shape
+        every, groups = count * channels, count * self.module.num_groups
+        like = x.new_empty(count, channels)  # in place of the weights: only its shape counts
+        _, *found = _GROUP_NORM_BACKWARD(
+            gradient.contiguous(), x, *moments, like, 1, every, math.prod(lengths), groups, [False, True, True]
+        )
+        rows = dict(zip(("weight", "bias"), found, strict=True))
+        self.add_rows({key: rows[key] for key in self.parameters})
 
 
 def units_of(model: torch.nn.Module) -> Iterator[Unit]:

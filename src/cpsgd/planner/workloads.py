@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
@@ -99,29 +100,38 @@ class Workload:
         Args:
             factors: g; only a one for independent noise.
         """
-        return float(np.mean([self._variance(np.convolve(seen, factors[::-1]), len(factors)) for seen in self._seen()]))
+        key = factors.tobytes()
+        if key not in self._variances:
+            found = [self._variance(np.convolve(seen, factors[::-1]), len(factors)) for seen in self._seen]
+            self._variances[key] = float(np.mean(found))
+        return self._variances[key]
+
+    @cached_property
+    def _variances(self) -> dict[bytes, float]:
+        """Variances computed so far, by factors: a search asks for the same ones again and again."""
+        return {}
 
     def products(self, ages: Sequence[int]) -> Array:
         """Returns the matrix M for which `variance` of weights g at these ages is g·M g, all other weights zero."""
         found = np.zeros((len(ages), len(ages)))
-        seen = self._seen()
-        for weights in seen:
+        for weights in self._seen:
             # What z of a round weighs in the model through the round that uses it at each age.
             moved = np.array([np.concatenate([weights[age:], np.zeros(min(age, len(weights)))]) for age in ages])
             found += moved @ moved.T
-        return found / len(seen)
+        return found / len(self._seen)
 
     def bias(self) -> float:
         """Returns the mean over rounds of the squared sum of weights: the factor of an error equal in all rounds."""
-        return float(np.mean([seen.sum() ** 2 for seen in self._seen()]))
+        return float(np.mean([seen.sum() ** 2 for seen in self._seen]))
 
     @staticmethod
     def _variance(found: Array, bands: int) -> float:
         """Returns the variance of Σ_i v_i N_i, z by z, without the b - 1 draws of rounds before the first."""
         return float(np.sum(found[bands - 1 :] ** 2))
 
+    @cached_property
     def _seen(self) -> list[Array]:
-        """Returns the weights of all rounds' means after some of the rounds."""
+        """The weights of all rounds' means after some of the rounds."""
         rounds = len(self.rates)
         chosen = sorted({int((i + 0.5) * rounds / min(rounds, _ROUNDS)) for i in range(min(rounds, _ROUNDS))})
         return [_convolved(self.rates[t::-1], self.steps[: t + 1])[t::-1] for t in chosen]

@@ -14,10 +14,11 @@ distance of two neighbours *on the grid that rounding starts from*. With `unit` 
 3. Clipping coordinates to ±X^max is 1-Lipschitz. Rounding to the grid moves each coordinate of the difference by at
    most 1, together √d.
 
-A gradient is taken to depend on its own example and the model only, as it does without layers that mix examples. So
-neighbours' grid points are within Δ unit + 2 η B unit + √d, Δ = 2D or D. The certificates depend on that distance and
-on the largest one in a coordinate, which is the whole range for both adjacencies; where the sums lie does not matter to
-them, nor whether noise is added or the rounding is the noise. So they hold for a client bound of
+A gradient is taken to depend on its own example, its place and the model only, as it does without layers that mix
+examples; places and their number are the same for neighbours (docs/threat-model.md). So neighbours' grid points are
+within Δ unit + 2 η B unit + √d, Δ = 2D or D. The certificates depend on that distance and on the largest one in a
+coordinate, which is the whole range for both adjacencies; where the sums lie does not matter to them, nor whether noise
+is added or the rounding is the noise. So they hold for a client bound of
 
     D' = D + 2 η B + √d / unit
 

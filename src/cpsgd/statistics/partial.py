@@ -189,6 +189,7 @@ class Job:
         advance: Callable[[int], object] | None = None,
         check: Callable[[Chunk, Sizes], object] | None = None,
         columns: Sequence[str] = (),
+        drawn: bool = False,
     ) -> Partial:
         """Returns the sums over the users of these rows.
 
@@ -197,6 +198,7 @@ class Job:
             advance: Called with the number of rows that were just read.
             check: Called with all rows, for instance to refuse them.
             columns: Further columns that `check` needs.
+            drawn: Whether a user's rows that count are drawn at random, instead of the first ones; see `users_of`.
 
         Raises:
             TableError: The table is empty or cannot be read.
@@ -207,7 +209,7 @@ class Job:
         names = tuple(dict.fromkeys([*self._needed, *columns]))
         if self.user is None and not names:
             names = source.names[:1]
-        for chunk, sizes in users_of(source, self.user, names, missing=self.missing, advance=advance):
+        for chunk, sizes in users_of(source, self.user, names, missing=self.missing, drawn=drawn, advance=advance):
             if check is not None:
                 check(chunk, sizes)
             sums = tuple(task.sum(chunk, sizes) for task in self.tasks)

@@ -23,11 +23,11 @@ from cpsgd.errors import InfeasibleError
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
 from cpsgd.statistics.partial import SumTask
-from cpsgd.statistics.questions import Geometry, Matrix
+from cpsgd.statistics.questions import Matrix
 from cpsgd.statistics.ranks import Quantiles
 from cpsgd.statistics.results import Reading
 from cpsgd.statistics.rows import Sizes
-from cpsgd.statistics.table_noise import SUM_LIMIT, TableNoise, laplace_noise
+from cpsgd.statistics.table_noise import SUM_LIMIT, TableNoise
 from cpsgd.tables import Chunk
 
 CITATION = (
@@ -109,8 +109,7 @@ class RankChoice(TableNoise):
     def record(self, reason: str) -> Protocol:
         """Returns a protocol that costs at least as much, for a ledger."""
         # Ranks change by a user at most, be it replaced or left out.
-        one = Geometry(1, 1.0, 1.0, "one user", 1.0, 1.0, lattice=1)
-        return laplace_noise(one, self.epsilon * (1.0 + 1e-8), "replace-one").record(reason)
+        return TableNoise("discrete-laplace", 1, 1, 1.0, 1.0, "replace-one", Fraction(self.epsilon)).record(reason)
 
     def choose(self, sums: Integers, users: int) -> Matrix:
         """Returns the chosen bins: by column and quantile, that of the value and of both ends of the interval."""

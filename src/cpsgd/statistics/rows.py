@@ -57,6 +57,7 @@ def users_of(
     columns: Sequence[str],
     *,
     missing: bool = False,
+    drawn: bool = False,
     advance: Callable[[int], object] | None = None,
 ) -> Iterator[tuple[Chunk, Sizes]]:
     """Yields all rows of some users at a time, with each user's number of rows.
@@ -68,6 +69,8 @@ def users_of(
         user: The column of users, or None.
         columns: The columns that are needed; may be empty if there is a user column.
         missing: Whether rows without a user are left out. Otherwise they are refused.
+        drawn: Whether each user's rows are put in a random order. They must be where others' rows may have a part in
+            it, as on clusters: which of them count has to depend on that user alone.
         advance: Called with the number of rows that were just read.
     """
     advance = advance or (lambda rows: None)
@@ -80,7 +83,8 @@ def users_of(
         number = held[user]
         if number.dtype.kind not in "iu":
             _, number = labels(user, number, table.title, missing=missing)
-        order = np.argsort(number, kind="stable")
+        mixed = np.random.default_rng().permutation(len(number)) if drawn else np.arange(len(number))
+        order = mixed[np.argsort(number[mixed], kind="stable")]
         if number is not held[user]:
             order = order[np.count_nonzero(number < 0) :]  # rows of nobody
         own = number[order]
@@ -250,13 +254,19 @@ class RowQuestion(Question[Statistic]):
             starts = np.cumsum(sizes) - sizes
             counts = np.arange(size_of(chunk)) - np.repeat(starts, sizes) < self.rows
             chunk, kept = {name: column[counts] for name, column in chunk.items()}, np.minimum(sizes, self.rows)
-        some, owner = max(1, _BLOCK // self.geometry.dim), np.repeat(np.arange(len(kept)), kept)
+        some, ends = max(1, _BLOCK // self.geometry.dim), np.cumsum(kept)
         total = np.zeros((len(kept), self.geometry.dim))
-        for start in range(0, len(owner), some):
-            part = {name: column[start : start + some] for name, column in chunk.items()}
-            own = owner[start : start + some]
-            first, last = own[0], own[-1] + 1
-            total[first:last] += by_user(self.points(part), np.bincount(own - first, minlength=last - first))
+        first = 0
+        while first < len(kept):
+            # Whole users, or parts of one: where a sum of floats is divided must not depend on how many rows others
+            # have, or a user could change the rounding of everybody's vectors.
+            start = ends[first] - kept[first]
+            last = max(first + 1, int(np.searchsorted(ends, start + some, side="right")))
+            for begin in range(start, ends[last - 1], some):
+                part = {name: column[begin : min(begin + some, ends[last - 1])] for name, column in chunk.items()}
+                own = kept[first:last] if last > first + 1 else np.array([size_of(part)])
+                total[first:last] += by_user(self.points(part), own)
+            first = last
         weights = np.maximum(kept, 1)[:, None] if self.combine == "mean" else self.rows or 1
         return np.asarray(total / weights)
 

@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd._table_values import join
 from cpsgd.tables import Chunk, Column, DataTable, labels
 
 # Values of a table in files that are held in memory; larger tables are split.
@@ -80,7 +81,7 @@ def _read(path: Path) -> Iterator[Chunk]:
 def _joined(chunks: list[Chunk]) -> Chunk:
     names = list(chunks[0])
     # One column at a time, so that only one of them is there twice.
-    return {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in names}
+    return {name: join([chunk.pop(name) for chunk in chunks]) for name in names}
 
 
 def parts_of(user: str, column: Column) -> NDArray[np.int64]:
@@ -89,6 +90,8 @@ def parts_of(user: str, column: Column) -> NDArray[np.int64]:
     Arrow gives whole numbers as floats where some of a chunk are missing. So numbers are placed as floats; large ones
     that are the same float share a part.
     """
+    if column.dtype.kind == "O" and {type(entry) for entry in column} <= {int, type(None)}:
+        column = column.astype(np.float64)
     if column.dtype.kind in "iuf":
         bits = np.nan_to_num(column.astype(np.float64) + 0.0).view(np.uint64)
         # Multiplicative hashing (Knuth, The Art of Computer Programming, volume 3, 6.4): the upper bits are mixed best.

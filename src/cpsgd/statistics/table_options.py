@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -11,10 +12,9 @@ from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
 from cpsgd.statistics.charge import Charge, events_of
-from cpsgd.statistics.questions import Geometry
 from cpsgd.statistics.rows import Groups, Missing, RowQuestion
 from cpsgd.statistics.selection import Selection
-from cpsgd.statistics.table_noise import Neighbours, TableNoise, laplace_noise
+from cpsgd.statistics.table_noise import Neighbours, TableNoise
 from cpsgd.tables import DataTable, open_table
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def events_for(
     if selection is not None:
         # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε. To replace a user is to
         # remove one and to add another; a ledger may be about either.
-        one = Geometry(1, 1.0, 2.0, "one user", 1.0, 2.0, lattice=1)
-        record = laplace_noise(one, selection.claim.epsilon, selection.neighbours).record("one user")
-        changes = 1.0 if selection.neighbours == "replace-one" else 2.0
+        changes = 1 if selection.neighbours == "replace-one" else 2
+        loss = changes * Fraction(selection.claim.epsilon) / 2
+        record = TableNoise("discrete-laplace", 1, 1, 2.0, 1.0, selection.neighbours, loss).record("one user")
         found += events_of([record], label, overflow=changes * selection.claim.delta)
     return found

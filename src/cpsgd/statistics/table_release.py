@@ -195,10 +195,10 @@ def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: Asked,
 def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTask]:
     """Returns the sums of a question, with the noise that was allotted to `wishes_of` it."""
     summed: list[RowQuestion | CutUsers] = [question, *([CutUsers(question)] if question.cuts else [])]
-    pairs = zip(summed, noises, strict=False)
+    # The noise may have been chosen before bounds were known: the question is the one that is asked now.
     return [
-        RankTask(noise.question, noise) if isinstance(noise, RankChoice) else SumTask(each, noise)
-        for each, noise in pairs
+        RankTask(each, noise) if isinstance(noise, RankChoice) and isinstance(each, Quantiles) else SumTask(each, noise)
+        for each, noise in zip(summed, noises, strict=False)
     ]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol, plan
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.engines.pair.answers import Answer, combine, ledger_charge
 from cpsgd.engines.pair.books import Books
 from cpsgd.engines.pair.helper import Helper
@@ -37,6 +38,10 @@ from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.secagg.pair.upload import Upload, check_signature
 
 from .local import CLIENTS, DIM, Pair, protocol
+
+CORRELATED = CorrelatedGaussian(
+    noise_deviation=8.0, step=0.25, window=128, coordinate_range=0.5, bands=3, run_length=40
+)
 
 GOOD = int(Verdict.ACCEPTED)
 SAMPLED = ("fixed-size:0.1", "poisson:0.1")
@@ -103,6 +108,25 @@ def _forged(shape: Any, values: np.ndarray, *, report: bytes) -> Any:
     from tests.secagg.pair.test_proof import forged
 
     return forged(shape, values, report=report)
+
+
+def test_clients_who_share_a_token_cannot_stop_the_leader(tmp_path: Path) -> None:
+    """One leader's token with two helper's: the helper sees two senders, and the leader one."""
+    pair = Pair(tmp_path, "tokens")
+    uploads = [pair.upload(0)]
+    pair.tokens[1] = pair.tokens[0][0], pair.tokens[1][1]
+    uploads.append(pair.upload(1))
+    assert pair.send(*uploads, pair.upload(2)) == [Verdict.ACCEPTED, Verdict.SENT_BEFORE, Verdict.ACCEPTED]
+    assert pair.send(uploads[1]) == [Verdict.SENT_BEFORE]
+    assert [each.books.store.round(0).accepted for each in (pair.leader, pair.helper)] == [2, 2]
+
+
+def test_a_helper_that_accepts_a_client_twice_does_not_stop_the_leader(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, "roster")
+    batch = [pair.prepared(pair.upload(0)) for _ in range(2)]
+    pair.leader.evaluate(batch)
+    assert pair.leader.settle(batch, bytes([1, 1])) == [Verdict.ACCEPTED, Verdict.SENT_BEFORE]
+    assert pair.leader.books.store.round(0).accepted == 1
 
 
 def test_a_client_is_counted_once_per_round(tmp_path: Path) -> None:
@@ -301,6 +325,17 @@ def test_a_leader_that_stops_after_asking_goes_on_where_it_was(tmp_path: Path) -
     assert (count, int(sums[0])) == (8, 8)
 
 
+def test_what_was_never_settled_is_forgotten_with_its_round(tmp_path: Path) -> None:
+    """Else a leader that starts again has no key for it, or asks about it with reports of another round, at its t."""
+    pair = Pair(tmp_path)
+    pair.leader.evaluate([pair.prepared(pair.upload(0))])  # kept, and then the database or the helper failed
+    pair.leader.books.close(0)
+    later = pair.upload(1, round=1)
+    pair.leader.evaluate([pair.prepared(later)])
+    pair.start()
+    assert [each.id for each in pair.leader.restore()] == [later.id]
+
+
 @pytest.mark.parametrize("where", ["keep", "settle"])
 @pytest.mark.parametrize("role", ["leader", "helper"])
 def test_a_store_that_fails_changes_nothing(tmp_path: Path, role: str, where: str) -> None:
@@ -329,6 +364,18 @@ def test_a_store_that_fails_changes_nothing(tmp_path: Path, role: str, where: st
 
 
 # ------------------------------------------------------------------ rounds
+
+
+def test_sums_that_another_process_changed_are_not_overwritten(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    assert pair.send(pair.upload(0)) == [Verdict.ACCEPTED]
+    store, upload = pair.helper.books.store, pair.upload(1)
+    store._connection.execute("UPDATE rounds SET accepted = 5")
+    with pytest.raises(StoreError, match="Another process"):
+        pair.send(upload)
+    assert store.known([upload.id]) == {}
+    assert pair.send(upload) == [Verdict.ACCEPTED]  # both are read again
+    assert store.round(0).accepted == 6
 
 
 def test_nothing_is_revealed_too_early(tmp_path: Path) -> None:
@@ -493,6 +540,7 @@ def test_a_task_is_its_file(tmp_path: Path) -> None:
     [
         (lambda one: replace(one, modulus=one.modulus + 1), "prime"),
         (lambda one: replace(one, promise=None), "promise"),
+        (lambda one: replace(one, mechanism=CORRELATED, modulus=65_537), "keep no noise"),
     ],
 )
 def test_a_protocol_that_two_servers_cannot_carry_is_refused(change: Callable[[Protocol], Protocol], said: str) -> None:

@@ -21,6 +21,7 @@ from cpsgd.engines.pair import intake
 from cpsgd.engines.pair.books import Books
 from cpsgd.engines.pair.connections import configured
 from cpsgd.engines.pair.intake import leader_app
+from cpsgd.engines.pair.leader import Leader
 from cpsgd.engines.pair.running import free_port
 from cpsgd.engines.pair.service import helper_app
 from cpsgd.engines.pair.task import check_address
@@ -98,7 +99,39 @@ def test_reports_are_accepted_counted_and_repeated(web: Web) -> None:
         first = server.post("/rounds/0/reveal", headers=headers)
         assert (first.status_code, first.content) == (200, server.post("/rounds/0/reveal", headers=headers).content)
     assert is_problem(web.post(9), 409, "round-closed")
+    assert web.leader.post("/reports", content=uploads[0]).json() == {"verdict": "accepted"}
     assert web.leader.get("/round").json()["round"] == 1
+
+
+def test_a_round_is_closed_while_uploads_for_others_wait(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a stranger who never stops sending, for any round, keeps the collector from closing this one."""
+    uploads = [web.pair.upload(0, round=round).to_bytes() for round in range(2)]
+    reached, leave, read = threading.Event(), threading.Event(), Leader.read
+
+    def slow(self: Leader, batch: list[bytes]) -> object:
+        reached.set()
+        assert leave.wait(10.0)
+        return read(self, batch)
+
+    monkeypatch.setattr(Leader, "read", slow)
+
+    def waits(upload: bytes) -> threading.Thread:
+        reached.clear()
+        sender = threading.Thread(target=lambda: web.leader.post("/reports", content=upload))
+        sender.start()
+        assert reached.wait(10.0)
+        return sender
+
+    senders = [waits(uploads[1])]
+    try:
+        for _ in range(2):  # asked again, when the next round is open
+            assert web.leader.post("/rounds/0/close", headers=web.collector).status_code == 200
+        senders.append(waits(uploads[0]))
+        assert is_problem(web.leader.post("/rounds/0/close", headers=web.collector), 503, "busy")
+    finally:
+        leave.set()
+        for sender in senders:
+            sender.join()
 
 
 def test_what_is_refused_is_a_problem_document_and_stores_nothing(web: Web) -> None:
@@ -108,13 +141,15 @@ def test_what_is_refused_is_a_problem_document_and_stores_nothing(web: Web) -> N
     assert is_problem(web.leader.post("/reports", content=b"x" * 10**6), 400, "malformed")
     assert is_problem(web.leader.get("/nowhere"), 404, "no-such-address")
     assert is_problem(web.leader.get("/reports"), 405, "no-such-address")
-    assert is_problem(web.helper.post("/rounds/x/close"), 404, "no-such-address")
+    for number in ("x", "1" * 5000):
+        assert is_problem(web.helper.post(f"/rounds/{number}/close"), 404, "no-such-address")
     for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer \xe9".encode("latin-1")}):
         for path in ("/rounds/0/close", "/rounds/0/reveal"):
             assert is_problem(web.leader.post(path, headers=headers), 401, "not-authorized")
         assert is_problem(web.helper.post("/verify", headers=headers), 401, "not-authorized")
     assert is_problem(web.leader.post("/rounds/0/reveal", headers=web.collector), 409, "not-now")
-    assert is_problem(web.leader.post("/rounds/5/close", headers=web.collector), 409, "not-now")
+    for path in ("/rounds/5/close", f"/rounds/{2**64}/close", f"/rounds/{2**64}/reveal"):
+        assert is_problem(web.leader.post(path, headers=web.collector), 409, "not-now")
     # What one server knows of the collector does not open the other's doors.
     for server, other in ((web.helper, "leader"), (web.leader, "helper")):
         known = {"Authorization": f"Bearer {web.pair.secrets[other].collector.hex()}"}

@@ -133,14 +133,15 @@ class Books:
         same bytes, with the same noise: the store keeps the first answer, and no answer is given that it does not keep.
 
         Raises:
-            StageError: The round is still open.
+            StageError: The round is still open, or it is no round of the task.
             ThresholdError: Fewer reports were accepted than the protocol's promise needs.
             LedgerError: The budget does not pay.
         """
         with self.lock:
-            if (before := self.store.answer(round)) is not None:
+            known = 0 <= round < self.task.rounds
+            if known and (before := self.store.answer(round)) is not None:
                 return before
-            if self.store.round(round).state == "open":
+            if not known or self.store.round(round).state == "open":
                 raise StageError(f"Round {round} is open: close it first.")
             accepted, reports = self.store.round(round).accepted, self.store.digest_of_ids(round)
             if accepted < self.task.surviving:

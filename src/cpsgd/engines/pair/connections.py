@@ -1,7 +1,8 @@
 """`PatientConnection`: bounds what a connection may cost a server before a request is there to be answered.
 
 uvicorn waits for ever for the head of a request, takes one of any length, and keeps any number of connections. Here a
-connection is closed that sends no whole head in time, or too many bytes without one; further ones are not taken.
+connection is closed that sends no whole head in time, or too many bytes or headers, or that does not read its answer;
+further ones are not taken.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # Seconds for the head of a request, and bytes that are read while no request is under way.
 HEAD_SECONDS, _HEAD_BYTES = 10.0, 1 << 20
-# Connections at a time, and requests that one may send before the first is answered.
-MOST_CONNECTIONS, _PIPELINED = 4096, 8
+# Connections at a time; headers of a request, and requests that one may send before the first is answered.
+MOST_CONNECTIONS, _MOST_HEADERS, _PIPELINED = 4096, 100, 8
 
 
 class PatientConnection(HttpToolsProtocol):
-    """One connection, which must have a request under way at one of two looks at it."""
+    """One connection, which must have a request under way at one of two looks at it, and read what is sent to it."""
 
-    _before: object = None
+    _before: tuple[object, int] = (None, 0)
     _look: asyncio.TimerHandle | None = None
     _unasked: tuple[object, int] = (None, 0)
 
@@ -41,10 +42,12 @@ class PatientConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _end_if_idle(self) -> None:
-        if self._idle and self.cycle is self._before:  # no request since the last look
+        last, before = self._before
+        unsent = self.transport.get_write_buffer_size()
+        if last is self.cycle and (self._idle or 0 < before <= unsent):  # nothing has moved since the last look
             self.transport.abort()
             return
-        self._before = self.cycle
+        self._before = self.cycle, unsent
         self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_idle)
 
     def data_received(self, data: bytes) -> None:
@@ -52,10 +55,24 @@ class PatientConnection(HttpToolsProtocol):
         last, size = self._unasked
         size = size if last is self.cycle else 0  # a request came since
         self._unasked = self.cycle, size + len(data) if self._idle else 0
-        if self._unasked[1] > _HEAD_BYTES or len(self.pipeline) > _PIPELINED:
+        if self._unasked[1] > _HEAD_BYTES:
             self.transport.abort()
         else:
             super().data_received(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header, unless there are too many: an object takes more room than the bytes that it is made of."""
+        if len(self.headers) < _MOST_HEADERS:
+            super().on_header(name, value)
+        else:
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        """Takes a request, unless too many wait for their answers."""
+        if len(self.pipeline) < _PIPELINED:
+            super().on_headers_complete()
+        else:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection."""

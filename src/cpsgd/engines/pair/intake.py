@@ -39,8 +39,9 @@ _SENDING, _SLOWEST = 10.0, 8192
 
 @dataclass(frozen=True)
 class Waiting:
-    """An upload whose sender waits for an answer."""
+    """An upload for a round, whose sender waits for an answer."""
 
+    round: int
     data: bytes
     answer: asyncio.Future[Verdict]
 
@@ -48,7 +49,8 @@ class Waiting:
 class Intake:
     """Takes uploads in, gathers them into batches, and asks the helper about each batch.
 
-    Two batches are on their way at once: while the helper works on one, the leader reads the next.
+    Two batches are on their way at once (one where there are tokens): while the helper works on one, the leader reads
+    the next.
     """
 
     def __init__(self, leader: Leader, client: httpx.AsyncClient) -> None:
@@ -61,7 +63,7 @@ class Intake:
         self._most = max(2 * self._batch, min(_WAITING, _WAITING_BYTES // self.size))
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._waiting: dict[bytes, Waiting] = {}
-        self._closing: set[int] = set()
+        self._closing: int | None = None
         self._arriving: dict[asyncio.Timeout, float] = {}
         self._restored = False
 
@@ -85,13 +87,12 @@ class Intake:
         finally:
             self._arriving.pop(limit, None)
         upload = Upload.from_bytes(data)
-        if upload.round in self._closing:
-            return verdict_response(Verdict.ROUND_CLOSED)
         waiting = self._waiting.get(upload.id)
         if waiting is None:
-            if len(self._waiting) >= self._most:
+            # A round that is being closed takes none, but its reports are to hear their verdicts when it is closed.
+            if len(self._waiting) >= self._most or upload.round == self._closing == self.books.current:
                 return busy()
-            waiting = Waiting(data, asyncio.get_running_loop().create_future())
+            waiting = Waiting(upload.round, data, asyncio.get_running_loop().create_future())
             self._waiting[upload.id] = waiting
             self._queue.put_nowait(waiting)
         elif waiting.data != data:
@@ -104,7 +105,8 @@ class Intake:
     async def work(self) -> None:
         """Settles batch after batch, for ever; first what was on its way when the leader stopped."""
         await self._restore()
-        await asyncio.gather(*(self._batches() for _ in range(_WORKERS)))
+        # By its tokens the helper does not see that two reports are of one sender: none may be asked about meanwhile.
+        await asyncio.gather(*(self._batches() for _ in range(1 if self.books.tokens else _WORKERS)))
 
     async def _restore(self) -> None:
         """Settles the reports that were under way when the leader stopped; tries until it succeeds."""
@@ -176,11 +178,13 @@ class Intake:
     async def settled(self, round: int) -> bool:
         """Takes no more uploads of a round, and returns whether all that were on their way arrived in time."""
         if round == self.books.current:
-            self._closing.add(round)
+            self._closing = round
         deadline = time.monotonic() + _PATIENCE
-        while (self._waiting or not self._restored) and time.monotonic() < deadline:
+        while not (there := self._restored and all(each.round != round for each in self._waiting.values())):
+            if time.monotonic() > deadline:
+                break
             await asyncio.sleep(0.02)
-        return self._restored and not self._waiting
+        return there
 
 
 def leader_app(

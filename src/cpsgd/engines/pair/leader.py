@@ -56,7 +56,8 @@ class Leader:
         """Reads uploads. Each becomes a report to ask the helper about, a verdict, or the error that it is none.
 
         The verdict is the one on record where it was decided on before, and one of those that are not put on record
-        where it is not for now or not from somebody who may send.
+        where it is not for now or not from somebody who may send. Of two from one sender the first is asked about: the
+        helper may take them for two, as each server has tokens of its own.
         """
         store = self.books.store
         found: list[Prepared | Verdict | MessageError] = []
@@ -84,12 +85,21 @@ class Leader:
                 logger.exception("An upload cannot be read.")
                 found.append(MessageError("The upload cannot be read."))
         prepared = [each for each in found if isinstance(each, Prepared)]
-        senders = {each.sender for each in prepared if each.sender is not None}
-        if not senders:
+        if not prepared:
             return found
         # All that were prepared are of the one round that is open.
-        again = self.books.sent_before(prepared[0].upload.round, senders)
-        return [Verdict.SENT_BEFORE if isinstance(each, Prepared) and each.sender in again else each for each in found]
+        taken = self._taken(prepared)
+        for position, each in enumerate(found):
+            if isinstance(each, Prepared) and each.sender is not None:
+                if each.sender in taken:
+                    found[position] = Verdict.SENT_BEFORE
+                taken.add(each.sender)
+        return found
+
+    def _taken(self, batch: Sequence[Prepared]) -> set[bytes]:
+        """Returns those senders of a batch, all of one round, who may send no more."""
+        senders = {each.sender for each in batch if each.sender is not None}
+        return self.books.sent_before(batch[0].upload.round, senders)
 
     def open(self, upload: Upload, data: bytes, *, before: bool = False) -> Prepared:
         """Opens the leader's part and checks who sent it; `before`: it was admitted before.
@@ -140,19 +150,25 @@ class Leader:
         books, round = self.books, batch[0].upload.round
         if len(answer) != len(batch) or not set(answer) <= _CODES:
             raise MessageError("The helper's answer does not have one verdict for each report.")
-        verdicts = [Verdict(code) for code in answer]
+        verdicts = []
         with books.lock:
             known = set(books.store.known([each.id for each in batch]))
             sums, prime = books.store.sums(round), books.task.shape(round).field.prime
-            decided = []
-            for each, verdict in zip(batch, verdicts, strict=True):
+            decided, taken = [], self._taken(batch)
+            for each, verdict in zip(batch, map(Verdict, answer), strict=True):
                 if each.id in known:
+                    verdicts.append(verdict)
                     continue
                 known.add(each.id)
+                if verdict is Verdict.ACCEPTED and each.sender in taken:
+                    verdict = Verdict.SENT_BEFORE  # a helper that breaks the rules can spoil a round, and not stop us
+                sender = each.sender if verdict is Verdict.ACCEPTED else None
                 if verdict is Verdict.ACCEPTED:
                     sums = modular_sum(sums, each.share.values, prime)
-                taken = each.sender if verdict is Verdict.ACCEPTED else None
-                decided.append(Decided(each.upload.id, taken, each.digest, verdict))
+                if sender is not None:
+                    taken.add(sender)
+                verdicts.append(verdict)
+                decided.append(Decided(each.upload.id, sender, each.digest, verdict))
             if decided:
                 books.store.settle(round, decided, sums)
         return verdicts

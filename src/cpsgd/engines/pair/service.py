@@ -173,10 +173,11 @@ def application(routes: list[Route], **options: Any) -> Starlette:
     """Returns an application that answers with problem documents also where there is no such address."""
 
     async def refuse(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
+        status = error.status_code if isinstance(error, HTTPException) else 404
         return problem(status, "no-such-address", "There is no such address here, or it is asked for otherwise.")
 
-    return Starlette(routes=routes, exception_handlers={HTTPException: refuse}, **options)
+    # An address with a number of thousands of digits is a ValueError of Starlette's.
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse, ValueError: refuse}, **options)
 
 
 # ------------------------------------------------------------------ the helper

@@ -257,11 +257,12 @@ class ReportStore:
         return 0 if row[0] is None else int(row[0]) + 1
 
     def close_round(self, number: int) -> None:
-        """Lets no further reports into a round."""
+        """Lets no further reports into a round, and forgets uploads that were kept for it and never settled."""
         with self._transaction() as run:
             self._cache = None
             self._begin(run, number)
             run("UPDATE rounds SET state = 'closed' WHERE round = ? AND state = 'open'", (number,))
+            run("DELETE FROM pending WHERE round <= ?", (number,))
 
     def reveal(self, number: int, answer: bytes) -> bytes:
         """Puts a round's answer on record, deletes its sums, and returns the answer that was put on record first."""
@@ -326,7 +327,8 @@ class ReportStore:
         A leader's need not last: undone, the uploads are still kept, and the helper repeats its verdicts on them.
 
         Raises:
-            StoreError: A report has a verdict already, or its sender another report: nothing is changed.
+            StoreError: A report has a verdict already, its sender another report, or the sums were changed by another
+                process (a pooler of connections may share a lock out to two): nothing is changed.
         """
         accepted = sum(each.verdict is Verdict.ACCEPTED for each in decided)
         with self._lock:
@@ -337,12 +339,14 @@ class ReportStore:
                 run("INSERT INTO reports VALUES (?, ?, ?, ?, ?)", rows, each=True)
                 if self._role == "leader":
                     run("DELETE FROM pending WHERE id = ?", [(each.id,) for each in decided], each=True)
-                run(
-                    "UPDATE rounds SET accepted = accepted + ?, refused = refused + ?, sums = ? WHERE round = ?",
-                    (accepted, len(decided) - accepted, sums.tobytes(), number),
+                counts = before.accepted + accepted, before.refused + len(decided) - accepted
+                changed = (
+                    "UPDATE rounds SET accepted = ?, refused = ?, sums = ? WHERE round = ? AND accepted + refused = ?"
                 )
-            refused = before.refused + len(decided) - accepted
-            self._cache = _Cached(RoundState(number, before.state, before.accepted + accepted, refused), sums)
+                values = (*counts, sums.tobytes(), number, before.accepted + before.refused)
+                if run(changed, values).rowcount != 1:
+                    raise StoreError("Another process uses the store.")
+            self._cache = _Cached(RoundState(number, before.state, *counts), sums)
 
     def _begin(self, run: Run, number: int) -> None:
         empty = np.zeros(self._dim, dtype=np.uint32).tobytes()
