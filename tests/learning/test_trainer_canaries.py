@@ -81,6 +81,7 @@ def test_clients_are_audited_by_what_they_sent(participation: str, triangle: Arr
     assert report.right >= 10 or participation == "poisson"
 
 
+@pytest.mark.slow
 def test_vectors_of_canaries_and_their_opposites(triangle: ArrayDataset) -> None:
     for adjacency, left_out in (("replace-one", -1.0), ("zero-out", 0.0)):
         held = trainer(triangle, adjacency=adjacency)._canaries
@@ -104,6 +105,7 @@ def test_coins_follow_from_a_seed_and_are_secret_without(triangle: ArrayDataset)
     assert len({json.dumps(each) for each in (coins(3), coins(4), coins(None), coins(None))}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, None])
 def test_a_resumed_run_keeps_its_canaries(
     seed: int | None, triangle: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

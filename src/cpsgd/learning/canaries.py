@@ -23,9 +23,12 @@ from cpsgd import _validate
 from cpsgd._durable import write_file
 from cpsgd._torch import torch
 from cpsgd.audit.one_run import FEWEST, OneRunReport, audit_scores
+from cpsgd.codec import clip
 from cpsgd.errors import DamagedFileError, ParameterError
-from cpsgd.learning import export
-from cpsgd.neighbours import Scheme
+from cpsgd.learning import estimators, export
+from cpsgd.learning.estimators import Estimator
+from cpsgd.neighbours import Adjacency, Scheme
+from cpsgd.privacy.one_example import example_norm
 from cpsgd.randomness import Keystream
 
 FILE = "canaries.json"
@@ -115,11 +118,31 @@ class CanaryClients:
 
     others: torch.Tensor
 
-    def __init__(self, canaries: Canaries, first: int, dim: int, *, each: int, lengths: tuple[float, float]) -> None:
-        """Numbers clients with `each` canaries from `first` on; `lengths` are of canaries left out and included."""
+    def __init__(
+        self,
+        canaries: Canaries,
+        estimator: Estimator,
+        first: int,
+        dim: int,
+        *,
+        examples: int | None,
+        adjacency: str | None,
+    ) -> None:
+        """Numbers clients from `first` on. Without privacy there is nothing to audit, and they send zeros.
+
+        Raises:
+            ParameterError: The plan counts on clients that are nearer to each other than canaries are.
+        """
+        protocol, length = estimators.protocol_of(estimator), estimators.clip_norm(estimator)
+        if protocol is not None and protocol.distance_reason is not None:
+            raise ParameterError("The plan has a replace_one_distance, and canaries are further apart: leave one out.")
+        if examples is not None:
+            length = example_norm(length, examples)
+        # A little shorter, so that clipping leaves them as they are.
+        length *= (1.0 - 2.0 * clip.MARGIN) if estimators.is_private(estimator) else 0.0
         self.canaries = canaries
-        self._first, self._dim, self._each = first, dim, each
-        self._lengths = lengths
+        self._first, self._dim, self._each = first, dim, examples or 1
+        self._lengths = (-length if adjacency == Adjacency.REPLACE_ONE else 0.0, length)
 
     def holds(self, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns which of these clients hold canaries."""

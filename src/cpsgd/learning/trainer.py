@@ -28,7 +28,6 @@ from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.audit.one_run import OneRunReport
-from cpsgd.codec import clip
 from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, estimators, export, parallel
 from cpsgd.learning.canaries import Canaries, CanaryClients, export_audited
@@ -49,10 +48,8 @@ from cpsgd.learning.option_groups import (
     ServerOptions,
 )
 from cpsgd.learning.run_account import RunAccount
-from cpsgd.neighbours import Adjacency
 from cpsgd.planner.examples import check_participation
 from cpsgd.privacy.guarantees import Guarantee
-from cpsgd.privacy.one_example import example_norm
 
 _CHARGED = "The round was charged; a run with a folder can be resumed."
 # δ that sets the size of Poisson rounds in a run without privacy.
@@ -157,7 +154,16 @@ class Trainer:
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
         kind = {"repeatable": run.seed is not None, "on_gpu": devices.is_gpu(self._backend.device)}
         self._account = RunAccount.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
-        self._canaries = self._backend.canaries = self._with_canaries(cohorts.canaries, clients.examples)
+        self._canaries: CanaryClients | None = None
+        if cohorts.canaries is not None:
+            canaries, adjacency = (
+                Canaries.draw(cohorts.canaries, self.dim, seed=run.seed),
+                self._account.config["adjacency"],
+            )
+            self._canaries = CanaryClients(
+                canaries, mechanism, dataset.size, self._backend.dim, examples=clients.examples, adjacency=adjacency
+            )
+            self._backend.canaries = self._canaries
         self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
@@ -341,22 +347,6 @@ class Trainer:
             **({} if clients.rescale_every is None else {"rescale_every": clients.rescale_every}),
             **({} if cohorts.canaries is None else {"canaries": cohorts.canaries}),
         }
-
-    def _with_canaries(self, count: int | None, examples: int | None) -> CanaryClients | None:
-        """Returns the clients with canaries. Without privacy there is nothing to audit, and they send zeros."""
-        if count is None:
-            return None
-        protocol, length = estimators.protocol_of(self._estimator), estimators.clip_norm(self._estimator)
-        if protocol is not None and protocol.distance_reason is not None:
-            raise ParameterError("The plan has a replace_one_distance, and canaries are further apart: leave one out.")
-        if examples is not None:
-            length = example_norm(length, examples)
-        # A little shorter, so that clipping leaves them as they are.
-        length *= (1.0 - 2.0 * clip.MARGIN) if estimators.is_private(self._estimator) else 0.0
-        opposite = self._account.config["adjacency"] == Adjacency.REPLACE_ONE
-        canaries = Canaries.draw(count, self.dim, seed=self._options.seed)
-        lengths = (-length if opposite else 0.0, length)
-        return CanaryClients(canaries, self._dataset.size, self._backend.dim, each=examples or 1, lengths=lengths)
 
     # ------------------------------------------------------------------ a round's parts
 
