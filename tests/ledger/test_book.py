@@ -19,7 +19,7 @@ from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
-PROTOCOL = Protocol.binomial(clients=1_000, dim=10, clip_norm=1.0, levels=2, trials=1)
+PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=0.6)
 EVENT = RoundEvent(PROTOCOL, survivors=900)
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpsgd._plain import canonical
-from cpsgd.errors import DamagedFileError, LedgerError, LedgerFormatError
+from cpsgd.errors import DamagedFileError, LedgerError, LedgerFormatError, ParameterError
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.chain import Head
+from cpsgd.ledger.chain import Head, read_release
 from cpsgd.protocol import Protocol
 
 from .damage import chained, replayed
@@ -72,6 +72,14 @@ def test_removed_inserted_and_exchanged_records_are_found() -> None:
         replayed(chained([*texts(BODIES)[:2], texts(BODIES)[3]]))
     # A cut end is a chain, which is why heads are kept elsewhere.
     assert replayed(b"".join(GOOD[:3]))[0].head.number == 2
+
+
+def test_a_sum_of_one_message_is_released() -> None:
+    body = {"number": 3, "kind": "release", "entry": 0, "survivors": 1, "time": "2026-03-01"}
+    assert read_release(body) == (0, 1)
+    for wrong in ({"survivors": 0}, {"entry": -1}, {"kind": "abandon"}):
+        with pytest.raises(ParameterError):
+            read_release({**body, **wrong})
 
 
 def test_a_record_without_a_hash_is_refused() -> None:

@@ -124,6 +124,21 @@ def test_damaged_events_and_budgets_raise_errors_of_our_own(data: st.DataObject)
             kind.from_dict(data.draw(JSON))
 
 
+def test_times_without_a_zone_are_utc() -> None:
+    budget = Budget(population="people", epsilon=1.0, delta=1e-6, expires="2026-03-01")
+    assert not budget.expired("2026-02-28T23:59:59")
+    assert budget.expired("2026-03-01")
+    assert budget.expired("2026-03-01T00:00:00+00:00")
+    renewing = Budget(population="people", epsilon=1.0, delta=1e-6, renews=7)
+    created = "2026-03-01T00:00:00+00:00"
+    assert [renewing.period(created, time) for time in ("2026-03-08", "2026-03-07T23:59:59+00:00")] == [1, 0]
+    assert renewing.period(created, "2026-03-08T01:00:00+02:00") == 0
+
+
+def test_one_message_is_a_round() -> None:
+    assert RoundEvent(Protocol.gaussian(clients=1, dim=1, clip_norm=1.0, sigma=1.0), survivors=1).survivors == 1
+
+
 def test_the_fingerprint_belongs_to_the_protocol() -> None:
     values = EVENT.to_dict()
     values["protocol"]["trials"] += 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cpsgd._plain import canonical
-from cpsgd.errors import BudgetExceededError, LedgerChainError, LedgerError, LedgerFormatError
+from cpsgd.errors import BudgetExceededError, EntryError, LedgerChainError, LedgerError, LedgerFormatError
 from cpsgd.ledger import Budget, Ledger, RoundEvent, charging
 from cpsgd.ledger import replica as replicas
 from cpsgd.ledger.chain import Head
@@ -144,6 +144,21 @@ def broken_row(data: bytes, row: int, column: int) -> bytes:
     changed = bytearray(data)
     changed[40 * row + 8 * column] ^= 1
     return bytes(changed)
+
+
+def test_an_entry_is_closed_by_its_own_record_alone(ledger: Ledger) -> None:
+    """Not by the reservation of a round that has the entry's number."""
+    given_up = ledger.reserve("people", event(0))
+    ledger.abandon(given_up, "nothing was shown")
+    rounds = range(given_up.number, given_up.number + 2 * EVERY)
+    others = [ledger.reserve("people", event(round)) for round in rounds]
+    again = Ledger(ledger.path)
+    with pytest.raises(EntryError, match="given up"):
+        again.release(given_up, 900)
+    for entry in others[:3]:
+        assert again.release(entry.number, 900).released
+        with pytest.raises(EntryError, match="released before"):
+            Ledger(ledger.path).release(entry.number, 901)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -383,13 +384,17 @@ def test_a_file_that_is_replaced_while_its_lock_is_waited_for(spent: Ledger, tmp
     """As the first writer does with a ledger of an earlier release."""
     copy = tmp_path / "copy"
     shutil.copy(spent.path, copy)
+    begin, ready = os.pipe()
+    child = os.fork()  # before there is a lock: a child that inherits its file holds it, too
+    if child == 0:
+        try:
+            os.read(begin, 1)
+            Ledger(spent.path).reserve("people", named(1))
+        finally:
+            os._exit(0)
     with RecordLog(spent.path, DOMAIN).opened():
-        child = os.fork()
-        if child == 0:
-            try:
-                Ledger(spent.path).reserve("people", named(1))
-            finally:
-                os._exit(0)
+        os.write(ready, b"x")
+        time.sleep(0.05)  # the child comes to the lock; if it does not, there is only less to find
         os.replace(copy, spent.path)
     os.waitpid(child, 0)
     assert Ledger(spent.path).find("people", run="r", round=1) is not None

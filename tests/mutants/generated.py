@@ -18,6 +18,7 @@ import importlib
 import os
 import pickle
 import resource
+import signal
 import sys
 import tempfile
 import threading
@@ -42,6 +43,8 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 _PACKAGE = str(SOURCE / "cpsgd") + os.sep
 _FOUND, _SURVIVED, _BROKEN = 1, 0, 3
 _CONTROLS, _UNCHANGED = 5, "nothing is changed"
+_PATIENCE = 2
+"""A child that waits, for a lock say, takes no processor time: it has so many times its limit by the clock."""
 
 
 def equivalent() -> dict[str, str]:
@@ -91,6 +94,7 @@ def _functions(files: Iterable[str]) -> dict[tuple[str, str], list[types.Functio
     for file in files:
         importlib.import_module("cpsgd." + file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     found = defaultdict(list)
+    gc.unfreeze()  # what is frozen, as the tests' own set-up does, is not among the objects
     for thing in gc.get_objects():
         if type(thing) is types.FunctionType:  # `isinstance` wakes other packages' proxies
             code = thing.__code__
@@ -154,7 +158,7 @@ class Session:
         gc.freeze()  # so that children do not copy what they only look at
         reached = self._map(session)
         items = {item.nodeid: item for item in session.items}
-        running: dict[int, Mutant] = {}
+        running: dict[int, tuple[Mutant, float]] = {}
         waiting = list(self.chosen)
         while waiting or running:
             if waiting and time.monotonic() > self.deadline:
@@ -167,12 +171,12 @@ class Session:
                         self.untested.append(mutant)
                     continue
                 chosen, seconds = _affordable(mutant, tests, self.seconds)
-                running[self._start([items[name] for name in chosen], mutant, seconds)] = mutant
+                child = self._start([items[name] for name in chosen], mutant, seconds)
+                running[child] = mutant, time.monotonic() + _PATIENCE * (10 + 5 * seconds)
                 continue
             if running:
-                child, status = os.wait()
-                mutant = running.pop(child)
-                code = os.waitstatus_to_exitcode(status)
+                child, code = self._ended(running)
+                mutant = running.pop(child)[0]
                 if mutant.change == _UNCHANGED:
                     if code != _SURVIVED:
                         print(f"{mutant.name} could not be tried (exit code {code})", flush=True)
@@ -186,10 +190,24 @@ class Session:
                     self.ended.append(mutant)
         return True
 
+    def _ended(self, running: dict[int, tuple[Mutant, float]]) -> tuple[int, int]:
+        """Waits for one of the children and returns it with its exit code; ends those that wait for ever."""
+        while True:
+            for child, (_, latest) in running.items():
+                over = time.monotonic() > latest
+                if over:
+                    _end(child)
+                found, status = os.waitpid(child, 0 if over else os.WNOHANG)
+                if found:
+                    _end(child)  # what its tests have started
+                    return child, os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+
     def _start(self, items: list[pytest.Item], mutant: Mutant, seconds: float) -> int:
         child = os.fork()
         if child:
             return child
+        os.setpgid(0, 0)
         # A mutant that runs for ever is ended by a signal, and counts as found.
         limit = round(10 + 5 * seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
@@ -314,6 +332,12 @@ def _affordable(mutant: Mutant, tests: list[tuple[float, str]], most: float) -> 
         if spent > most:
             break
     return chosen, spent
+
+
+def _end(child: int) -> None:
+    """Ends a child and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
 
 
 def _silence() -> None:

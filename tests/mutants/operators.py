@@ -47,6 +47,8 @@ _EFFORT = {"maxiter", "rtol", "xtol", "tol", "stacklevel", "maxsize", "indent", 
 """Arguments that say how long or how finely something is done: no mutants in their constants."""
 _TINY = 1e-6
 """Positive constants below are slack of floating point: twice as much is as right."""
+_ROUNDINGS, _NEARLY_ONE = {"_UNIT", "_SPECIAL"}, {"_UP", "_SAFE", "_ROUNDING"}
+"""Names that modules give to such a slack, and to 1 and so little."""
 _REPEATS = 20
 """A loop that repeats so often without counting is a search: once more finds the same."""
 
@@ -91,14 +93,34 @@ def _replaced(node: ast.AST, **fields: object) -> ast.AST:
     return changed
 
 
-def _is_slack(node: ast.AST) -> bool:
-    """Whether a number is what floating point rounds away, or 1 and so little: its sign and place change no digit."""
+def _is_tiny(node: ast.AST) -> bool:
+    """Whether a number is what floating point rounds away: more or less of it changes no digit that a test compares."""
     match node:
         case ast.Constant(value=float(value)):
             return 0 < value < _TINY
-        case ast.BinOp(left=ast.Constant(value=1.0), op=ast.Add() | ast.Sub(), right=right):
-            return _is_slack(right)
+        case ast.Name(id=name):
+            return name in _ROUNDINGS
+        case ast.BinOp(
+            ast.Constant(value=float(base)), ast.Pow(), ast.UnaryOp(ast.USub(), ast.Constant(value=int(power)))
+        ):
+            return bool(base**-power < _TINY)
+        case ast.BinOp(left, ast.Mult(), right):
+            return _is_tiny(left) or _is_tiny(right)
+        case ast.BinOp(left, ast.Div(), _):
+            return _is_tiny(left)
+        case ast.BinOp(left, ast.Add(), right):
+            return _is_tiny(left) and _is_tiny(right)
     return False
+
+
+def _is_slack(node: ast.AST) -> bool:
+    """Whether a number is tiny, or 1 and so little: its sign and place change no digit."""
+    match node:
+        case ast.Name(id=name) if name in _NEARLY_ONE:
+            return True
+        case ast.BinOp(ast.Constant(value=1.0), ast.Add() | ast.Sub(), right):
+            return _is_tiny(right)
+    return _is_tiny(node)
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -185,6 +207,8 @@ class _Places(ast.NodeVisitor):
 
     def _place(self, child: ast.AST, put: Callable[[ast.AST], None]) -> None:
         if isinstance(child, ast.JoinedStr | ast.Assert) or (isinstance(child, ast.keyword) and child.arg in _EFFORT):
+            return
+        if _is_tiny(child):
             return
         outer = self._lines
         if isinstance(child, ast.stmt):

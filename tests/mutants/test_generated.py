@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from pathlib import Path
@@ -94,6 +95,13 @@ def test_a_mutant_is_put_into_functions_and_constants(module: Path, monkeypatch:
     assert budget.LIMIT == 4
 
 
+def test_functions_are_found_where_objects_are_frozen() -> None:
+    """As they are once tests are collected: without them no mutant is tried."""
+    gc.freeze()
+    found = generated._functions(["_numbers.py"])
+    assert [function.__name__ for function in found["_numbers.py", "rounded_down"]] == ["rounded_down"]
+
+
 def test_every_listed_equivalent_exists_and_has_a_reason() -> None:
     """A listed mutant whose code is gone goes from the list."""
     listed = equivalent()
@@ -107,6 +115,7 @@ def test_slack_searches_and_texts_have_no_mutants(tmp_path: Path) -> None:
         "def f(x):\n"
         "    for _ in range(60):\n"
         "        x = x * (1.0 + 1e-12) + 1e-9\n"
+        "    x = x * _UP + (8.0 * x + 3.0) * _UNIT\n"
         "    name = f'{x} rounds' if x else 'none'\n"
         "    return solve(x, rtol=1e-3, maxiter=50, name=name)\n"
     )

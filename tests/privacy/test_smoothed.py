@@ -32,6 +32,24 @@ def test_averages_over_a_cell() -> None:
     assert checks.wrong_cells() == []
 
 
+@pytest.mark.parametrize("w", [0.05, 1.0, 9.0])
+@pytest.mark.parametrize("parts", [1, 2, 6])
+def test_an_average_is_off_by_the_square_of_a_part(w: float, parts: int) -> None:
+    widths, squares = w * np.array([1e-3, 0.01, 0.1]), w * np.array([0.0, 0.3, 1.0, 4.0, 20.0])
+    value, bend = smoothed._average(w, widths, squares, squares, parts)
+
+    def exact(shift: float) -> Array:
+        return np.log(_j(w, widths, np.sqrt(squares + shift)) / widths[:, None])
+
+    short = exact(0.0) - value
+    # A chord is off by the square of a part; the average in place of the exponential's, by half a variance.
+    allowed = ((6.0 if parts == 1 else 1.8) * (widths / (w * parts)) ** 2)[:, None]
+    assert np.all(short > 0.0)
+    assert np.all(short < allowed + 1e-8)
+    slopes = (exact(1e-4 * w) - exact(0.0)) / (1e-4 * w)
+    assert np.all(np.abs(bend - slopes) < (2.0 * widths / w / parts)[:, None] * slopes + 1e-7 / w)
+
+
 def test_moments_against_quadrature() -> None:
     assert checks.wrong_moments() == []
 

@@ -15,7 +15,7 @@ from cpsgd.mechanisms import Coins
 from cpsgd.mechanisms.law import Steps
 from cpsgd.privacy import step_norms
 from cpsgd.privacy.one_example import example_protocol
-from cpsgd.privacy.proofs.steps_renyi import _backgrounds, bounded_epsilon, norms_epsilon
+from cpsgd.privacy.proofs.steps_renyi import _backgrounds, _pairs, _pure, _rate, bounded_epsilon, norms_epsilon
 from cpsgd.privacy.step_norms import Norms
 
 Array = NDArray[np.float64]
@@ -76,6 +76,33 @@ def test_rates_are_above_exact_divergences() -> None:
             shift = math.log1p(-1.0 / order) - (math.log(1e-6) + math.log(order)) / (order - 1)
             found.append(divergence / distance**2 + shift)
         assert min(found) <= epsilon
+
+
+@pytest.mark.parametrize("ends", [COINS, SAMPLED, ((0.6, 0.4), (0.4, 0.6))], ids=["coins", "sampled", "even"])
+def test_a_rate_is_a_little_above_the_largest_divergence_over_squares(ends: tuple[tuple[float, ...], ...]) -> None:
+    low, high = (np.array(end) for end in ends)
+    largest = math.log(float(np.max(high / low)))
+    for clients in (1, 4, 20):
+        pairs = list(_pairs(low, high, clients - 1))
+        assert len(pairs) == clients
+        for (mass, ratio), order, reach in itertools.product(pairs[:: max(1, clients // 2)], (2, 5, 24), (2.0, 0.3)):
+            found = _rate(mass, ratio, order, reach, (24.0 * clients + 128.0) * 2.0**-53, largest)
+            t = reach * np.geomspace(1e-3, 1.0, 100)
+            moments = np.array([(1.0 + 0.5 * t[:, None] * ratio) ** power @ mass for power in (order, 1 - order)])
+            exact = float(np.max(np.log(moments) / t**2)) / (order - 1)
+            assert exact <= found
+            # The distances that are looked at lie 2 % apart; far from even odds the bound at 0 is a rough one.
+            if order == 2 or (order == 5 and reach < 1.0) or ends[0][0] == 0.6:
+                assert found <= (1.15 if order == 24 else 1.04) * exact
+
+
+def test_all_coordinates_lose_most_by_an_even_split() -> None:
+    ratio = math.log(19.0)
+    for budget, reach, coordinates in ((4.0, 2.0, 1), (1.0, 2.0, 7), (9.0, 0.5, 3)):
+        step = min(math.sqrt(budget / coordinates), reach)
+        # The likelihood ratio of a coordinate at this distance is at most 1 + t (ρ - 1)/2.
+        exact = coordinates * math.log(1.0 + step * (19.0 - 1.0) / 2.0)
+        assert exact <= _pure(ratio, budget, reach, coordinates) <= exact * (1.0 + 1e-12)
 
 
 def joint_laws(ends: tuple[Array, Array], counts: tuple[int, ...], clients: int, points: Array) -> Array:
@@ -181,3 +208,6 @@ def test_what_is_given_up() -> None:
     for ends in (((1.0, 0.0), (0.0, 1.0)), ((1.0, 0.0), (0.5, 0.5)), ((0.5, 0.5), (0.0, 1.0))):
         with pytest.raises(ConditionError, match="for sure"):
             bounded_epsilon(Steps(*ends, 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)
+    with pytest.raises(ConditionError, match="not computed"):
+        norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6)
+    assert norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6, below=3.0) == 3.0

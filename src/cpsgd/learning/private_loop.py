@@ -103,6 +103,8 @@ def make_private(
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ParameterError("Give either epsilon or noise_multiplier; the other follows.")
+    _validate.instance("model", model, torch.nn.Module)
+    _validate.instance("optimizer", optimizer, torch.optim.Optimizer, "Make it from model.parameters().")
     delta = _validate.probability("delta", delta)
     if micro_batch is not None:
         _validate.integer("micro_batch", micro_batch, low=1)

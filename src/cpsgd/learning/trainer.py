@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
-from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError
+from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, estimators, export, parallel
 from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
@@ -116,6 +117,9 @@ class Trainer:
             InfeasibleError: There are too few clients, or the budget is too small for the rounds.
             CheckpointError: The run's folder is damaged, in use by another process, of another run, or not empty.
         """
+        if not hasattr(dataset, "size"):
+            raise ParameterError("Expected a data set; cpsgd.learning.datasets.from_arrays makes one.")
+        _validate.instance("cohorts", cohorts, CohortOptions)
         cohorts, clients = estimators.agreed(cohorts, clients, mechanism, dataset.size)
         if clients.examples is not None:
             check_participation(cohorts.participation or "once")
