@@ -12,7 +12,7 @@ from scipy import stats
 from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import SlotsAndCoins
-from cpsgd.privacy import rounded_runs
+from cpsgd.privacy import coin_sums, rounded_runs
 from cpsgd.privacy.rounded_runs import RoundingCoins, run_cost
 
 LOG = 30.0
@@ -178,7 +178,7 @@ def test_what_is_left_of_the_expansion_is_of_fourth_order(b: float) -> None:
 
 def test_shares_of_saturated_messages_are_tail_bounds() -> None:
     for p, count in ((0.01, 2000), (0.1, 300)):
-        share = rounded_runs._chernoff(p, count, 12.0)
+        share = coin_sums.chernoff(p, count, 12.0)
         assert stats.binom.sf(math.floor(share * count), count, p) <= math.exp(-12.0)
         assert stats.binom.sf(math.floor(0.9 * share * count), count, p) > math.exp(-14.0)
 
@@ -195,7 +195,7 @@ def test_sums_over_outcomes_are_bounded_whatever_turns_functions_take() -> None:
     rng = np.random.default_rng(7)
     for step in (1, 3):
         cells = rng.exponential(size=(1, 12)) * (rng.random((1, 12)) < 0.6)
-        bound = float(rounded_runs._summed(2.0 * step * cells, step)[0])
+        bound = float(coin_sums.summed(2.0 * step * cells, step)[0])
         for wider in (1.0, 1.01, 1.7, 4.3):
             # Outcomes of a law with more variance lie closer together, and weigh less.
             for offset in np.linspace(0.0, 0.999, 12):
@@ -339,5 +339,5 @@ def test_coins_are_counted_as_the_page_does(told: int, reach: float, log: float)
     fractions = np.linspace(0.0, 1.0, 10_001)
     assert 0 <= rounded_runs._SKEWED - np.max(fractions * (1 - fractions) * np.abs(fractions - 0.5)) < 1e-4
     assert coins.grid == pytest.approx(4 * (count + told) * noise.point, rel=1e-12)
-    assert coins.saturated == rounded_runs._chernoff(coins.chance, count, log)
+    assert coins.saturated == coin_sums.chernoff(coins.chance, count, log)
     assert (coins.told, coins.untold, coins.log) == (told, count, log)

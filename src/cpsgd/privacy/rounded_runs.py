@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array, SlotsAndCoins
+from cpsgd.privacy.coin_sums import UP, bernstein, central, chernoff, error, summed
 
 # Events of a coordinate and round that the tail pays for.
 _EVENTS = 20.0
@@ -27,9 +28,6 @@ _PLACES, _MORE_PLACES, _MANY, _STEEPEST = 80, 400, 20, 100.0
 _PIECES = 8
 # More than `_OTHERS` coins have fractions within `_MIDDLE` of a half.
 _MIDDLE, _OTHERS = 0.1, 5.0
-_UP = 1.0 + 1e-9
-# E|N|^j of a standard Gaussian.
-_ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.pi) for j in range(10))
 # max of p(1-p)|p-½|, rounded up.
 _SKEWED = 0.0482
 # With fewer others there are too few coins.
@@ -68,14 +66,14 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
         )
     coins = RoundingCoins.of(law, reach, -math.log(each))
     split = _split(law, coins)
-    squared = distance * distance * _UP
-    slots = squared * split.shifts * split.shifts / (law.untold * law.deviation**2) * _UP
+    squared = distance * distance * UP
+    slots = squared * split.shifts * split.shifts / (law.untold * law.deviation**2) * UP
     w = next((w for share in _GIVEN if (w := _swapped(coins, split, slots, squared, reach, share)) < math.inf), None)
     if w is None:
         raise ConditionError("What one client can change in a coordinate is too large against the whole.")
     # (r + g)² <= (1 + s) r² + (1 + 1/s) g² for what a grid leaves of shifts, with the best s.
     grid = 4.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds
-    return RunCost((math.sqrt(w) + math.sqrt(grid)) ** 2 * _UP, float(slots.sum()), tail)
+    return RunCost((math.sqrt(w) + math.sqrt(grid)) ** 2 * UP, float(slots.sum()), tail)
 
 
 def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:
@@ -87,7 +85,7 @@ def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, r
     given = share * float(slots.sum())
     w = (
         given
-        + (math.fsum(slots[1:]) + squared * math.fsum(coins.rates(later, given + after * (1.0 - 1e-9), reach))) * _UP
+        + (math.fsum(slots[1:]) + squared * math.fsum(coins.rates(later, given + after * (1.0 - 1e-9), reach))) * UP
     )
     # The coordinates of the own round one after the other: their coins lie beside the slots of those before.
     ends = reach * np.linspace(0.0, 1.0, _PIECES + 1)
@@ -95,7 +93,7 @@ def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, r
     for _ in range(_PIECES):
         if w < math.inf:
             rate = float(np.max(coins.rates(own, np.full(_PIECES, w), ends[1:])))
-            w += ((float(slots[0]) + squared * rate) / _PIECES + reach * reach * rate) * _UP
+            w += ((float(slots[0]) + squared * rate) / _PIECES + reach * reach * rate) * UP
     return w
 
 
@@ -172,15 +170,15 @@ class RoundingCoins:
             )
         mean = 1.0 / 6.0 - 0.25 * p - uneven
         spread = 1.0 / 30.0 - 1.0 / 36.0 + p / 36.0 + uneven
-        variance = count * mean - _bernstein(count * spread, 1.0 / 6.0 + uneven, log) - 2.0 * reach - 1.0
+        variance = count * mean - bernstein(count * spread, 1.0 / 6.0 + uneven, log) - 2.0 * reach - 1.0
         middle = 2.0 * _MIDDLE - p - uneven
         # So many of the others' numbers pass an integer, or another place, on their way.
         passed = reach + uneven * count
-        passed += _bernstein(passed, 1.0, log)
-        among = count * middle - _bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 4.0 * passed
+        passed += bernstein(passed, 1.0, log)
+        among = count * middle - bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 4.0 * passed
         if not (among > _OTHERS and variance > 0.0 and _window(variance, log) < 0.5 * variance):
             raise ConditionError("Too few messages of a round round at random; use more clients, or a wider window.")
-        saturated = _chernoff(p, count, log)
+        saturated = chernoff(p, count, log)
         lean = math.sqrt(0.5 * log / count) + 0.5 * p + uneven + passed / count
         # p(1-p)(p-½) has slopes of at most a half.
         skew = (_SKEWED * (math.sqrt(2.0 * log * count) + (p + uneven) * count + law.told) + reach) / variance
@@ -199,7 +197,7 @@ class RoundingCoins:
         # Δ (1 - Δ/(2w) - Δ/8) is at least κ t², and thresholds further out pay next to nothing.
         largest = found * far * far
         proved = (largest <= 0.05 * np.minimum(w, 1.0)) & (beyond <= math.exp(-self.log))
-        rates: Array = np.where(proved, found * (1.0 + largest / w + largest) * _UP, math.inf)
+        rates: Array = np.where(proved, found * (1.0 + largest / w + largest) * UP, math.inf)
         return rates
 
     def _moment(self, moves: Moves, root: Array, reach: Array) -> tuple[Array, Array]:
@@ -230,8 +228,8 @@ class RoundingCoins:
         bends *= 1.0 + 1.5 * near + (slope * (line + bend / 3.0) + fourth) * (1.0 + near)
         skewed = slope / 1.5 * moved * square * (self.skew + moved) / v**2
         outside = 16.0 * path * mean * math.exp(-self.log)
-        found = (square / v + skewed + outside)[:, 0] + _summed((lines + bends) * mass, step)
-        beyond = _summed(np.exp(-0.5 * np.maximum(width - both / root, 0.0) ** 2) * mass, step)
+        found = (square / v + skewed + outside)[:, 0] + summed((lines + bends) * mass, step)
+        beyond = summed(np.exp(-0.5 * np.maximum(width - both / root, 0.0) ** 2) * mass, step)
         return found * (1.0 + 1e-7), beyond * (1.0 + 1e-7)
 
     @property
@@ -248,8 +246,8 @@ class RoundingCoins:
         ends = np.arange(0.0, self.window + 1.0 + step, step)
         rate = 0.5 * ends**2 / (self.variance + ends / 3.0)
         tilted = self.variance - ends
-        density = (1.0 + _error(0, 0, tilted)) / np.sqrt(2.0 * math.pi * tilted)
-        mass = 2.0 * step * np.exp(-rate)[:-1] * density[1:] * _UP
+        density = (1.0 + error(0, 0, tilted)) / np.sqrt(2.0 * math.pi * tilted)
+        mass = 2.0 * step * np.exp(-rate)[:-1] * density[1:] * UP
         return mass, ends[1:], self.differences(2, ends), self.differences(3, ends)
 
     def differences(self, order: int, ends: Array) -> Differences:
@@ -261,7 +259,7 @@ class RoundingCoins:
         least, least_second = near**order * least, near ** (order - 2) * least_second
         farther = self._terms(order, ends[1:] + 1.0)
         own = np.maximum(np.maximum(first - least_second, second - least), 0.0) + odd
-        return Differences(own * _UP, (farther[0] + farther[1] + farther[2]) * _UP)
+        return Differences(own * UP, (farther[0] + farther[1] + farther[2]) * UP)
 
     def _terms(self, order: int, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Returns bounds on the terms of D^m P⁻/P at these distances from the mean.
@@ -272,85 +270,29 @@ class RoundingCoins:
         v, pairs = self.variance, math.comb(order, 2)
         x, tilted = y / v, v - y
         grown = 1.0 / (1.0 - x)  # e^θ, at most; the variance of the tilted law is at least V e^-θ
-        most, little = 1.0 + _error(0, 0, tilted), 2.0 * np.exp(-4.0 * (tilted - 1.0))
+        most, little = 1.0 + error(0, 0, tilted), 2.0 * np.exp(-4.0 * (tilted - 1.0))
         least = 2.0 - most - little
         if not float(np.min(least)) > 0.5:
             raise ConditionError("Too few messages of a round round at random; use more clients.")
         steep = grown - 1.0
         odd = np.zeros_like(y)
         for j in range(1, order + 1, 2):
-            odd += math.comb(order, j) * steep ** (order - j) * grown**j * _central(j, order, tilted) / least
+            odd += math.comb(order, j) * steep ** (order - j) * grown**j * central(j, order, tilted) / least
         less, shrunk = tilted - 0.25 * order, (1.0 - x) ** order / most
-        certain = 1.0 - 0.5 * order**2 / less - _error(0, order, tilted) - little
+        certain = 1.0 - 0.5 * order**2 / less - error(0, order, tilted) - little
         bent = 0.25 + 1.5 * (order - 1) ** 2
-        certain_second = (1.0 - x) / v - bent * np.sqrt(tilted) * less**-2.5 - _error(2, order, tilted)
+        certain_second = (1.0 - x) / v - bent * np.sqrt(tilted) * less**-2.5 - error(2, order, tilted)
         return (
-            steep**order * _central(0, order, tilted) / least,
-            pairs * steep ** (order - 2) * grown**2 * _central(2, order, tilted) / least,
+            steep**order * central(0, order, tilted) / least,
+            pairs * steep ** (order - 2) * grown**2 * central(2, order, tilted) / least,
             odd,
             shrunk * np.maximum(certain, 0.0),
             pairs * shrunk * np.maximum(certain_second, 0.0),
         )
 
 
-def _central(j: int, order: int, variance: Array) -> Array:
-    """Returns a bound on √(2πV) |D^j Q⁻(k)|, k the mean of Q, V its variance, Q⁻ without `order` of its coins."""
-    less = variance - 0.25 * order
-    if j % 2:
-        first = (order - 0.5 * j) * _ABSOLUTE[j + 1] * less ** (-0.5 * (j + 2))
-    else:
-        first = _ABSOLUTE[j] * less ** (-0.5 * (j + 1))
-    found: Array = np.sqrt(variance) * first + _error(j, order, variance)
-    return found
-
-
-def _error(j: int, order: int, variance: Array) -> Array:
-    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ that of Q⁻ about its mean."""
-    less = variance - 0.25 * order
-    x = less - 0.25
-    found: Array = 21.0 * 2.0**j * np.exp(-0.5 * x)
-    for share, i in ((1.149 / 6.0, j + 3), (1.203 / 32.0, j + 4)):
-        found = found + share * x ** (-0.5 * (i + 1)) * (_ABSOLUTE[i] + _ABSOLUTE[i + 2] / (6.0 * x))
-    return np.sqrt(variance) * less * found
-
-
-def _summed(cells: Array, step: int) -> Array:
-    """Returns what functions sum up to over outcomes, given 2 `step` times their bounds in cells of `step` outcomes.
-
-    More coins widen cells, and outcomes no longer fill them evenly: an interval has at most one outcome more than its
-    length, and where a function is over a level there are as many intervals as it rises through the level.
-    """
-    rises = np.maximum(np.diff(cells, axis=1, prepend=0.0), 0.0)
-    found: Array = cells.sum(axis=1) + rises.sum(axis=1) / step
-    return found
-
-
 def _window(variance: float, log: float) -> float:
-    return float(_bernstein(variance, 1.0, log + math.log(2.0)))
-
-
-def _bernstein(variance: Any, bound: float, log: float) -> Any:
-    """Returns x with P(sum >= mean + x) <= e^-log."""
-    linear = bound * log / 3.0
-    found: Any = (linear + np.sqrt(linear * linear + 2.0 * log * variance)) * _UP
-    return found
-
-
-def _chernoff(probability: float, count: int, log: float) -> float:
-    """Returns a share that is exceeded by `count` independent events with a probability of at most e^-log."""
-
-    def exponent(share: float) -> float:
-        if share >= 1.0:
-            return math.inf
-        first = share * math.log(share / probability)
-        return count * (first + (1.0 - share) * math.log((1.0 - share) / (1.0 - probability)))
-
-    probability = max(probability, 1e-300)
-    low, high = probability, 1.0
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if exponent(middle) < log else (low, middle)
-    return high
+    return float(bernstein(variance, 1.0, log + math.log(2.0)))
 
 
 # ---------------------------------------------------------------------- shifts and moves
@@ -375,13 +317,13 @@ def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float, reac
     """Returns the moves of later rounds whose messages inherit q, all but `left` shifted; `first` is S of the own."""
     small, p = first / coins.untold, coins.chance
     told = np.minimum(q, coins.told * small)
-    lost = np.minimum(2.0 * p * q + _bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
+    lost = np.minimum(2.0 * p * q + bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
     mean = left + lost + told
     square = (left + p * q + told) ** 2 + 2.0 * p * small * q + 5.0 * p * q * q / coins.untold
     common = mean * coins.skew + (p + 2.0 * coins.uneven) * q + 0.5 * told
     # Moves of numbers that pass an integer on their way, which is the likelier the farther the client's goes.
     passed = 2.0 * q * (small * max(1.0, reach) + coins.uneven)
-    passed += _bernstein(passed * small, small, coins.log)
+    passed += bernstein(passed * small, small, coins.log)
     twist = np.sqrt(coins.log * small * q) + common + 0.5 * lost + passed
     twists = np.sqrt(0.5 * small * q + 1.25 * q * q / coins.untold) + common
     return Moves(mean, np.minimum(square, mean**2) * 1.002, twist, twist, twists, 2.0 * q)
@@ -417,7 +359,7 @@ def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
     shifted = slots * sum(weight * padded[age : age + rounds] for age, weight in enumerate(weights) if weight)
     shares = np.clip(v * solved / np.maximum(v * solved + shifted, 1e-300), 0.0, _LARGEST_SHARE)
     # What is summed up here is positive: each round adds a rounding per weight.
-    up = _UP + rounds * (len(weights) + 4) * 2.0**-52
+    up = UP + rounds * (len(weights) + 4) * 2.0**-52
     steps = -weights[1:][::-1]
     moved, shifts = np.zeros(rounds), np.zeros(rounds)
     moved[0] = 1.0
