@@ -69,7 +69,7 @@ class PoissonLoader:
         self.examples, self.expected = size, float(loader.batch_size)
         self._threshold = math.ceil(loader.batch_size / size * _WORD)
         self.rate = min(1.0, self._threshold / _WORD * (1.0 + 1e-15))
-        self.steps = math.ceil(size / loader.batch_size)
+        self.steps: int = math.ceil(size / loader.batch_size)
         self.current: MicroBatch | None = None
         self._micro = micro_batch
         self._rank, self._processes = share
