@@ -25,7 +25,7 @@ from cpsgd.engines.pair.leader import Leader
 from cpsgd.engines.pair.running import free_port
 from cpsgd.engines.pair.service import helper_app
 from cpsgd.engines.pair.task import check_address
-from cpsgd.errors import ParameterError
+from cpsgd.errors import LedgerBusyError, LedgerError, LedgerStorageError, ParameterError
 
 from .local import Pair
 
@@ -205,6 +205,24 @@ def test_errors_of_our_own_show_nothing(web: Web, monkeypatch: pytest.MonkeyPatc
         patch.setattr(Books, "close", fail)
         assert is_problem(web.leader.post("/rounds/0/close", headers=web.collector), 500, "failed")
     assert web.leader.post("/rounds/0/close", headers=web.collector).json()["accepted"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [(LedgerBusyError, 503, "busy"), (LedgerStorageError, 503, "busy"), (LedgerError, 402, "budget")],
+)
+def test_a_ledger_that_is_busy_is_asked_again_and_one_that_does_not_pay_is_not(
+    web: Web, error: type[LedgerError], status: int, kind: str
+) -> None:
+    def charge(round: int, accepted: int, reports: bytes) -> None:
+        raise error(SECRET)
+
+    web.pair.send(*[web.pair.upload(i) for i in range(8)])
+    books = web.pair.helper.books
+    books.charge = charge
+    books.close(0)
+    assert is_problem(web.helper.post("/rounds/0/reveal", headers=web.helper_collector), status, kind)
+    assert books.store.answer(0) is None
 
 
 def test_a_collector_that_vanished_between_two_closes_costs_no_report(web: Web) -> None:

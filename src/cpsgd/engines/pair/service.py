@@ -31,7 +31,16 @@ from cpsgd.engines.pair.books import Books, RefusedReportError
 from cpsgd.engines.pair.helper import Helper
 from cpsgd.engines.pair.progress import Figures
 from cpsgd.engines.pair.store import Verdict
-from cpsgd.errors import EmptyError, LedgerError, MessageError, StageError, StoreError, ThresholdError
+from cpsgd.errors import (
+    EmptyError,
+    LedgerBusyError,
+    LedgerError,
+    LedgerStorageError,
+    MessageError,
+    StageError,
+    StoreError,
+    ThresholdError,
+)
 
 logger = logging.getLogger("cpsgd.pair")
 
@@ -155,11 +164,11 @@ def refusing(handler: Handler) -> Handler:
             return problem(400, "malformed", "The message is malformed, or not for this task.")
         except (StageError, ThresholdError, EmptyError) as error:
             return problem(409, "not-now", str(error))
-        except LedgerError:
-            return problem(402, "budget", "The privacy budget does not pay for this round.")
-        except StoreError as error:
+        except (StoreError, LedgerBusyError, LedgerStorageError) as error:
             logger.error("%s", error)
             return busy()
+        except LedgerError:
+            return problem(402, "budget", "The privacy budget does not pay for this round.")
         except ClientDisconnect:
             return busy()  # nobody hears it
         except Exception:
