@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from cpsgd.engines.pair import intake
+from cpsgd.engines.pair import intake, service
 from cpsgd.engines.pair.books import Books
 from cpsgd.engines.pair.connections import configured
 from cpsgd.engines.pair.intake import leader_app
@@ -234,6 +235,31 @@ def test_a_collector_that_vanished_between_two_closes_costs_no_report(web: Web) 
         assert again.post("/rounds/0/close", headers=web.collector).status_code == 200
         assert web.helper.post("/rounds/0/close", headers=web.helper_collector).status_code == 200
         assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
+
+
+def test_requests_of_the_leader_that_never_end_leave_the_helper_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that is cut off, or hostile, leaves requests half sent."""
+    monkeypatch.setattr(service, "_REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(service, "_REQUESTS", 2)
+    pair = Pair(tmp_path)
+    request = pair.leader.evaluate([pair.prepared(pair.upload(0))])
+    never = asyncio.Event()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield request[:10]
+        await never.wait()
+
+    async def ask() -> list[int]:
+        headers = {"Authorization": f"Bearer {pair.secrets['helper'].peer.hex()}"}
+        transport = httpx.ASGITransport(app=helper_app(pair.helper))
+        async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers) as client:
+            halves = [client.post("/verify", content=half()) for _ in range(3)]
+            found = [response.status_code for response in await asyncio.gather(*halves)]
+            return [*found, (await client.post("/verify", content=request)).status_code]
+
+    assert asyncio.run(ask()) == [408, 408, 503, 200]
 
 
 def test_a_helper_that_answers_nonsense_is_asked_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

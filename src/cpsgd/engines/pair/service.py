@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -44,8 +45,8 @@ from cpsgd.errors import (
 
 logger = logging.getLogger("cpsgd.pair")
 
-# Bytes of a request to the helper, at most.
-_REQUEST_BYTES = 1 << 28
+# Bytes of a request to the helper, seconds to send it, and requests at a time, at most; the leader has two.
+_REQUEST_BYTES, _REQUEST_SECONDS, _REQUESTS = 1 << 28, 60.0, 8
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -196,10 +197,19 @@ def helper_app(helper: Helper) -> Starlette:
     """Returns the helper as a web application."""
     service = Service(helper.books)
 
+    places = asyncio.Semaphore(_REQUESTS)
+
     async def verify(request: Request) -> Response:
-        data = await body_of(request, _REQUEST_BYTES)
-        start = time.monotonic()
-        verdicts = await run_in_threadpool(helper.verify, data)
+        if places.locked():
+            return busy()
+        async with places:
+            try:
+                async with asyncio.timeout(_REQUEST_SECONDS):
+                    data = await body_of(request, _REQUEST_BYTES)
+            except TimeoutError:
+                return problem(408, "slow", "The request took too long; send it again.")
+            start = time.monotonic()
+            verdicts = await run_in_threadpool(helper.verify, data)
         service.figures.count(verdicts, start)
         return Response(verdicts, media_type="application/octet-stream")
 
