@@ -467,8 +467,8 @@ def test_what_samplers_take_of_delta_is_counted_for_every_round_in_both_worlds()
     variation = round_cost(Run.of(ROUNDED, surviving=900), 1e-9).variation
     assert variation > 0.0
     planned = total(event(ROUNDED, 900), event(ROUNDED, 900), event(GAUSSIAN))
-    assert planned.tail == pytest.approx(2.0 * variation * (1.0 + math.exp(planned.epsilon)), rel=1e-9)
+    assert planned.tail == pytest.approx(2.0 * variation * (1.0 + math.exp(planned.epsilon)), rel=1e-9, abs=0.0)
     assert planned.left == REPLACE.epsilon - planned.epsilon
     adaptive = replace(REPLACE, epsilon=8.0, accounting="adaptive")
     filtered = total(event(ROUNDED, 900), event(GAUSSIAN), budget=adaptive)
-    assert filtered.tail == pytest.approx(variation * (1.0 + math.exp(8.0)), rel=1e-9)
+    assert filtered.tail == pytest.approx(variation * (1.0 + math.exp(8.0)), rel=1e-9, abs=0.0)
