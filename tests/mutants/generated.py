@@ -35,6 +35,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from scipy.stats import binomtest
 
 from .operators import Mutant, mutants
 from .runner import ROOT, SOURCE
@@ -411,6 +412,9 @@ def main() -> int:
 def page(options: str, said: str, tried: list[Mutant], survivors: list[Mutant]) -> str:
     """Returns the page that publishes survivors by room and by module."""
     made = f"Made by `python -m mutants.generated {options}` on {datetime.now(UTC):%Y-%m-%d}."
+    if "--share" in options:
+        low, high = binomtest(len(survivors), len(tried)).proportion_ci()
+        said += f" It is a sample: of all mutants {100 * low:.0f} to {100 * high:.0f} % survive, with 95 % confidence."
     lines = ["# Mutants that no test notices", "", made, "", said, ""]
     of: dict[str, Callable[[Mutant], str]] = {"room": lambda m: m.file.partition("/")[0], "module": lambda m: m.file}
     for title, name in of.items():
