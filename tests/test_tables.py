@@ -238,7 +238,7 @@ def test_one_person_is_one_user_however_the_id_is_written(tmp_path: Path) -> Non
 
 
 def test_folders_that_are_no_table_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="a folder of files of one kind"):
+    with pytest.raises(TableError, match="the folder is empty"):
         open_table(tmp_path)
     (tmp_path / "a.csv").write_text(LINES)
     (tmp_path / "b.tsv").write_text(LINES)

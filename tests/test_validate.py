@@ -48,3 +48,9 @@ def test_integers_that_no_float_holds_are_refused_without_a_limit_of_their_own()
             _validate.integer("rounds", value, low=1)
     with pytest.raises(ParameterError, match="Expected rounds >= 1, got rounds=0"):
         _validate.integer("rounds", 0, low=1)
+
+
+def test_what_is_of_another_type_is_refused_without_its_content() -> None:
+    _validate.instance("data", [1], list)
+    with pytest.raises(ParameterError, match=r"^Expected data of type dict, got list\. Make one\.$"):
+        _validate.instance("data", [1], dict, "Make one.")

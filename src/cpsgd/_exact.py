@@ -39,9 +39,10 @@ def heads(numerators: Integers, denominators: Integers, keystream: Keystream) ->
 
 
 def survives(numerators: Integers, denominator: int, keystream: Keystream) -> NDArray[np.bool_]:
-    """Tosses coins with probabilities e^(-u/t), 0 <= u <= t (Algorithm 1).
+    """Returns tosses of coins that show heads with probability e^(-u/t), 0 <= u <= t (the paper's Algorithm 1).
 
-    The number of heads in a row, the j-th with probability u/(t j), is even with that probability.
+    Tosses until the first tail, with probability u/(t j) of heads at toss j. The number of heads is even with
+    probability e^(-u/t).
     """
     count = len(numerators)
     even = np.ones(count, dtype=np.bool_)

@@ -159,8 +159,8 @@ def open_path(path: Path) -> DataTable:
         inside = (file for file in sorted(path.rglob("*")) if file.is_file())
     if many := pattern or path.is_dir():
         files = [file for file in inside if not any(part[0] in "._" for part in file.relative_to(base).parts)]
-    if pattern and not files:
-        raise TableError(f"{path}: no file has such a name.")
+    if not files:
+        raise TableError(f"{path}: {'no file has such a name' if pattern else 'the folder is empty'}.")
     kinds = {next((suffix for suffix in FILES if file.name.lower().endswith(suffix)), None) for file in files}
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind is None or (kind == ".npy" and many):

@@ -60,7 +60,9 @@ def numbers(name: str, column: Column, title: str = "The table") -> NDArray[np.f
     try:
         found = column.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ColumnError(f"{title}: column {name!r} is not of numbers.") from None
+        raise ColumnError(
+            f"{title}: column {name!r} is not of numbers; mend its texts, or count them by a histogram."
+        ) from None
     if not np.isfinite(found).all():
         raise ColumnError(f"{title}: column {name!r} has NaN, missing or infinite values; {REMEDY}.")
     return found

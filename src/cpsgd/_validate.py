@@ -67,6 +67,13 @@ def non_negative(name: str, value: object) -> float:
     return result
 
 
+def instance(name: str, value: object, kind: type[object], remedy: str = "") -> None:
+    """Raises `ParameterError` unless `value` is of a class; `remedy` is added to the message."""
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise ParameterError(f"Expected {name} of type {kind.__name__}, got {found}.{remedy and ' '}{remedy}")
+
+
 def choice(name: str, value: object, known: Sequence[str]) -> str:
     """Returns `value` if it is one of the known names, or raises."""
     if not isinstance(value, str) or value not in known:

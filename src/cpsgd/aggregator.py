@@ -71,6 +71,7 @@ class Aggregator:
         Raises:
             DimensionError: The protocol's dimension is over `max_dim`.
         """
+        _validate.instance("protocol", protocol, Protocol, "A plan has one: plan.protocol.")
         if protocol.dim > max_dim:
             raise DimensionError(
                 f"The protocol has {protocol.dim} coordinates, over the limit max_dim={max_dim}; raise it if meant."

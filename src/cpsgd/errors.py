@@ -218,8 +218,8 @@ class BudgetExceededError(LedgerError):
         left = max(0.0, limit - spent)
         super().__init__(
             f"The budget of {population!r} is ε={rounded_up(limit)} at δ={delta:g}. ε={rounded_up(spent)} is spent, "
-            f"{rounded_down(left)} is left; this would bring it to ε={rounded_up(total)}. Nothing was reserved: run "
-            f"fewer rounds, or add noise.{hint and ' '}{hint}"
+            f"{rounded_down(left)} is left; this would bring it to ε={rounded_up(total)}. Nothing was reserved: ask "
+            f"for fewer rounds or a smaller ε.{hint and ' '}{hint}"
         )
         self.population = population
         self.limit = limit

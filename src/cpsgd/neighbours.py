@@ -152,7 +152,7 @@ class Participation:
         """Reads "once", "every", "apart:ROUNDS", "poisson:RATE" or "fixed-size:RATE"."""
         if isinstance(text, Participation):
             return text
-        name, colon, value = text.partition(":")
+        name, colon, value = text.partition(":") if isinstance(text, str) else ("", "", "")
         if name not in get_args(Scheme) or (bool(colon) != (name in ("apart", "poisson", "fixed-size"))):
             raise ParameterError(
                 'Expected participation "once", "every", "apart:ROUNDS", "poisson:RATE" or "fixed-size:RATE", got '

@@ -117,8 +117,10 @@ def _make() -> type[Any]:
         for option, hint in _parameters(kind).items():
             _, _, owners = options.setdefault(option, (hint, texts[_LONG.get(option, option)], []))
             owners.append(name)
-    names = ", ".join(MECHANISMS)
-    lines = [f"        mechanism: Name of the mechanism: {names}. By default the first that has all parameters given."]
+    lines = [
+        "        mechanism: Name of the mechanism, such as binomial, coins or rounded-gaussian (docs/mechanisms.md). "
+        "By default the first that has all parameters given."
+    ]
     for option, (_, text, owners) in options.items():
         owned = "" if len(owners) == len(MECHANISMS) else f" ({', '.join(owners)})"
         lines.append(f"        {option}: {text.rstrip('.')}{owned}.")

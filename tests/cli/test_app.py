@@ -57,7 +57,7 @@ def test_the_overview_has_ten_commands(cpsgd: Any) -> None:
 def test_a_help_begins_with_an_example_and_fits_a_screen(
     cpsgd: Any, path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     for each in subcommands(path) if path else [()]:
         text = cpsgd.succeeds(*each, "--help").stdout
         # The example is a command that the parser understands.
@@ -247,3 +247,8 @@ def test_output_survives_a_terminal_without_greek(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
     assert result.returncode == 0
     assert b"\\u03c0_sk" in result.stderr
+
+
+def test_options_that_are_missing_are_named(cpsgd: Any) -> None:
+    cpsgd.refuses("Missing --epsilon: see cpsgd table mean --help.", "table", "mean", "people.csv")
+    cpsgd.refuses("Missing --delta: see cpsgd plan --help.", "plan", "--dim", 3, "--epsilon", 1)

@@ -56,7 +56,7 @@ def test_errors_that_are_wanted_split_it(cpsgd: Any) -> None:
     ("questions", "options", "words"),
     [
         (("median age",), (), "a question such as"),
-        (("mean age",), (), "--bounds"),
+        (("mean age",), (), "LOW:HIGH"),
         (("mean",), (), "Expected bounds"),
         (("mean age=0:100 at 0.5",), (), "Expected bounds"),
         (("histogram age",), (), "separated by commas"),

@@ -117,6 +117,18 @@ def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path
     assert "Traceback" not in complaint
 
 
+def test_canaries_audit_the_model_and_go_on_with_the_run(cpsgd: Any, tmp_path: Path) -> None:
+    options = ("--cohort", 400, "--rounds", 2, "--model", "linear", "--no-baselines", "--sigma", 0.3, "--epsilon", 60)
+    printed = cpsgd.json("train", *options, "--canaries", 600, "--run", "a")
+    folder = tmp_path / "runs" / "a"
+    found = cpsgd.json("audit", "--model", folder)
+    assert found == printed["audit"] == json.loads((folder / "model-card.json").read_text())["audit"]
+    assert (found["unit"], found["canaries"], found["passed"]) == ("client", 600, True)
+    assert found["claimed"] == printed["guarantee"]["epsilon"]
+    assert f"audit {found['finding']}" in " ".join(cpsgd.succeeds("train", "--resume", "--run", "a").stdout.split())
+    assert cpsgd.json("audit", "--model", folder) == found
+
+
 def test_settings_from_a_file_and_flags_on_top(cpsgd: Any) -> None:
     Path("run.toml").write_text(
         'model = "linear"\ncohort = 300\nrounds = 9\nbits = 6\nmechanism = "binomial"\nbaselines = false\n'
@@ -137,6 +149,8 @@ def test_an_explicit_protocol_and_its_table(cpsgd: Any) -> None:
     printed = " ".join(result.stdout.split())
     assert "protects nobody, since the noise can be repeated; with secret noise all that one client holds" in printed
     assert "This run protects nobody: its noise can be repeated." in printed
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("private ")]
+    assert "; protects nobody  sent" in line
     assert "protects nobody, since its noise follows from seed 0" in " ".join(result.stdout.split())
 
 

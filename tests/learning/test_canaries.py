@@ -59,7 +59,6 @@ def test_noise_too_small_by_half_is_caught_in_a_trained_model(monkeypatch: pytes
     generator, count = np.random.default_rng(5), 400_000
     # Seeded coins and noise: the outcome is fixed.
     included = generator.random(count) < 0.5
-    made = Canaries(np.arange(count), np.ones(count, dtype=np.int64), included, np.zeros(count))
     noise = [generator.normal(size=402_000) for _ in range(2)]
     for factor, passed in ((1.0, True), (0.5, False)):
         steps = iter(noise)
@@ -73,7 +72,7 @@ def test_noise_too_small_by_half_is_caught_in_a_trained_model(monkeypatch: pytes
         monkeypatch.setattr(
             Canaries,
             "draw",
-            lambda number, row: Canaries(made.coordinates, made.signs, included, row.double().numpy()[:count]),
+            lambda number, dim: Canaries(np.arange(count), np.ones(count, dtype=np.int64), included, np.zeros(count)),
         )
         data = TensorDataset(torch.zeros(50, 2009), torch.zeros(50, dtype=torch.int64))
         model = nn.Linear(2009, 200)
@@ -90,12 +89,13 @@ def test_noise_too_small_by_half_is_caught_in_a_trained_model(monkeypatch: pytes
 
 
 def test_half_of_the_canaries_are_in_and_each_has_its_coordinate() -> None:
-    row = torch.arange(5000.0)
-    canaries = Canaries.draw(4000, row)
+    canaries = Canaries.draw(4000, 5000)
     assert len(set(canaries.coordinates.tolist())) == 4000
     assert abs(int(canaries.included.sum()) - 2000) < 6.2 * 32
     assert abs(int(canaries.signs.sum())) < 6.2 * 64
-    assert np.array_equal(canaries.initial, canaries.coordinates.astype(float))
+    canaries.observe(torch.arange(5000.0), np.arange(7))
+    assert np.array_equal(canaries.scores[:7], (canaries.signs * canaries.coordinates)[:7])
+    assert not canaries.scores[7:].any()
     total = torch.zeros(5000, dtype=torch.float64)
     canaries.add_to(total, 0.5, 1.0)
     assert np.array_equal(total.numpy()[canaries.coordinates], 0.5 * canaries.signs * canaries.included)
@@ -103,8 +103,8 @@ def test_half_of_the_canaries_are_in_and_each_has_its_coordinate() -> None:
     canaries.add_to(total, 1.0, 0.1)
     drawn = int((total != 0.0).sum())
     assert abs(drawn - 200) < 6.2 * 14
-    with pytest.raises(ParameterError, match="at most 3 canaries"):
-        Canaries.draw(4, torch.zeros(3))
+    with pytest.raises(ParameterError, match="at most 8 canaries"):
+        Canaries.draw(9, 8)
 
 
 def test_canaries_go_on_with_a_checkpoint() -> None:
@@ -113,7 +113,7 @@ def test_canaries_go_on_with_a_checkpoint() -> None:
     other.load_state_dict(json.loads(json.dumps(private.state_dict())))
     assert other._canaries is not None
     assert private._canaries is not None
-    assert np.array_equal(other._canaries.coordinates, private._canaries.coordinates)
+    assert other._canaries.to_dict() == private._canaries.to_dict()
     with pytest.raises(ParameterError, match="canaries=1000"):
         trained(0).audit()
 
@@ -128,13 +128,13 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     good = json.loads((tmp_path / FILE).read_text())
     for change in (
         {"format": "other"},
-        {"coordinates": [10**9] * 20},
+        {"sha256": "0" * 64},
         {"coordinates": "abc"},
+        {"scores": [[0.0] * 20]},
         {"included": [True]},
         {"epsilon": -1.0},
         {"epsilon": "one"},
-        {"parameters": ["weight", "nothing"]},
-        {"signs": [7] * 20},
+        {"unit": "house"},
         {"delta": None},
     ):
         (tmp_path / FILE).write_text(json.dumps(good | change))

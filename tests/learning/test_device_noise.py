@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no GPU the kernel is emulated."""
     if DEVICE.type == "cpu":
-        device_noise._kernel.cache_clear()
+        device_noise._prepared.cache_clear()
         emulate(monkeypatch)
 
 

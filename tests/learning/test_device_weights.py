@@ -24,7 +24,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no GPU the kernel is emulated."""
     if DEVICE.type == "cpu":
         device_weights._kernels.cache_clear()
-        device_noise._kernel.cache_clear()
+        device_noise._prepared.cache_clear()
         emulate(monkeypatch)
 
 

@@ -46,6 +46,10 @@ def weights_of(found: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in found.model.parameters()])
 
 
+def scores_of(found: Trainer) -> list[float]:
+    return [] if found._canaries is None else found._canaries.canaries.scores.tolist()
+
+
 def _work(rank: int, port: int, scenario: str, arguments: dict[str, Any], folder: Path) -> None:
     addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(PROCESSES), "RANK": str(rank)}
     os.environ.update(addresses)
@@ -64,7 +68,7 @@ def _work(rank: int, port: int, scenario: str, arguments: dict[str, Any], folder
         found = trainer(**arguments)
     history = list(found.run())
     spent = found.guarantee()
-    torch.save((weights_of(found), history[-1].loss, spent and spent.epsilon), folder / f"{rank}.pt")
+    torch.save((weights_of(found), history[-1].loss, spent and spent.epsilon, scores_of(found)), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -93,7 +97,15 @@ def alone(gpu: bool, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> tuple
         found = trainer(**arguments)
         history = list(found.run())
         spent = found.guarantee()
-    return weights_of(found), history[-1].loss, spent and spent.epsilon
+    return weights_of(found), history[-1].loss, spent and spent.epsilon, scores_of(found)
+
+
+def check_same(several: list[Any], expected: tuple[Any, ...]) -> None:
+    for found in several:
+        assert torch.equal(found[0], expected[0])
+        assert found[1:3] == expected[1:3]
+        # What canaries' scores leave out is added in another order.
+        assert found[3] == pytest.approx(expected[3], rel=1e-4, abs=1e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -105,10 +117,8 @@ def one_thread() -> None:
 @pytest.mark.parametrize("kind", MECHANISMS)
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "as on a GPU"])
 def test_the_same_as_one_process(kind: str, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = alone(gpu, monkeypatch, mechanism=protocol(kind))
-    for found in in_parallel(tmp_path, mechanism=protocol(kind), gpu=gpu):
-        assert torch.equal(found[0], expected[0])
-        assert found[1:] == expected[1:]
+    arguments = {"mechanism": protocol(kind), "canaries": 20 if kind == "coins" else None}
+    check_same(in_parallel(tmp_path, **arguments, gpu=gpu), alone(gpu, monkeypatch, **arguments))
 
 
 def test_poisson_rounds_without_privacy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +136,8 @@ def test_without_a_seed_all_have_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = alone(False, monkeypatch, mechanism=protocol("binomial"))
-    for found in in_parallel(tmp_path, "resume", mechanism=protocol("binomial")):
-        assert torch.equal(found[0], expected[0])
-        assert found[1:] == expected[1:]
+    arguments = {"mechanism": protocol("binomial"), "canaries": 20}
+    check_same(in_parallel(tmp_path, "resume", **arguments), alone(False, monkeypatch, **arguments))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

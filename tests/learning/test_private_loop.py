@@ -215,6 +215,10 @@ def test_what_cannot_be_private_is_refused() -> None:
     asked: dict[str, Any] = {"delta": 1e-5, "epochs": 1, "epsilon": 1.0}
     with pytest.raises(ParameterError, match="either epsilon or noise_multiplier"):
         make_private(model, sgd, data, **asked, noise_multiplier=1.0)
+    with pytest.raises(ParameterError, match="Expected optimizer of type Optimizer, got Linear"):
+        make_private(model, model, data, **asked)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="no examples"):
+        make_private(model, sgd, DataLoader([]), **asked)
     with pytest.raises(ParameterError, match="LBFGS"):
         make_private(model, torch.optim.LBFGS(model.parameters()), data, **asked)
     with pytest.raises(ParameterError, match="not the model's"):

@@ -37,6 +37,9 @@ class TwoRounds:
     weight: int
     others: float = 0.0
     told: bool = False
+    # The share of lineages that break after the first round, and the others whose first z, ±σ, is told.
+    broken: float = 0.0
+    exposed: int = 0
 
     @property
     def clip(self) -> float:
@@ -47,16 +50,19 @@ class TwoRounds:
         room = (0.5 * (self.values - 1) - max(0.5 * self.t, self.others) - self.clip) / self.sigma
         farther = (self.values - 1) / self.sigma - room
         weighting = Correlation(2, 2, None, f"1:{self.weight}")
-        return SlotsAndCoins(self.clients - 1, 1, self.sigma, self.sigma * 2.0**-38, room, farther, weighting)
+        untold = self.clients - 1 - self.exposed
+        return SlotsAndCoins(untold, self.clients - untold, self.sigma, self.sigma * 2.0**-38, room, farther, weighting)
 
     def rounded(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the masses of all integers, for each number."""
         place = np.clip(numbers + 0.5 * (self.values - 1), 0.0, self.values - 1.0)
         return np.maximum(0.0, 1.0 - np.abs(place[..., None] - np.arange(self.values)))
 
-    def lineage(self, first: float, second: float, z: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    def lineage(
+        self, first: float, second: float, z: np.ndarray, chances: np.ndarray, whole: bool = True
+    ) -> np.ndarray:
         """Returns the law of a lineage's messages, z of its first round having these chances."""
-        inherited = second + np.clip(-self.weight / 2**14 * z, -self.clip, self.clip)
+        inherited = second + whole * np.clip(-self.weight / 2**14 * z, -self.clip, self.clip)
         fresh, normal = _normal(self.sigma)
         places = np.linspace(inherited.min() - 1e-9, inherited.max() + 1e-9, 200)
         known = np.array([normal @ self.rounded(place + fresh) for place in places])
@@ -71,9 +77,14 @@ class TwoRounds:
         def transform(law: np.ndarray) -> np.ndarray:
             return np.fft.rfft2(np.pad(law, (0, size - self.values)))
 
-        rest = transform(self.lineage(self.others, self.others, z, normal)) ** (self.clients - 1)
-        known = self.sigma * stats.norm.ppf((np.arange(8) + 0.5) / 8)
-        parts = [(np.array([one]), np.ones(1)) for one in known] if self.told else [(z, normal)]
+        broken = int(self.broken * self.law.untold)
+        rest = transform(self.lineage(self.others, self.others, z, normal)) ** (self.law.untold - broken)
+        rest *= transform(self.lineage(self.others, self.others, z, normal, whole=False)) ** broken
+        for known in (-self.sigma, self.sigma):
+            one = self.lineage(self.others, self.others, np.array([known]), np.ones(1))
+            rest *= transform(one) ** (self.exposed // 2)
+        own = self.sigma * stats.norm.ppf((np.arange(8) + 0.5) / 8)
+        parts = [(np.array([one]), np.ones(1)) for one in own] if self.told else [(z, normal)]
 
         def world(x: float) -> np.ndarray:
             laws = (self.lineage(x, 0.0, *part) for part in parts)
@@ -112,8 +123,8 @@ def gaussian(w: float) -> np.ndarray:
     "run",
     [
         TwoRounds(3000, 1.0, 10, 0.5, 1500, 8192),
-        TwoRounds(3000, 1.0, 10, 0.5, 1500, 8192, told=True),
-        TwoRounds(3000, 1.0, 10, 0.5, 1500, 8192, others=0.37),
+        TwoRounds(3000, 1.0, 10, 0.5, 1500, 8192, told=True, broken=0.5),
+        TwoRounds(3000, 1.0, 10, 0.5, 1500, 8192, others=0.37, exposed=20),
         TwoRounds(4000, 0.8, 8, 1.0, 400, 14000, told=True),
         TwoRounds(4000, 1.6, 16, 1.7, 300, 12000, others=0.85),
     ],

@@ -68,7 +68,10 @@ def test_noise_comes_once() -> None:
     released = asked.release(whole)
     for task, sums, values in zip(asked.tasks, whole.sums, released, strict=True):
         reach = 40.0 * task.noise.variance**0.5  # beyond it lies less than 1e-24
-        assert 0.0 < np.abs(values - sums / task.noise.units).max() < reach
+        moved = np.abs(values - sums / task.noise.units).max()
+        # On grids of whole rows the noise is zero now and then; on the others with probability 1e-30 and less.
+        assert moved > 0.0 or task.noise.units < 1000
+        assert moved < reach
     with pytest.raises(ParameterError, match="released already"):
         asked.release(whole)
     with pytest.raises(ParameterError, match="released already"):

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from cpsgd import _validate
+from cpsgd._numbers import rounded_down
 from cpsgd.errors import ParameterError
 
 # Shares of the canaries that are guessed.
 _SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
-# Fewer guesses prove nothing.
-_FEWEST = 8
+FEWEST = 8
+"""Fewest canaries that an audit takes."""
 _LARGEST = 50.0
 
 
@@ -43,6 +44,7 @@ class OneRunReport:
         canaries: m, all canaries, in and out.
         guesses: r, of the best number of guesses.
         right: Right ones among them.
+        unit: What a canary stands for: an example, or a client.
     """
 
     epsilon: float
@@ -52,15 +54,21 @@ class OneRunReport:
     canaries: int
     guesses: int
     right: int
+    unit: str = "example"
 
     @property
     def passed(self) -> bool:
         """Whether the claim is not refuted."""
         return self.epsilon <= self.claimed
 
+    @property
+    def finding(self) -> str:
+        """The bound with its confidence, in words."""
+        return f"ε ≥ {rounded_down(self.epsilon)} with {100.0 * self.confidence:g} % confidence"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values."""
-        return {**asdict(self), "passed": self.passed}
+        return {"finding": self.finding, **asdict(self), "passed": self.passed}
 
 
 def audit_scores(
@@ -70,6 +78,7 @@ def audit_scores(
     claimed: float,
     delta: float,
     confidence: float = 0.95,
+    unit: str = "example",
 ) -> OneRunReport:
     """Returns what scores of canaries prove: the higher, the more a canary seems to have been trained on.
 
@@ -84,17 +93,17 @@ def audit_scores(
         (False, 1000, 1.96)
     """
     count = len(scores)
-    if count != len(included) or count < _FEWEST:
-        raise ParameterError(f"Expected at least {_FEWEST} canaries with a score each, got {count} scores.")
+    if count != len(included) or count < FEWEST:
+        raise ParameterError(f"Expected at least {FEWEST} canaries with a score each, got {count} scores.")
     error = 1.0 - _validate.probability("confidence", confidence)
     order = np.argsort(scores, kind="stable")
-    sizes = sorted({int(count * share) // 2 for share in _SHARES if count * share >= _FEWEST})
+    sizes = sorted({int(count * share) // 2 for share in _SHARES if count * share >= FEWEST})
     found = []
     for half in sizes:
         right = int((~included[order[:half]]).sum() + included[order[-half:]].sum())
         found.append((lower_bound(count, 2 * half, right, delta, error / len(sizes)), 2 * half, right))
     epsilon, guesses, right = max(found)
-    return OneRunReport(epsilon, delta, confidence, claimed, count, guesses, right)
+    return OneRunReport(epsilon, delta, confidence, claimed, count, guesses, right, unit)
 
 
 def lower_bound(canaries: int, guesses: int, right: int, delta: float, error: float) -> float:

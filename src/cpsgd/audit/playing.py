@@ -244,7 +244,7 @@ class Player:
         return SumLaw(self._protocol, [(self.lattice.points(vector), number) for vector, number in clients])
 
     def means(self, worlds: Sequence[Sequence[tuple[Vector, int]]]) -> NDArray[np.float32]:
-        """Plays rounds with these clients, and returns the released means, one row each."""
+        """Plays one round per world, a list of (vector, number of clients with it); returns one mean per row."""
         released = np.empty((len(worlds), self._protocol.dim), dtype=np.float32)
         for row, clients in zip(released, worlds, strict=True):
             server = self._start(self._protocol, self._round)

@@ -73,8 +73,9 @@ def run(
     With --task, the messages are split, proved and checked as two servers do it, and the claim is for as many as are
     played.
 
-    With --model, the model that `private.export` wrote after `make_private(..., canaries=1000)`: made-up gradients, of
-    which half were trained on, are told apart by the trained parameters.
+    With --model, the model of `cpsgd train --canaries 1000`, or that `private.export` wrote after
+    `make_private(..., canaries=1000)`: made-up updates, of which half were trained on, are told apart by the released
+    means.
     """
     if model is not None:
         _audit_model(model, json=json)
@@ -145,8 +146,8 @@ def _audit_model(folder: Path, *, json: bool) -> None:
     honest = f"honest code fails with probability at most {1.0 - found.confidence:.2g}"
     rows = [
         ("verdict", f"{verdict}; {honest}"),
-        ("claimed", f"[bold]ε ≤ {rounded_up(found.claimed)}[/bold] at δ = {found.delta:g}, one example"),
-        ("found", f"[bold]ε ≥ {rounded_down(found.epsilon)}[/bold] with confidence {found.confidence:g}"),
+        ("claimed", f"[bold]ε ≤ {rounded_up(found.claimed)}[/bold] at δ = {found.delta:g}, one {found.unit}"),
+        ("found", f"[bold]{found.finding}[/bold]"),
         ("attack", f"{found.right:,} of {found.guesses:,} guesses right, {found.canaries:,} canaries"),
         ("method", "Steinke, Nasr and Jagielski, “Privacy Auditing with One (1) Training Run”, NeurIPS 2023"),
     ]

@@ -49,7 +49,11 @@ _CHOICE = {
 _SHOWN = 10
 
 
-@command(app, "cpsgd budget create budget.ledger --population patients --epsilon 4 --delta 1e-6")
+@command(
+    app,
+    "cpsgd budget create budget.ledger --population patients --epsilon 4 --delta 1e-6",
+    everyday=("--population", "--epsilon", "--delta", "--adjacency", "--unit", "--accounting", "--expires", "--json"),
+)
 def create(
     ledger: LedgerFile,
     /,

@@ -46,7 +46,7 @@ class BudgetOptions:
     """The budget that pays.
 
     Attributes:
-        ledger: Charge the budget on this ledger, or refuse; see `cpsgd budget`.
+        ledger: Charge a budget of this ledger, or refuse.
         population: With --ledger: whose budget pays.
         witness: With --ledger: a file elsewhere that keeps the ledger's heads, which the ledger must contain; see
             `cpsgd budget witness`.
@@ -78,13 +78,13 @@ class ColumnOptions:
 
     Attributes:
         columns: Names of columns, separated by commas.
-        bounds: Public bounds of columns, as age=0:100,income=0:1e5; values beyond are moved to them. Columns without
-            bounds get some privately, from a part of the budget. Choose them without looking at the data.
-        user: The column that says whose a row is; ε is then per user, all their rows together.
-        group_by: Columns and their groups, as "sex=f,m;city=Bern,Basel". Groups of columns alone, as city, are found
-            privately, which needs --delta.
+        bounds: Public bounds, as age=0:100,income=0:1e5, chosen without looking at the data; values beyond are moved
+            to them. By default they are found privately, from a part of the budget.
+        user: The column of users: ε is then for all rows of a user.
+        group_by: Columns and groups, as "sex=f,m;city=Bern,Basel". Of columns alone, as city, groups are found
+            privately, with --delta.
         groups_per_user: With --user and groups that are found: the most groups that a user is counted in.
-        missing: A missing value counts as: drop (nothing), bounds (their middle), or a value.
+        missing: Missing values count as drop (nothing), bounds (middle) or a value.
         neighbours: replace-one (the number of users is public) or add-remove (it is not shown).
     """
 
@@ -128,7 +128,7 @@ class ResultOptions:
     Attributes:
         confidence: Probability with which an interval holds the value without noise.
         out: Where the values go, .json or .csv.
-        plot: Draw the values with their intervals, .png, .pdf or .svg.
+        plot: Draw values and intervals: .png, .pdf or .svg.
     """
 
     confidence: float = 0.95
@@ -150,7 +150,7 @@ File = Annotated[
 RowsPerUser = Annotated[
     int | None,
     WHOLE,
-    Parameter(group=TABLE, help="With --user: how many rows of one user count; further ones are left out."),
+    Parameter(group=TABLE, help="With --user: the most rows of a user that count."),
 ]
 
 
@@ -210,7 +210,7 @@ def histogram(
     categories: Annotated[str | None, Parameter(help="Instead of --edges: values to count, by commas.")] = None,
     rows_per_user: RowsPerUser = None,
 ) -> None:
-    """Count the rows with a column's value in each bin or of each category, so that (ε, δ) protects each user."""
+    """Count rows by bins or categories, so that (ε, δ) protects each user."""
     if chosen.columns.bounds is not None:
         raise ParameterError("A histogram has --edges or --categories; leave out --bounds.")
     names = chosen.columns.names
@@ -333,7 +333,7 @@ def split_bounds(text: str | None) -> dict[str, tuple[float, float]] | None:
         name, _, ends = entry.rpartition("=")
         low, colon, high = ends.partition(":")
         if not name or not colon or name in bounds:
-            raise ParameterError("Expected --bounds as COLUMN=LOW:HIGH,COLUMN=LOW:HIGH, each column once.")
+            raise ParameterError(f"Expected bounds as COLUMN=LOW:HIGH, as age=0:100, each column once; not {entry!r}.")
         bounds[name] = (_number("--bounds", low), _number("--bounds", high))
     return bounds or None
 

@@ -39,7 +39,7 @@ TABLE = {
     "mean": Command(
         "columns:mean",
         "Average a table's columns, so that (ε, δ) protects each user.",
-        "cpsgd table mean people.csv --columns age --bounds age=0:100 --epsilon 1",
+        "cpsgd table mean people.csv --columns age --bounds age=0:99 --epsilon 1",
         _TABLE,
     ),
     "sum": Command(
@@ -56,14 +56,14 @@ TABLE = {
     ),
     "histogram": Command(
         "columns:histogram",
-        "Count the rows with a column's value in each bin or of each category, so that (ε, δ) protects each user.",
-        "cpsgd table histogram people.csv --columns age --edges 0,20,40,60,80,120 --epsilon 1",
+        "Count rows by bins or categories, so that (ε, δ) protects each user.",
+        "cpsgd table histogram kids.csv --columns age --edges 0,6,12 --epsilon 1",
         _TABLE,
     ),
     "quantiles": Command(
         "columns:quantiles",
         "Find quantiles of a table's columns, so that (ε, δ) protects each user.",
-        "cpsgd table quantiles people.csv --columns age --bounds age=0:120 --epsilon 1 --delta 1e-6",
+        "cpsgd table quantiles people.csv --columns age --bounds age=0:99 --epsilon 1",
         _TABLE,
     ),
     "report": Command(
@@ -98,7 +98,7 @@ ROUND = {
         "Write a protocol file, and say what a round with it sends and how wrong it can be.",
         "cpsgd round protocol --clients 1000 --dim 10000 --epsilon 2 --delta 1e-6 --bits 1 --out protocol.json",
         (
-            *("--clients", "--dim", *_PRIVACY, "--clip-norm", "--rounds", "--participation", "--dropout", "--secure"),
+            *("--clients", "--dim", *_PRIVACY, "--rounds", "--participation", "--dropout", "--secure"),
             *("--mechanism", "--out", "--json"),
         ),
     ),
@@ -131,17 +131,17 @@ COMMANDS = {
         "Train a model from many simulated clients through a private mean, beside its baselines.",
         "cpsgd train --preset digits --epsilon 2",
         (
-            *("--preset", "--data", "--model", "--cohort", "--rounds", *_PRIVACY, "--examples", "--run"),
-            *("--resume", "--ledger", "--json"),
+            *("--preset", "--data", "--model", "--cohort", "--rounds", *_PRIVACY, "--run", "--resume"),
+            "--json",
         ),
     ),
     "plan": Command(
         "plan:run",
         "Find the best protocol for your requirements: its mechanism, parameters, proved ε and expected error.",
-        "cpsgd plan --clients 1000 --dim 10000 --epsilon 2 --delta 1e-6 --bits 1 --out protocol.json",
+        "cpsgd plan --clients 1000 --dim 1000 --epsilon 2 --delta 1e-6 --bits 1",
         (
             *("--clients", "--dim", *_PRIVACY, "--rounds", "--participation", "--dropout", "--colluding", "--secure"),
-            *("--clip-norm", "--mechanism", *_RESULT),
+            *("--mechanism", "--out"),
         ),
     ),
     "privacy": Command(
@@ -152,7 +152,7 @@ COMMANDS = {
     "table": Command(
         "",
         GROUPS["table"][1],
-        "cpsgd table mean people.csv --columns age --bounds age=0:100 --epsilon 1",
+        "cpsgd table mean people.csv --columns age --bounds age=0:99 --epsilon 1",
     ),
     "round": Command("", GROUPS["round"][1], "cpsgd round mean vectors.npy --epsilon 2 --delta 1e-6 --bits 1"),
     "pair": Command(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve
-from cyclopts import App, Group, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Group, MissingArgumentError, Parameter
 from cyclopts.help import DefaultFormatter
 
 from cpsgd.cli import output
@@ -61,6 +61,7 @@ def new_app(
         version=version,
         version_flags=("--version",) if version is not None else (),
         help_flags=HELP_FLAGS,
+        error_formatter=_panel,
         # Joins the lines of a paragraph.
         help_format="markdown",
         group_parameters=Group("Options", sort_key=0),
@@ -86,7 +87,14 @@ def command(
     """
 
     def add(function: _Function) -> _Function:
-        app.command(function, name=name, help_prologue=f"Example: `{example}`", help_formatter=short(everyday))
+        formatter = short(everyday)
+        app.command(
+            function,
+            name=name,
+            help_prologue=f"Example: `{example}`",
+            help_epilogue=f"All options: `{' '.join(example.split()[:3])} --help-all`." if formatter else None,
+            help_formatter=formatter,
+        )
         return function
 
     return add
@@ -95,6 +103,17 @@ def command(
 def short(everyday: tuple[str, ...]) -> ShortHelp | None:
     """Returns the formatter of a help with these options alone; None, the usual one, if there are none."""
     return ShortHelp(everyday) if everyday and "--help-all" not in sys.argv else None
+
+
+def _panel(error: CycloptsError) -> object:
+    """Returns the panel of a mistake in the command line; options that are missing are named."""
+    argument = error.argument
+    if not isinstance(error, MissingArgumentError) or argument is None or argument.tokens or error.keyword:
+        return CycloptsPanel(error)
+    # A class of options is one argument, and each of its fields a child.
+    children = [child for child in argument.children if child.required and not child.tokens] or [argument]
+    names, command = ", ".join(child.name for child in children), " ".join(error.command_chain or ())
+    return CycloptsPanel(f"Missing {names}: see cpsgd {command} --help.")
 
 
 def launch(app: App, arguments: Sequence[str] | None = None) -> None:

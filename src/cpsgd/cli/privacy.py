@@ -61,7 +61,7 @@ def theorem(
     app,
     "cpsgd privacy epsilon --protocol protocol.json --delta 1e-6",
     everyday=(
-        *("--protocol", "--clients", "--dim", "--clip-norm", "--mechanism", "--levels", "--trials"),
+        *("--protocol", "--clients", "--dim", "--clip-norm", "--mechanism"),
         *("--delta", "--rounds", "--participation", "--adjacency", "--surviving", "--json"),
     ),
 )

@@ -39,7 +39,7 @@ _PANELS = {
         *("passes", "uplink", "downlink"),
     ),
     _PRIVACY: (
-        *("epsilon", "delta", "bits", "clip_norm", "correlated", "examples", "adjacency", "colluding"),
+        *("epsilon", "delta", "bits", "clip_norm", "correlated", "examples", "adjacency", "colluding", "canaries"),
         *(entry.name for entry in fields(MechanismOptions)),
     ),
     _RUN: ("seed", "device", "memory_limit", "evaluate_every"),
@@ -160,7 +160,9 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
     if experiment.passes is not None:
         console.print(options_table(experiment.passes))
     console.print(live.device_text(settings.device), soft_wrap=True)
-    if run_report.is_simulation(settings.to_dict(), devices.resolve(settings.device).type):
+    simulated = run_report.is_simulation(settings.to_dict(), devices.resolve(settings.device).type)
+    remark = f"; {run_report.NOBODY}" if simulated else ""
+    if simulated:
         console.print(
             f"This run {run_report.NOBODY}: its noise can be repeated. " + _SECRET_NOISE,
             style="bold yellow",
@@ -184,7 +186,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
             for name in experiment.mechanisms
         }
         console.print(f"folder: {folder}\n", markup=False, soft_wrap=True)
-        with live.interrupts() as asked, live.Display(console) as display:
+        with live.interrupts() as asked, live.Display(console, remark=remark) as display:
             for name, trainer in trainers.items():
                 display.start(name, trainer.rounds, trainer.round, settings.evaluate_every)
                 for metrics in trainer.run():
@@ -203,6 +205,8 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
         output.complain(f"Interrupted. Continue with: cpsgd train --resume --run {folder.name}", style="bold yellow")
         raise SystemExit(130) from None
     summary = _summary(experiment, folder, results)
+    audited = experiment.settings.canaries and summary["guarantee"]
+    summary["audit"] = trainers[PRIVATE].audit().to_dict() if audited else None
     write_file(folder / _SUMMARY, (json_module.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     written = (run_report.draw(folder / run_report.CURVES, results), run_view.write(folder))
     summary["files"] = [str(path) for path in written]
@@ -211,8 +215,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
         output.show_json(summary)
         return
     console.print()
-    simulated = run_report.is_simulation(summary["settings"], summary["device"])
-    console.print(_table(results, f"; {run_report.NOBODY}" if simulated else ""))
+    console.print(_table(results, remark))
     console.print(output.facts(_facts(summary, results)))
 
 
@@ -376,6 +379,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
             f"coordinate; float32 {size(floats)} ({floats / private.bytes_per_client:.1f}×)",
         ),
         *_budget_facts(summary["budget"]),
+        *([] if summary["audit"] is None else [("audit", f"{summary['audit']['finding']}, by canaries")]),
         ("note", run_report.seed_text(summary)),
         *[("written", escape(path)) for path in summary["files"]],
     ]

@@ -21,10 +21,9 @@ class BallOptions:
     """The points that a table holds.
 
     Attributes:
-        bounds: Public bounds of the columns that are coordinates, as age=0:100,income=0:1e5; values beyond are moved to
-            them, and each column has equal weight. Choose them without looking at the data.
-        radius: Instead of --bounds: public bound on a point's norm; points beyond are moved to the ball's surface. 1 if
-            neither is given.
+        bounds: Public bounds, as age=0:100,income=0:1e5, chosen without looking at the data; values beyond are moved
+            to them, and each column has equal weight.
+        radius: Instead of --bounds: public bound on a point's norm, 1 by default. Longer points are scaled down to it.
         columns: Named columns that are the coordinates, separated by commas; those with bounds if not given.
         user: The column that says whose a row is: a client's point is the mean of their rows.
         missing: A missing value counts as: bounds (their middle), or a value.

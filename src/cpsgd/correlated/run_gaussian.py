@@ -54,7 +54,7 @@ class WindowRoom:
         return cut_off((0.5 * window - self.taken) * (1.0 - 1e-12) / self.fresh_deviation)
 
     def window(self, cut: float) -> int:
-        """Returns the integers of the window that a message leaves with a probability of at most `cut`."""
+        """Returns the width of the window, in integers, that a message leaves with probability at most `cut`."""
         return math.ceil(2.0 * (self.taken + reach_of(cut) * self.fresh_deviation) * (1.0 + 1e-9))
 
 

@@ -223,7 +223,7 @@ class PointKernel:
         self._limit = limit
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Writes the points."""
+        """Writes the nearest integer of each coordinate, shifted to be at least 0, into `values`."""
         np.add(np.rint(np.clip(grid, -self._limit, self._limit)), self._limit, out=values, casting="unsafe")
 
 

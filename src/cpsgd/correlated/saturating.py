@@ -182,7 +182,7 @@ class RoundedCorrelated(CorrelatedGaussian):
     least_deviation: ClassVar[float] = LEAST_SIGMA
     sampler_remedy: ClassVar[str] = "use more clients, or a shorter run"
     caution: ClassVar[str | None] = (
-        "its proof is new, and whole runs were enumerated for two rounds only; its guarantee is that of a whole run, "
+        "its proof is new, and whole runs were enumerated for two and three rounds only; its guarantee is that of a whole run, "
         "which is charged as one; who holds seeds must not be chosen by results"
     )
 

@@ -119,7 +119,7 @@ class SiloKernel(PythonKernel):
         return SiloKernel(self._mechanism, taken)
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Writes the integers."""
+        """Writes grid, correction and noise as integers into `values`, and replaces the correction."""
         of = self._mechanism
         limit, width = int(of.grid.limit), DRAW_BYTES * grid.size
         base = np.rint(np.clip(grid, -limit, limit)).astype(np.int64) << (of.finest_bits - of.fraction_bits)

@@ -141,7 +141,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One size of a chart."""
+    """A chart drawn at one size, wide or narrow: its frame, ticks, paths and marks in pixels."""
 
     kind: str
     width: float

@@ -120,10 +120,10 @@ class Memory:
             return len(content.rounds) + 1
 
     def once(self, run: str, round: int, stage: Stage, *, ahead: bool = False) -> int:
-        """Records that a stage of a round will be answered, one that takes nothing from the data.
+        """Records that the client will answer a stage, and returns the number of rounds that it has entered so far.
 
-        Returns the number of rounds that the client has entered so far. Stages that are answered ahead of a round are
-        recorded apart: the round may begin from the beginning after all.
+        For stages that use no data. Stages answered ahead of their round are recorded separately, since that round may
+        still start from its first stage.
 
         Raises:
             StageError: It was answered before.

@@ -20,6 +20,7 @@ from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.learning import devices, estimators
+from cpsgd.learning.canaries import CanaryClients
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.coordinate_scales import CoordinateScales
 from cpsgd.learning.datasets.device_data import DeviceInfinite, on_device
@@ -33,7 +34,7 @@ from cpsgd.learning.option_groups import ClientOptions, RunOptions
 from cpsgd.learning.parallel import Processes, SharedRound, Simulator, own_device
 from cpsgd.learning.recorded import RecordedRound
 from cpsgd.mechanisms.memory import Simulated
-from cpsgd.simulation.cpu import RoundSimulator, float_mean
+from cpsgd.simulation.cpu import FloatMean, RoundSimulator, float_mean
 from cpsgd.simulation.device import DeviceRound, device_float_mean
 from cpsgd.simulation.products import Products
 
@@ -149,6 +150,7 @@ class CpuBackend:
     """Rounds on the CPU, by the codec's own kernels and with noise from a cipher."""
 
     asynchronous = False
+    canaries: CanaryClients | None = None
 
     def __init__(
         self,
@@ -195,10 +197,11 @@ class CpuBackend:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Objects whose state a checkpoint holds, by name: the adaptive norm, scales, and what the noise remembers."""
+        """Objects whose state a checkpoint holds, by name: the clip norm, scales, canaries and the noise's memory."""
         clip = {} if self.clipping.norm is None else {"clip": self.clipping}
         scales = {} if self.updates.scales is None else {"scales": self.updates.scales}
-        return {**clip, **scales, **self._noise.parts}
+        canaries = {} if self.canaries is None else {"canaries": self.canaries}
+        return {**clip, **scales, **canaries, **self._noise.parts}
 
     def clients(self, cohorts: Cohorts, number: int, rounds: int) -> NDArray[np.int64]:
         """Returns the clients of round `number` of `rounds`."""
@@ -210,7 +213,12 @@ class CpuBackend:
         own = range(len(clients)) if others is None else others.share(len(clients))
         with self._enough_memory():
             simulator = self._start(number, len(clients) + zeros, own.start)
-            for some, examples in self._groups(clients[own.start : own.stop]):
+            canaries, exact = self.canaries, None if self.canaries is None else self._exact()
+            held = np.zeros(len(clients), dtype=bool) if canaries is None else canaries.holds(clients)
+            # Canaries last, so that messages are numbered alike for any number of processes.
+            order = np.argsort(held, kind="stable")[own.start : own.stop]
+            mine, held = clients[order], held[order]
+            for some, examples in self._groups(mine[~held]):
                 chunks = self._chunks(some, simulator)
                 if examples > self._slice and isinstance(self._dataset, PartedDataset):
                     chunks = self._large(self._dataset, int(some[0]), examples)
@@ -221,19 +229,33 @@ class CpuBackend:
                         break
                     if self.updates.scales is not None and not isinstance(chunk, Products):
                         chunk = self.updates.scales.divide(chunk)
-                    simulator.add(self.clipping.rows(chunk))
+                    vectors = self.clipping.rows(chunk)
+                    if exact is not None:
+                        exact.add(vectors)
+                    simulator.add(vectors)
+            for made in () if canaries is None else canaries.rows(mine[held]):
+                sent: Any = torch.from_numpy(made).to(self.device) if self.asynchronous else made
+                simulator.add(sent)
             # The last process adds them: they are numbered after all others.
             if others is None or others.rank == others.size - 1:
                 simulator.add_zeros(zeros)
+        if canaries is not None and exact is not None:
+            if others is not None:
+                others.add_up(exact, len(clients) + zeros)
+            canaries.others = torch.as_tensor(exact.sums) / (len(clients) + zeros)
         return simulator if others is None else others.add_up(simulator, len(clients) + zeros)
 
     def _start(self, number: int, count: int, first: int) -> Simulator:
         """Starts the simulation of a round of `count` messages; this process' clients are numbered from `first` on."""
         protocol = self._protocol
         if protocol is None:
-            return float_mean(self.dim, self._clip_norm)
+            return self._exact()
         source = self._noise.on_host(count, self.dim)
         return RoundSimulator(protocol, number, seed=self._seed, source=source, first=first)
+
+    def _exact(self) -> FloatMean:
+        """Starts a round of floats, without noise."""
+        return float_mean(self.dim, self._clip_norm)
 
     def _examples_held(self, numbers: int) -> int:
         """Returns the number of examples held in memory at a time, each with `numbers` numbers."""
@@ -321,9 +343,12 @@ class GpuBackend(CpuBackend):
     def _start(self, number: int, count: int, first: int) -> Simulator:
         protocol = self._protocol
         if protocol is None:
-            return device_float_mean(self.dim, self._clip_norm, self.device)
+            return self._exact()
         source = self._noise.on_device(count, self.dim, self.device)
         return DeviceRound(protocol, number, seed=self._seed, device=self.device, first=first, source=source)
+
+    def _exact(self) -> FloatMean:
+        return device_float_mean(self.dim, self._clip_norm, self.device)
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns features and labels of the test set."""
@@ -337,5 +362,5 @@ class GpuBackend(CpuBackend):
 
     @property
     def _sends_gradients(self) -> bool:
-        """Whether clients' vectors are their gradients and nothing else."""
-        return self.clipping.size == 0 and self._rows is self.updates
+        """Whether clients' vectors are their gradients and nothing else, and nobody else asks for them."""
+        return self.clipping.size == 0 and self._rows is self.updates and self.canaries is None

@@ -1,15 +1,17 @@
-"""Canaries: gradients that a private loop puts into its own sums, so that the trained model can be audited.
+"""Canaries: made-up gradients in a training's own sums, by which the trained model can be audited.
 
-A canary is the gradient of an example that nobody holds: as long as the clip norm, along one coordinate of the model.
-A fair coin decides whether it is one of the examples; then it is drawn for batches as they are. Its coordinate of the
-trained model tells, by how far it went against the canary's sign (`cpsgd.audit.one_run`). Canaries add nothing about
-anybody's data, and the noise that they are in training grows with their number.
+A canary is as long as the clip norm, along one coordinate of the model. In a private loop a fair coin decides whether
+it is one of the examples; then it is drawn for batches as they are. In a `Trainer`'s run clients of their own hold
+canaries (`CanaryClients`). The released means tell, by its coordinate, whether a canary was trained on
+(`cpsgd.audit.one_run`): all that ε covers is in them, and models follow from them. Canaries add nothing about anybody's
+data. They disturb the training as noise does, the more of them there are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,16 +22,24 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._durable import write_file
 from cpsgd._torch import torch
-from cpsgd.audit.one_run import OneRunReport, audit_scores
+from cpsgd.audit.one_run import FEWEST, OneRunReport, audit_scores
+from cpsgd.codec import clip
 from cpsgd.errors import DamagedFileError, ParameterError
+from cpsgd.learning import estimators, export
+from cpsgd.learning.estimators import Estimator
+from cpsgd.neighbours import Adjacency, Scheme
+from cpsgd.privacy.one_example import example_norm
 from cpsgd.randomness import Keystream
 
 FILE = "canaries.json"
 """Name of the file beside an exported model."""
 
 _FORMAT = "cpsgd canaries 1"
-_FIELDS = ("format", "parameters", "coordinates", "signs", "included", "initial", "epsilon", "delta")
+_ARRAYS = {"coordinates": np.int64, "signs": np.int64, "included": np.bool_, "scores": np.float64}
+_FIELDS = ("format", "sha256", *_ARRAYS, "epsilon", "delta", "unit")
 _WORD = 2.0**64
+# Rows of canaries' clients that are written out at a time.
+_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -39,29 +49,28 @@ class Canaries:
     Attributes:
         coordinates: Coordinate of each among all trainable parameters in a row.
         signs: Direction of each, 1 or -1.
-        included: Whether each is among the examples.
-        initial: The model's parameters there before training.
+        included: Whether each was trained on.
+        scores: Sum of the released means so far, less what others are known to have put in, along each canary.
     """
 
     coordinates: NDArray[np.int64]
     signs: NDArray[np.int64]
     included: NDArray[np.bool_]
-    initial: NDArray[np.float64]
+    scores: NDArray[np.float64]
 
     @classmethod
-    def draw(cls, count: int, parameters: torch.Tensor) -> Self:
-        """Draws canaries for a model whose trainable parameters are in one row.
+    def draw(cls, count: int, dim: int, *, seed: int | None = None) -> Self:
+        """Draws canaries for a model of `dim` trainable parameters, from private randomness unless there is a seed.
 
         Raises:
-            ParameterError: There are fewer parameters than canaries.
+            ParameterError: There are fewer parameters than canaries, or too few canaries for an audit.
         """
-        if _validate.integer("canaries", count, low=1) > len(parameters):
-            raise ParameterError(f"Expected at most {len(parameters):,} canaries, one per parameter, got {count:,}.")
-        stream = Keystream()
-        coordinates = np.argsort(stream.take(8 * len(parameters)).view("<u8"))[:count]
+        if _validate.integer("canaries", count, low=FEWEST) > dim:
+            raise ParameterError(f"Expected at most {dim:,} canaries, one per parameter, got {count:,}.")
+        stream = Keystream(None if seed is None else hashlib.sha256(b"cpsgd canaries v1 %d" % seed).digest()[:16])
+        coordinates = np.argsort(stream.take(8 * dim).view("<u8"))[:count]
         coins = stream.take(2 * count).reshape(2, count) & 1
-        initial = parameters.detach().double().cpu().numpy()[coordinates]
-        return cls(coordinates, 2 * coins[0].astype(np.int64) - 1, coins[1].astype(bool), initial)
+        return cls(coordinates, 2 * coins[0].astype(np.int64) - 1, coins[1].astype(bool), np.zeros(count))
 
     def add_to(self, total: torch.Tensor, length: float, rate: float) -> None:
         """Adds those that are drawn for a batch to its sum, each of this length."""
@@ -70,44 +79,121 @@ class Canaries:
         values = torch.from_numpy(self.signs[drawn] * length).to(total.device)
         total.index_add_(0, torch.from_numpy(self.coordinates[drawn]).to(total.device), values)
 
-    def audit(
-        self, parameters: torch.Tensor, *, claimed: float, delta: float, confidence: float = 0.95
-    ) -> OneRunReport:
-        """Returns what the trained parameters tell about which canaries were included."""
-        final = parameters.detach().double().cpu().numpy()[self.coordinates]
-        moved = np.nan_to_num(self.signs * (self.initial - final))
-        return audit_scores(moved, self.included, claimed=claimed, delta=delta, confidence=confidence)
+    def observe(self, mean: torch.Tensor, some: NDArray[np.int64] | slice = slice(None)) -> None:
+        """Adds what a released mean, less everybody else's part, says to the scores of all canaries or of some."""
+        places = torch.from_numpy(self.coordinates[some]).to(mean.device)
+        self.scores[some] += self.signs[some] * mean.detach()[places].double().cpu().numpy()
+
+    def audit(self, *, epsilon: float, delta: float, unit: str, confidence: float = 0.95) -> OneRunReport:
+        """Returns what the released means tell about which canaries were included, beside the (ε, δ) claimed."""
+        scores = np.nan_to_num(self.scores)
+        return audit_scores(scores, self.included, claimed=epsilon, delta=delta, unit=unit, confidence=confidence)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Returns plain JSON values."""
-        return {name: getattr(self, name).tolist() for name in ("coordinates", "signs", "included", "initial")}
+        return {name: getattr(self, name).tolist() for name in _ARRAYS}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Returns the canaries that `to_dict` wrote; raises `ParameterError` if it is something else."""
         try:
-            found = cls(
-                np.asarray(data["coordinates"], dtype=np.int64),
-                np.asarray(data["signs"], dtype=np.int64),
-                np.asarray(data["included"], dtype=bool),
-                np.asarray(data["initial"], dtype=np.float64),
-            )
+            found = cls(**{name: np.asarray(data[name], dtype=kind) for name, kind in _ARRAYS.items()})
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ParameterError(f"These are not canaries as cpsgd writes them: {error!r:.200}.") from None
-        lengths = {each.shape for each in (found.coordinates, found.signs, found.included, found.initial)}
-        if len(lengths) != 1 or found.coordinates.ndim != 1:
-            raise ParameterError("Canaries have as many coordinates as signs, coins and initial values.")
+        if {getattr(found, name).shape for name in _ARRAYS} != {(found.coordinates.size,)}:
+            raise ParameterError("Canaries have as many coordinates as signs, coins and scores.")
         return found
 
 
-def write(folder: Path, canaries: Canaries, names: list[str], *, epsilon: float, delta: float) -> Path:
-    """Writes canaries beside an exported model, with the (ε, δ) claimed; returns the path.
+class CanaryClients:
+    """The clients of a run who hold canaries and no data, numbered after all others.
 
-    `names` are those of the trainable parameters, in their order.
+    Where clients are protected, each is a canary; where single examples are, it holds as many as a client has examples.
+    One that was left out is what neighbours are: the zero vector, or for replace-one neighbours the opposite one.
+
+    Attributes:
+        canaries: The canaries.
+        others: Everybody else's part of the next mean, without noise, which the guarantee lets an attacker know.
     """
-    data = {"format": _FORMAT, "parameters": names, **canaries.to_dict(), "epsilon": epsilon, "delta": delta}
+
+    others: torch.Tensor
+
+    def __init__(
+        self,
+        canaries: Canaries,
+        estimator: Estimator,
+        first: int,
+        dim: int,
+        *,
+        examples: int | None,
+        adjacency: str | None,
+    ) -> None:
+        """Numbers clients from `first` on. Without privacy there is nothing to audit, and they send zeros.
+
+        Raises:
+            ParameterError: The plan counts on clients that are nearer to each other than canaries are.
+        """
+        protocol, length = estimators.protocol_of(estimator), estimators.clip_norm(estimator)
+        if protocol is not None and protocol.distance_reason is not None:
+            raise ParameterError("The plan has a replace_one_distance, and canaries are further apart: leave one out.")
+        if examples is not None:
+            length = example_norm(length, examples)
+        # A little shorter, so that clipping leaves them as they are.
+        length *= (1.0 - 2.0 * clip.MARGIN) if estimators.is_private(estimator) else 0.0
+        self.canaries = canaries
+        self._first, self._dim, self._each = first, dim, examples or 1
+        self._lengths = (-length if adjacency == Adjacency.REPLACE_ONE else 0.0, length)
+
+    def holds(self, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which of these clients hold canaries."""
+        return clients >= self._first
+
+    def rows(self, clients: NDArray[np.int64]) -> Iterator[Any]:
+        """Yields the vectors of clients who hold canaries, some rows of float32 at a time."""
+        for start in range(0, len(clients), _ROWS):
+            some = clients[start : start + _ROWS]
+            vectors = np.zeros((len(some), self._dim), dtype=np.float32)
+            for vector, client in zip(vectors, some, strict=True):
+                own = self._held(np.array([client]))
+                canaries = self.canaries
+                lengths = np.where(canaries.included[own], self._lengths[1], self._lengths[0])
+                vector[canaries.coordinates[own]] = canaries.signs[own] * lengths
+            yield vectors
+
+    def observe(self, mean: torch.Tensor, clients: NDArray[np.int64], scheme: Scheme) -> None:
+        """Adds the released mean of a cohort to its canaries' scores; to all where the guarantee needs a secret cohort.
+
+        Clients of a cohort of fixed size are not drawn independently: there others' part tells about canaries, too.
+        """
+        part = mean if scheme == "fixed-size" else mean - self.others
+        secret = scheme in ("poisson", "fixed-size")
+        self.canaries.observe(part, slice(None) if secret else self._held(clients[self.holds(clients)]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        return self.canaries.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
+        self.canaries = Canaries.from_dict(state)
+
+    def _held(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the numbers of the canaries that these clients hold."""
+        held = ((clients - self._first)[:, None] * self._each + np.arange(self._each)).ravel()
+        return held[held < len(self.canaries.coordinates)]
+
+
+def export_audited(
+    folder: Path, model: torch.nn.Module, privacy: Mapping[str, Any] | None, canaries: Canaries | None, **sections: Any
+) -> tuple[Path, ...]:
+    """Writes a model and its card; with canaries and a guarantee also an audit in the card, and the canaries."""
+    if canaries is None or privacy is None:
+        return export.write(folder, model, privacy, **sections)
+    claim = {name: privacy[name] for name in ("epsilon", "delta", "unit")}
+    written = export.write(folder, model, privacy, audit=canaries.audit(**claim).to_dict(), **sections)
+    data = {"format": _FORMAT, "sha256": _digest(folder), **canaries.to_dict(), **claim}
     write_file(folder / FILE, json.dumps(data).encode())
-    return folder / FILE
+    return *written, folder / FILE
 
 
 def audit_folder(folder: Path, *, confidence: float = 0.95) -> OneRunReport:
@@ -115,35 +201,31 @@ def audit_folder(folder: Path, *, confidence: float = 0.95) -> OneRunReport:
 
     Raises:
         ParameterError: There is no such model, or it was trained without canaries.
-        DamagedFileError: The canaries do not fit the model.
+        DamagedFileError: The canaries are not of this model.
     """
-    from cpsgd.learning.export import MODEL
-
-    for name in (MODEL, FILE):
+    for name in (export.MODEL, FILE):
         if not (folder / name).is_file():
             raise ParameterError(
-                f"There is no {name} in {folder}. Train with canaries, make_private(..., canaries=1000), and call "
-                "private.export(folder)."
+                f"There is no {name} in {folder}. Train with canaries: cpsgd train --canaries 1000, or "
+                "make_private(..., canaries=1000) and private.export(folder)."
             )
-    try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise ParameterError("Reading a model needs safetensors: pip install safetensors.") from None
-    tensors = load_file(folder / MODEL)
     try:
         data = json.loads((folder / FILE).read_bytes())
         if not isinstance(data, dict) or set(data) != set(_FIELDS) or data["format"] != _FORMAT:
             raise DamagedFileError(f"{folder / FILE} does not hold canaries of this release.")
-        canaries = Canaries.from_dict(data)
-        row = torch.cat([tensors[name].flatten().double() for name in data["parameters"]])
-        inside = canaries.coordinates.size and 0 <= canaries.coordinates.min() <= canaries.coordinates.max() < len(row)
-        if not inside or not np.isin(canaries.signs, (-1, 1)).all():
+        if data["sha256"] != _digest(folder):
             raise DamagedFileError(f"The canaries of {folder / FILE} are not of the model beside it.")
-        claimed = _validate.positive("epsilon", data["epsilon"])
-        return canaries.audit(
-            row, claimed=claimed, delta=_validate.probability("delta", data["delta"]), confidence=confidence
-        )
+        claim: dict[str, Any] = {
+            "epsilon": _validate.positive("epsilon", data["epsilon"]),
+            "delta": _validate.fraction("delta", data["delta"]),
+            "unit": _validate.choice("unit", data["unit"], ("client", "example")),
+        }
+        return Canaries.from_dict(data).audit(**claim, confidence=confidence)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, DamagedFileError):
             raise
         raise DamagedFileError(f"{folder / FILE} cannot be read: {error!r:.200}.") from None
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / export.MODEL).read_bytes()).hexdigest()

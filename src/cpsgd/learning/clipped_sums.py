@@ -123,9 +123,10 @@ class ClippedSums:
         fused = self._compiled and 0 < len(pieces) <= device_weights.MOST_PIECES
         if fused:
             found = device_weights.add_weighted(pieces, rest, self.total, count=count, most=most, scale=scale)
-            norms, weights = found[0], found[1]
+            norms = found[0]
             if not rest:
                 return norms
+            weights = found[1]
         else:
             norms = torch.linalg.vector_norm(torch.stack([*(piece.norm() for piece, _ in pieces), *rest]), dim=0)
             # A norm that is not a number has no weight; comparisons with it are false.

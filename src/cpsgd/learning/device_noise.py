@@ -36,27 +36,26 @@ def noisy_mean(
         most: Sums are cut off at this many points.
         key: 32 bytes, for tests only; drawn anew if not given.
     """
-    out = torch.empty(len(sums), dtype=torch.float32, device=sums.device)
-    tables = [_table(ratio, sums.device) for ratio in ratios]
-    kernel = _kernel(sums.device, max(len(table) for table in tables) // 2, most)
+    count, device = sums.shape[0], sums.device
+    out = torch.empty(count, dtype=torch.float32, device=device)
+    kernel, tables = _prepared(device, ratios, most)
     words = struct.unpack("<8i", key or os.urandom(32))
-    arguments = [sums, out, len(sums), float(step), float(divisor)]
-    for table in tables:
-        arguments += [table, len(table) // 2]
-    with kernels.current(sums.device):
-        kernel(grid=(-(-len(sums) // _THREADS), 1, 1), block=(_THREADS, 1, 1), args=[*arguments, *words])
+    arguments = [sums, out, count, float(step), float(divisor), *tables, *words]
+    with kernels.current(device):
+        kernel(grid=(-(-count // _THREADS), 1, 1), block=(_THREADS, 1, 1), args=arguments)
     return out
 
 
 @cache
-def _table(ratio: float, device: torch.device) -> torch.Tensor:
-    """Returns the thresholds of a draw: high halves, then low ones."""
-    found = fine_gaussian.table(ratio, fine_gaussian.farthest(ratio))
-    return torch.from_numpy(np.concatenate([found.high, found.low]).view(np.int64)).to(device)
-
-
-@cache
-def _kernel(device: torch.device, longest: int, most: float) -> Any:
+def _prepared(device: torch.device, ratios: tuple[float, float], most: float) -> tuple[Any, list[Any]]:
+    """Returns the kernel, and the thresholds of each draw (high halves, then low ones) with their number."""
+    tables: list[Any] = []
+    longest = 0
+    for ratio in ratios:
+        found = fine_gaussian.table(ratio, fine_gaussian.farthest(ratio))
+        halves = np.concatenate([found.high, found.low]).view(np.int64)
+        tables += [torch.from_numpy(halves).to(device), found.high.size]
+        longest = max(longest, found.high.size)
     first = 1 << (longest.bit_length() - 1)
     names = {"FIRST_STEP": first, "UNIFORMS": UNIFORMS, "FINER_BITS": FINER_BITS, "MOST": repr(most)}
-    return kernels.compiled(device, "noisy", ("learning/device_noise.cu",), names)
+    return kernels.compiled(device, "noisy", ("learning/device_noise.cu",), names), tables

@@ -112,10 +112,13 @@ def agreed(
     `Spending` refuses a run that costs more than was promised. Here a run is refused whose rounds, participation or
     unit of privacy differ from the promise, because its noise would be for something else.
     """
+    if not isinstance(estimator, Estimator):
+        raise ParameterError(f"Expected a Plan, a Protocol or NoPrivacy(...), got {estimator!r}.")
     promise = promise_of(estimator)
     if promise is None:
         return cohorts, clients
     terms = promise.conditions
+    population = cohorts.with_canaries(population, terms.examples)
     planned, scheme = terms.participation, cohorts.participation
     rounds = terms.rounds if cohorts.rounds is None else cohorts.rounds
     if scheme is None:

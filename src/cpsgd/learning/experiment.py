@@ -132,7 +132,7 @@ class Experiment:
         if settings.passes is not None:
             self.settings = settings = self._with_passes(settings)
         # The cohorts' sizes do not depend on the key.
-        self._cohorts = Cohorts.plan(settings, population=self.dataset.size, key=0, delta=settings.delta)
+        self._cohorts = Cohorts.plan(settings, population=self._population, key=0, delta=settings.delta)
         if settings.examples is not None:
             check_participation(self._cohorts.scheme)
         self._terms = Conditions.of(
@@ -153,7 +153,7 @@ class Experiment:
 
     def _with_passes(self, settings: Settings) -> Settings:
         """Returns the settings with the cohort that their passes need; with those that are best, if they say auto."""
-        size, changes = self.dataset.size, dict[str, Any](passes=None, uplink=None, downlink=None)
+        size, changes = self._population, dict[str, Any](passes=None, uplink=None, downlink=None)
         wanted = None if settings.passes == AUTO else int(settings.passes or 1)
         if wanted is None or settings.uplink is not None or settings.downlink is not None:
             if settings.examples is not None or settings.explicit:
@@ -360,6 +360,11 @@ class Experiment:
         target = Target(Claim(epsilon, delta), conditions, self._coordinates, protocol.clip_norm)
         needed = terms.adjacency.distance(target.clip_norm) / target.gaussian_mu
         return needed / math.sqrt(target.honest) * (1.0 + 1e-9)
+
+    @property
+    def _population(self) -> int:
+        """Number of clients, with those who hold canaries."""
+        return self.settings.with_canaries(self.dataset.size, self.settings.examples)
 
     @property
     def _coordinates(self) -> int:

@@ -36,27 +36,26 @@ class FactorUnit(Layer):
         """Returns a [examples, positions, inputs] from what was kept of some examples."""
         return kept
 
-    def record(self, kept: Tensor, back: Tensor) -> None:
-        """Keeps one call: b, and what a follows from."""
+    def record(self, kept: Tensor, across: Tensor) -> None:
+        """Keeps one call: b [examples, outputs, positions], and what a follows from."""
         if self._single is not None:  # the first call, now one of several
             (first, a), self._single = self._single, None
-            self.record(a[:, None], first[:, None])
-        count, positions, outputs = back.shape
+            self.record(a[:, None], first[:, :, None])
+        count, outputs, positions = across.shape
         self.check(count)
         inputs = self._inputs
         if "bias" in self.parameters:
-            self.add_rows({"bias": back.sum(1)})
+            self.add_rows({"bias": across.sum(2)})
         if "weight" not in self.parameters:
             return
         smaller = positions > 1 and inputs * outputs <= positions * (inputs + outputs)
         if "weight" in self.rows or (smaller and not self._factors):
             parts = [
-                torch.bmm(b.transpose(1, 2), self.inputs_of(a))
-                for a, b in portions(4 * positions * (inputs + outputs), kept, back)
+                torch.bmm(b, self.inputs_of(a)) for a, b in portions(4 * positions * (inputs + outputs), kept, across)
             ]
             self.add_rows({"weight": torch.cat(parts) if len(parts) != 1 else parts[0]})
         else:
-            self._factors.append((kept, back))
+            self._factors.append((kept, across.transpose(1, 2)))
 
     def pieces(self) -> list[Piece]:
         """Returns rows, and the factors of one call of one position."""
@@ -139,7 +138,7 @@ class Linear(FactorUnit):
             self._single = gradient, x
         else:
             back = gradient.reshape(len(x), -1, gradient.shape[-1])
-            self.record(x.reshape(len(x), -1, x.shape[-1]), back)
+            self.record(x.reshape(len(x), -1, x.shape[-1]), back.transpose(1, 2))
 
 
 class Convolution(FactorUnit):
@@ -162,7 +161,7 @@ class Convolution(FactorUnit):
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
         """Keeps x and the gradient; the windows of x are made when they are needed."""
         (x,) = kept
-        self.record(x, gradient.flatten(2).transpose(1, 2))
+        self.record(x, gradient.flatten(2))
 
     def inputs_of(self, kept: Tensor) -> Tensor:
         """Returns the windows of the inputs, one per position of the output."""

@@ -46,19 +46,28 @@ class CohortOptions(OptionGroup):
             clients in turn, again and again), poisson or fixed-size (a new random cohort per round). In Python, if
             None, that of the plan, or once without a plan.
         dropout: Probability that a message does not arrive.
+        canaries: Made-up updates by which the trained model is audited; each is trained on with probability ½. They are
+            held by clients who join the population, one each or as many as `examples`, and cost a little accuracy.
 
     Example:
         >>> CohortOptions(cohort=2000, rounds=6)
-        CohortOptions(cohort=2000, rounds=6, participation=None, dropout=0.0)
+        CohortOptions(cohort=2000, rounds=6, participation=None, dropout=0.0, canaries=None)
     """
 
     cohort: int
     rounds: int | None = None
     participation: Scheme | None = None
     dropout: float = 0.0
+    canaries: int | None = None
+
+    def with_canaries(self, clients: int, examples: int | None) -> int:
+        """Returns the size of the population: `clients`, and those who hold canaries."""
+        return clients + -(-(self.canaries or 0) // (examples or 1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.canaries is not None:
+            _validate.integer("canaries", self.canaries, low=1)
         _validate.integer("cohort", self.cohort, low=1)
         if self.rounds is not None:
             _validate.integer("rounds", self.rounds, low=1)

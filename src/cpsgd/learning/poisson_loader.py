@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd import _validate
 from cpsgd._torch import torch
 from cpsgd.errors import ParameterError
 from cpsgd.randomness import Keystream
@@ -54,22 +55,21 @@ class PoissonLoader:
             micro_batch: The most examples that are yielded at a time; a batch may come in several.
             share: Rank and number of processes that share the examples.
         """
-        if not isinstance(loader, torch.utils.data.DataLoader):
-            raise ParameterError(
-                f"Expected data_loader to be a torch.utils.data.DataLoader, got {type(loader).__name__}."
-            )
+        _validate.instance("data_loader", loader, torch.utils.data.DataLoader)
         dataset: Any = loader.dataset
         if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
             raise ParameterError("A batch is drawn from all examples: use a data set with a length and an index.")
         if loader.batch_size is None:
             raise ParameterError("The data loader has no batch_size, which is the mean size of the batches to draw.")
         size = len(dataset)
+        if not size:
+            raise ParameterError("The data loader has no examples.")
         if not 1 <= loader.batch_size <= size:
             raise ParameterError(f"Expected a batch size of 1 to {size:,}, the number of examples.")
         self.examples, self.expected = size, float(loader.batch_size)
         self._threshold = math.ceil(loader.batch_size / size * _WORD)
         self.rate = min(1.0, self._threshold / _WORD * (1.0 + 1e-15))
-        self.steps = math.ceil(size / loader.batch_size)
+        self.steps: int = math.ceil(size / loader.batch_size)
         self.current: MicroBatch | None = None
         self._micro = micro_batch
         self._rank, self._processes = share

@@ -24,8 +24,7 @@ from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
 from cpsgd.audit.one_run import OneRunReport
 from cpsgd.errors import InfeasibleError, ParameterError
-from cpsgd.learning import export
-from cpsgd.learning.canaries import Canaries, write
+from cpsgd.learning.canaries import Canaries, export_audited
 from cpsgd.learning.clipped_sums import ClippedSums
 from cpsgd.learning.loop_account import Schedule, epsilon_of, factors_of, least_multiplier
 from cpsgd.learning.models import trainable
@@ -103,6 +102,8 @@ def make_private(
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ParameterError("Give either epsilon or noise_multiplier; the other follows.")
+    _validate.instance("model", model, torch.nn.Module)
+    _validate.instance("optimizer", optimizer, torch.optim.Optimizer, "Make it from model.parameters().")
     delta = _validate.probability("delta", delta)
     if micro_batch is not None:
         _validate.integer("micro_batch", micro_batch, low=1)
@@ -174,7 +175,7 @@ class Private:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for tensor in (*self._parameters, *model.buffers()):
                 torch.distributed.broadcast(tensor.data, 0)
-        self._canaries = Canaries.draw(canaries, self._row()) if canaries and first else None
+        self._canaries = Canaries.draw(canaries, self.dim) if canaries and first else None
 
     def __len__(self) -> int:
         """Returns the number of batches in an epoch."""
@@ -233,7 +234,7 @@ class Private:
         """
         if self._canaries is None or not self.steps:
             raise ParameterError("An audit needs canaries, make_private(..., canaries=1000), and a step, in process 0.")
-        return self._canaries.audit(self._row(), claimed=self.epsilon, delta=self.delta, confidence=confidence)
+        return self._canaries.audit(epsilon=self.epsilon, delta=self.delta, unit="example", confidence=confidence)
 
     def export(self, folder: Path | str) -> tuple[Path, ...]:
         """Writes the model and its card into a folder, with an audit if there are canaries; returns the paths.
@@ -242,8 +243,7 @@ class Private:
             CheckpointError: The files could not be written.
             ParameterError: safetensors is not installed.
         """
-        path, found = Path(folder), self.guarantee()
-        audit = None if self._canaries is None or not self.steps else self.audit().to_dict()
+        found = self.guarantee()
         privacy: dict[str, Any] | None = (
             None
             if found is None
@@ -267,15 +267,7 @@ class Private:
             "steps": self.planned,
         }
         data = {"examples": self._loader.examples}
-        written = export.write(path, self._model, privacy, data=data, settings=settings, audit=audit)
-        if self._canaries is None or found is None:
-            return written
-        names = list(trainable(self._model))
-        return *written, write(path, self._canaries, names, epsilon=found.epsilon, delta=found.delta)
-
-    def _row(self) -> torch.Tensor:
-        """Returns all trainable parameters in a row."""
-        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
+        return export_audited(Path(folder), self._model, privacy, self._canaries, data=data, settings=settings)
 
     def detach(self) -> None:
         """Gives model and optimizer back as they were. What was spent stays spent."""
@@ -372,12 +364,15 @@ class Private:
             torch.distributed.all_reduce(total)
         multiplier = self._multipliers[self.steps]
         self.steps += 1
+        others = total / self._loader.expected if self._canaries is not None else total
         if self._canaries is not None:
             self._canaries.add_to(total, clip_norm * (1.0 - MARGIN), self._loader.rate)
         if self._noise is None:
             mean = torch.empty_like(total, dtype=torch.float32)
         else:
             mean = self._noise.added(total, multiplier * clip_norm, self._loader.expected)
+            if self._canaries is not None:
+                self._canaries.observe(mean - others)
         if together:
             torch.distributed.broadcast(mean, 0)
         self._forget()

@@ -23,11 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpsgd import _validate
 from cpsgd._display import html_table
 from cpsgd._numbers import rounded_up
 from cpsgd._torch import torch
-from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError
+from cpsgd.audit.one_run import OneRunReport
+from cpsgd.errors import CheckpointError, DivergedError, InfeasibleError, ParameterError
 from cpsgd.learning import backends, devices, estimators, export, parallel
+from cpsgd.learning.canaries import Canaries, CanaryClients, export_audited
 from cpsgd.learning.checkpoints import Progress, RunFolder
 from cpsgd.learning.cohorts import Cohorts
 from cpsgd.learning.datasets.populations import Dataset
@@ -116,6 +119,9 @@ class Trainer:
             InfeasibleError: There are too few clients, or the budget is too small for the rounds.
             CheckpointError: The run's folder is damaged, in use by another process, of another run, or not empty.
         """
+        if not hasattr(dataset, "size"):
+            raise ParameterError("Expected a data set; cpsgd.learning.datasets.from_arrays makes one.")
+        _validate.instance("cohorts", cohorts, CohortOptions)
         cohorts, clients = estimators.agreed(cohorts, clients, mechanism, dataset.size)
         if clients.examples is not None:
             check_participation(cohorts.participation or "once")
@@ -138,7 +144,8 @@ class Trainer:
             key = self._processes.same(key)
             if not self._processes.is_first:
                 account, folder = replace(account, ledger=None, population=None), FolderOptions()
-        self._cohorts = Cohorts.plan(cohorts, population=dataset.size, key=key, delta=account.delta or _NO_DELTA)
+        population = cohorts.with_canaries(dataset.size, clients.examples)
+        self._cohorts = Cohorts.plan(cohorts, population=population, key=key, delta=account.delta or _NO_DELTA)
         assert cohorts.rounds is not None
         self.rounds = cohorts.rounds
         estimators.check_run(mechanism, self.rounds, cohorts.dropout, self._cohorts.participation)
@@ -147,6 +154,16 @@ class Trainer:
         self._score = "accuracy" if dataset.classes is not None else "r_squared"
         kind = {"repeatable": run.seed is not None, "on_gpu": devices.is_gpu(self._backend.device)}
         self._account = RunAccount.open(mechanism, self._cohorts, account, examples=clients.examples, **kind)
+        self._canaries: CanaryClients | None = None
+        if cohorts.canaries is not None:
+            canaries, adjacency = (
+                Canaries.draw(cohorts.canaries, self.dim, seed=run.seed),
+                self._account.config["adjacency"],
+            )
+            self._canaries = CanaryClients(
+                canaries, mechanism, dataset.size, self._backend.dim, examples=clients.examples, adjacency=adjacency
+            )
+            self._backend.canaries = self._canaries
         self.config = self._settings(cohorts, clients, account.population)
         check_start(self._backend.updates, self._server, loss, self._backend.test_examples(), dataset.classes)
         self._folder: RunFolder | None = None
@@ -267,8 +284,23 @@ class Trainer:
         ):
             return self._server.evaluate(*self._backend.test_examples())
 
-    def export(self, folder: Path | str) -> tuple[Path, Path]:
+    def audit(self, *, confidence: float = 0.95) -> OneRunReport:
+        """Returns a lower bound on ε from the canaries, beside the ε of the rounds so far.
+
+        Raises:
+            ParameterError: There are no canaries, or nothing was released that a guarantee covers.
+        """
+        found = self.guarantee()
+        if self._canaries is None or found is None:
+            raise ParameterError("An audit needs CohortOptions(canaries=1000), privacy, and a round.")
+        return self._canaries.canaries.audit(
+            epsilon=found.epsilon, delta=found.delta, unit=found.run.conditions.unit, confidence=confidence
+        )
+
+    def export(self, folder: Path | str) -> tuple[Path, ...]:
         """Writes the model as `model.safetensors` and its guarantee as `model-card.json`; returns the paths.
+
+        With canaries the card has an audit, and `canaries.json` is written, too.
 
         Raises:
             CheckpointError: A round was interrupted after its charge, or the files could not be written.
@@ -281,7 +313,8 @@ class Trainer:
         privacy = export.privacy_facts(self.guarantee(), self.config)
         with self._server.measured():
             sections = export.run_sections(self._dataset, self.config, self.history)
-            return export.write(Path(folder), self.model, privacy, **sections)
+            canaries = None if self._canaries is None else self._canaries.canaries
+            return export_audited(Path(folder), self.model, privacy, canaries, **sections)
 
     def save(self) -> None:
         """Writes a checkpoint of the last complete round, if there is a `run_dir`."""
@@ -312,6 +345,7 @@ class Trainer:
             # Runs of earlier releases do not have it.
             **({} if clients.clip_quantile is None else {"clip_quantile": clients.clip_quantile}),
             **({} if clients.rescale_every is None else {"rescale_every": clients.rescale_every}),
+            **({} if cohorts.canaries is None else {"canaries": cohorts.canaries}),
         }
 
     # ------------------------------------------------------------------ a round's parts
@@ -334,7 +368,10 @@ class Trainer:
         factor = self._cohorts.messages / self._cohorts.cohort / self._divisor
         clipping = self._backend.clipping
         noise_norm = summed.noise_norm() * factor * clipping.scale
-        mean, scales = clipping.read(torch.as_tensor(summed.mean()) * factor), self._backend.updates.scales
+        released = torch.as_tensor(summed.mean())
+        if self._canaries is not None:
+            self._canaries.observe(released, clients, self._cohorts.scheme)
+        mean, scales = clipping.read(released * factor), self._backend.updates.scales
         return (mean, noise_norm) if scales is None else scales.read(mean, noise_norm, number)
 
     def _check_finite(self) -> None:

@@ -82,7 +82,7 @@ class Unit(ABC):
         """Adds each example's gradient of one call, [examples, ...] by the name of the parameter."""
         for key, row in rows.items():
             flat = row.flatten(1)
-            self.check(len(flat))
+            self.check(flat.shape[0])
             self.rows[key] = self.rows[key] + flat if key in self.rows else flat
 
     def check(self, count: int) -> None:

@@ -104,6 +104,7 @@ class Ledger:
         Raises:
             PopulationError: The population has a budget; budgets are never changed.
         """
+        _validate.instance("budget", budget, Budget)
         if budget.group_of and not self.path.exists():
             check_group(budget, {})  # before there is a file
         if self._replica.repeated("create", budget)[0]:
@@ -136,6 +137,7 @@ class Ledger:
             ConditionError: Nothing is proved about such a round.
             ParameterError: The round is accounted for another unit or adjacency than the budget's.
         """
+        _validate.instance("event", event, RoundEvent)
         done, entry = self._replica.repeated("reserve", population, event)
         if done and entry is not None:
             return entry

@@ -351,7 +351,9 @@ class BinomialLaw(Law):
         return window_of_ratios(mode, down[:-1], up[:-1], float(down[-1]), float(up[-1]))
 
     def step(self, points: Array, direction: int) -> tuple[Array, Array]:
-        """f(i-1)/f(i) - 1 = (i - (N+1)p) / ((N-i+1)p) and f(i+1)/f(i) - 1 = ((N+1)p - (i+1)) / ((i+1)(1-p)).
+        """Returns the relative change of the mass f to the next point, and a bound on its rounding error in units.
+
+        f(i-1)/f(i) - 1 = (i - (N+1)p) / ((N-i+1)p) and f(i+1)/f(i) - 1 = ((N+1)p - (i+1)) / ((i+1)(1-p)).
 
         Relative to the ratio, the roundings of (N+1)p, of the difference and of the quotient are at most
         ((N+1)p/denominator + 3)/(1 + step) + 3 units.

@@ -197,7 +197,7 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
 
 
 def _vertex(left: float, place: float, right: float, at_left: float, best: float, at_right: float) -> float:
-    """Returns where the parabola through three points is smallest; a place outside of them if nowhere between."""
+    """Returns the argument at which the parabola through three points is smallest; inf if it has no minimum."""
     down, up = (at_left - best) * (right - place), (at_right - best) * (place - left)
     if down + up <= 0.0:
         return math.inf

@@ -32,9 +32,8 @@ class Requirements:
         max_error: Instead of `bits`: the expected squared error allowed; the fewest whole bits that meet it are taken.
             With neither, the fewest bits within 10 % of the Gaussian mechanism's error, or as near as can be.
         rounds: Rounds that will be run with the protocol.
-        participation: In which rounds a client takes part: "once" (in one at most), "every" (in all), "apart:ROUNDS"
-            (any two of them at least ROUNDS apart), "poisson:RATE" or "fixed-size:RATE" (in those it is drawn for, a
-            share RATE of all).
+        participation: Rounds that a client is in: "once" (one at most), "every" (all), "apart:ROUNDS" (any two at
+            least ROUNDS apart), "poisson:RATE" or "fixed-size:RATE" (drawn at random, a share RATE of all).
         adjacency: Which data sets are neighbours: "replace-one" (a client's vector becomes any other) or "zero-out" (it
             becomes zero).
         dropout: Share of the clients that may fail to answer; the noise of the others alone keeps the guarantee.

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array, SlotsAndCoins
+from cpsgd.privacy.coin_sums import UP, bernstein, central, chernoff, error, summed
 
 # Events of a coordinate and round that the tail pays for.
 _EVENTS = 20.0
@@ -23,15 +24,10 @@ _GIVEN = (0.005, 0.1, 0.5)
 _DEARER, _LARGEST_SHARE = 1.15, 0.9
 # Cells of outcomes where there are many rounds, and else; the largest exponent.
 _PLACES, _MORE_PLACES, _MANY, _STEEPEST = 80, 400, 20, 100.0
-# Maxima of what is summed over outcomes, at most.
-_TURNS = 4.0
 # The coordinates of the client's own round are taken in so many parts, and their distances in as many.
 _PIECES = 8
 # More than `_OTHERS` coins have fractions within `_MIDDLE` of a half.
 _MIDDLE, _OTHERS = 0.1, 5.0
-_UP = 1.0 + 1e-9
-# E|N|^j of a standard Gaussian.
-_ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.pi) for j in range(10))
 # max of p(1-p)|p-½|, rounded up.
 _SKEWED = 0.0482
 # With fewer others there are too few coins.
@@ -70,26 +66,26 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
         )
     coins = RoundingCoins.of(law, reach, -math.log(each))
     split = _split(law, coins)
-    squared = distance * distance * _UP
-    slots = squared * split.shifts * split.shifts / (law.untold * law.deviation**2) * _UP
+    squared = distance * distance * UP
+    slots = squared * split.shifts * split.shifts / (law.untold * law.deviation**2) * UP
     w = next((w for share in _GIVEN if (w := _swapped(coins, split, slots, squared, reach, share)) < math.inf), None)
     if w is None:
         raise ConditionError("What one client can change in a coordinate is too large against the whole.")
     # (r + g)² <= (1 + s) r² + (1 + 1/s) g² for what a grid leaves of shifts, with the best s.
     grid = 4.0 * coins.grid**2 / coins.variance * dim * law.weighting.rounds
-    return RunCost((math.sqrt(w) + math.sqrt(grid)) ** 2 * _UP, float(slots.sum()), tail)
+    return RunCost((math.sqrt(w) + math.sqrt(grid)) ** 2 * UP, float(slots.sum()), tail)
 
 
 def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:
     """Returns w after all rounds, from the last to the first, this share of the slots given; infinite if too little."""
-    later = _later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]))
+    later = _later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]), reach)
     # Beside each round lie at least what was given, and the slots and linear parts of the rounds after it.
     least = slots[1:] + squared * split.left[1:] ** 2 / coins.variance
-    after = np.append(np.cumsum(least[:0:-1])[::-1], 0.0)
+    after = np.append(np.cumsum(least[:0:-1])[::-1], 0.0)[: len(least)]
     given = share * float(slots.sum())
     w = (
         given
-        + (math.fsum(slots[1:]) + squared * math.fsum(coins.rates(later, given + after * (1.0 - 1e-9), reach))) * _UP
+        + (math.fsum(slots[1:]) + squared * math.fsum(coins.rates(later, given + after * (1.0 - 1e-9), reach))) * UP
     )
     # The coordinates of the own round one after the other: their coins lie beside the slots of those before.
     ends = reach * np.linspace(0.0, 1.0, _PIECES + 1)
@@ -97,7 +93,7 @@ def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, r
     for _ in range(_PIECES):
         if w < math.inf:
             rate = float(np.max(coins.rates(own, np.full(_PIECES, w), ends[1:])))
-            w += ((float(slots[0]) + squared * rate) / _PIECES + reach * reach * rate) * _UP
+            w += ((float(slots[0]) + squared * rate) / _PIECES + reach * reach * rate) * UP
     return w
 
 
@@ -165,8 +161,8 @@ class RoundingCoins:
             ConditionError: There are too few, or the noise does not hide fractions.
         """
         count = law.untold
-        # Given the sum of what others draw, their means may be so many deviations off.
-        p = law.saturating(math.sqrt(2.0 * log / count) + 0.01)
+        # Given the sum of what others draw, their means may be so many deviations off, and shifts come on top.
+        p = law.saturating(math.sqrt(2.0 * log / count) + 0.01 + reach / (count * law.deviation))
         uneven = 2.2 * math.exp(-2.0 * math.pi**2 * law.deviation**2) + law.point
         if uneven > 0.01:
             raise ConditionError(
@@ -174,14 +170,18 @@ class RoundingCoins:
             )
         mean = 1.0 / 6.0 - 0.25 * p - uneven
         spread = 1.0 / 30.0 - 1.0 / 36.0 + p / 36.0 + uneven
-        variance = count * mean - _bernstein(count * spread, 1.0 / 6.0 + uneven, log) - 2.0 * reach - 1.0
+        variance = count * mean - bernstein(count * spread, 1.0 / 6.0 + uneven, log) - 2.0 * reach - 1.0
         middle = 2.0 * _MIDDLE - p - uneven
-        among = count * middle - _bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 2.0 * (reach + 1.0)
+        # So many of the others' numbers pass an integer, or another place, on their way.
+        passed = reach + uneven * count
+        passed += bernstein(passed, 1.0, log)
+        among = count * middle - bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 4.0 * passed
         if not (among > _OTHERS and variance > 0.0 and _window(variance, log) < 0.5 * variance):
             raise ConditionError("Too few messages of a round round at random; use more clients, or a wider window.")
-        saturated = _chernoff(p, count, log)
-        lean = math.sqrt(0.5 * log / count) + 0.5 * p + uneven + (reach + 1.0) / count
-        skew = _SKEWED * (math.sqrt(2.0 * log * count) + (p + uneven) * count + law.told + 2.0 * reach) / variance
+        saturated = chernoff(p, count, log)
+        lean = math.sqrt(0.5 * log / count) + 0.5 * p + uneven + passed / count
+        # p(1-p)(p-½) has slopes of at most a half.
+        skew = (_SKEWED * (math.sqrt(2.0 * log * count) + (p + uneven) * count + law.told) + reach) / variance
         grid = 4.0 * (count + law.told) * law.point
         return cls(variance, count, law.told, log, p, saturated, min(0.5, skew), lean, grid, uneven)
 
@@ -192,18 +192,21 @@ class RoundingCoins:
 
         Infinite where they are too far apart for so small a w.
         """
-        width = math.sqrt(2.0 * self.log) + 0.5 * np.sqrt(w) + 1.0
         far = np.broadcast_to(np.asarray(reach, dtype=np.float64), w.shape)
-        found, farthest = self._moment(moves, (width / np.sqrt(w) + 0.5)[:, None], far[:, None])
-        # Δ (1 - Δ/(2w) - Δ/8) is at least κ t², and thresholds reach beyond all losses.
+        found, beyond = self._moment(moves, np.sqrt(w)[:, None], far[:, None])
+        # Δ (1 - Δ/(2w) - Δ/8) is at least κ t², and thresholds further out pay next to nothing.
         largest = found * far * far
-        proved = (largest <= 0.05 * np.minimum(w, 1.0)) & (farthest + w <= width * np.sqrt(w))
-        rates: Array = np.where(proved, found * (1.0 + largest / w + largest) * _UP, math.inf)
+        proved = (largest <= 0.05 * np.minimum(w, 1.0)) & (beyond <= math.exp(-self.log))
+        rates: Array = np.where(proved, found * (1.0 + largest / w + largest) * UP, math.inf)
         return rates
 
-    def _moment(self, moves: Moves, slope: Array, reach: Array) -> tuple[Array, Array]:
-        """Returns bounds on R(c) for a unit of distance, |c|/w + ½ <= slope, and on the largest loss."""
-        v = self.variance
+    def _moment(self, moves: Moves, root: Array, reach: Array) -> tuple[Array, Array]:
+        """Returns bounds on R(c) for a unit of distance, and on the excess beyond these c; root is √w.
+
+        |c| is at most (√(2 log) + 1 + √w/2) √w.
+        """
+        v, width = self.variance, math.sqrt(2.0 * self.log) + 1.0
+        slope = width / root + 1.0
         mean, square, twist, way, twists, path = (part[:, None] for part in astuple(moves))
         moved, swell = mean * reach, 1.0 + 2.0 * path * reach / v
         places = _PLACES if len(slope) > _MANY else _MORE_PLACES
@@ -214,10 +217,9 @@ class RoundingCoins:
         line = reach * mean * swell / v * (y + moved)
         bend, mild = (reach * (size * two.everywhere + third * three.everywhere) for size in (twist, way))
         both = line + bend
-        if not (
-            float(np.max(moved)) <= 1.0 and float(np.max(swell)) <= 2.0 and float(np.max(slope * both)) < _STEEPEST
-        ):
-            return np.full(len(mean), math.inf), both[:, -1]
+        largest = (float(np.max(part, initial=0.0)) for part in (moved, swell - 1.0, slope * both / _STEEPEST))
+        if not all(part <= 1.0 for part in largest):
+            return np.full(len(mean), math.inf), np.full(len(mean), math.inf)
         near = np.expm1(both)
         fourth = (slope * both) ** 2 / 6.0 * np.exp(slope * (line + mild))
         lines = square * (swell / v * (y + moved)) ** 2
@@ -226,11 +228,9 @@ class RoundingCoins:
         bends *= 1.0 + 1.5 * near + (slope * (line + bend / 3.0) + fourth) * (1.0 + near)
         skewed = slope / 1.5 * moved * square * (self.skew + moved) / v**2
         outside = 16.0 * path * mean * math.exp(-self.log)
-        # An integral, in place of which the sum over outcomes is, and what they differ by for functions of few turns.
-        within = (lines + bends) * mass
-        rest = within.sum(axis=1) + _TURNS / step * within.max(axis=1)
-        found = (square / v + skewed + outside)[:, 0] + rest
-        return found * (1.0 + 1e-7), both[:, -1]
+        found = (square / v + skewed + outside)[:, 0] + summed((lines + bends) * mass, step)
+        beyond = summed(np.exp(-0.5 * np.maximum(width - both / root, 0.0) ** 2) * mass, step)
+        return found * (1.0 + 1e-7), beyond * (1.0 + 1e-7)
 
     @property
     def window(self) -> float:
@@ -246,93 +246,53 @@ class RoundingCoins:
         ends = np.arange(0.0, self.window + 1.0 + step, step)
         rate = 0.5 * ends**2 / (self.variance + ends / 3.0)
         tilted = self.variance - ends
-        density = (1.0 + _error(0, 0, tilted)) / np.sqrt(2.0 * math.pi * tilted)
-        mass = 2.0 * step * np.exp(-rate)[:-1] * density[1:] * _UP
+        density = (1.0 + error(0, 0, tilted)) / np.sqrt(2.0 * math.pi * tilted)
+        mass = 2.0 * step * np.exp(-rate)[:-1] * density[1:] * UP
         return mass, ends[1:], self.differences(2, ends), self.differences(3, ends)
 
     def differences(self, order: int, ends: Array) -> Differences:
         """Returns bounds on |D^m P⁻(k)|/P(k) between these distances from the mean, m = 2 or 3."""
         terms = self._terms(order, ends)
-        first, second, odd = (part[1:] for part in terms[:3])
-        least, least_second = (np.minimum(part[1:], part[:-1]) for part in terms[3:])
+        first, second, odd, least, least_second = (part[1:] for part in terms)
+        # Of lower bounds the power of y is least at the near end, and the rest at the far one.
+        near = ends[:-1] / self.variance
+        least, least_second = near**order * least, near ** (order - 2) * least_second
         farther = self._terms(order, ends[1:] + 1.0)
         own = np.maximum(np.maximum(first - least_second, second - least), 0.0) + odd
-        return Differences(own * _UP, (farther[0] + farther[1] + farther[2]) * _UP)
+        return Differences(own * UP, (farther[0] + farther[1] + farther[2]) * UP)
 
     def _terms(self, order: int, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Returns bounds on the terms of D^m P⁻/P at these distances from the mean.
 
-        Upper bounds on those with j = 0, j = 2 (a negative one) and odd j; lower bounds on the first two.
+        Upper bounds on those with j = 0, j = 2 (a negative one) and odd j, which rise with y; lower bounds on the first
+        two, which fall, but for the factors (y/V)^m and (y/V)^(m-2).
         """
         v, pairs = self.variance, math.comb(order, 2)
         x, tilted = y / v, v - y
         grown = 1.0 / (1.0 - x)  # e^θ, at most; the variance of the tilted law is at least V e^-θ
-        most, little = 1.0 + _error(0, 0, tilted), 2.0 * np.exp(-4.0 * (tilted - 1.0))
+        most, little = 1.0 + error(0, 0, tilted), 2.0 * np.exp(-4.0 * (tilted - 1.0))
         least = 2.0 - most - little
         if not float(np.min(least)) > 0.5:
             raise ConditionError("Too few messages of a round round at random; use more clients.")
         steep = grown - 1.0
         odd = np.zeros_like(y)
         for j in range(1, order + 1, 2):
-            odd += math.comb(order, j) * steep ** (order - j) * grown**j * _central(j, order, tilted) / least
+            odd += math.comb(order, j) * steep ** (order - j) * grown**j * central(j, order, tilted) / least
         less, shrunk = tilted - 0.25 * order, (1.0 - x) ** order / most
-        certain = 1.0 - 0.5 * order**2 / less - _error(0, order, tilted) - little
-        certain_second = (1.0 - x) / v - 2.0 * np.sqrt(tilted) * less**-2.5 - _error(2, order, tilted)
+        certain = 1.0 - 0.5 * order**2 / less - error(0, order, tilted) - little
+        bent = 0.25 + 1.5 * (order - 1) ** 2
+        certain_second = (1.0 - x) / v - bent * np.sqrt(tilted) * less**-2.5 - error(2, order, tilted)
         return (
-            steep**order * _central(0, order, tilted) / least,
-            pairs * steep ** (order - 2) * grown**2 * _central(2, order, tilted) / least,
+            steep**order * central(0, order, tilted) / least,
+            pairs * steep ** (order - 2) * grown**2 * central(2, order, tilted) / least,
             odd,
-            x**order * shrunk * np.maximum(certain, 0.0),
-            pairs * x ** (order - 2) * shrunk * np.maximum(certain_second, 0.0),
+            shrunk * np.maximum(certain, 0.0),
+            pairs * shrunk * np.maximum(certain_second, 0.0),
         )
 
 
-def _central(j: int, order: int, variance: Array) -> Array:
-    """Returns a bound on √(2πV) |D^j Q⁻(k)|, k the mean of Q, V its variance, Q⁻ without `order` of its coins."""
-    less = variance - 0.25 * order
-    if j % 2:
-        first = (order - 0.5 * j) * _ABSOLUTE[j + 1] * less ** (-0.5 * (j + 2))
-    else:
-        first = _ABSOLUTE[j] * less ** (-0.5 * (j + 1))
-    found: Array = np.sqrt(variance) * first + _error(j, order, variance)
-    return found
-
-
-def _error(j: int, order: int, variance: Array) -> Array:
-    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ that of Q⁻ about its mean."""
-    less = variance - 0.25 * order
-    x = less - 0.25
-    found: Array = 21.0 * 2.0**j * np.exp(-0.5 * x)
-    for share, i in ((1.149 / 6.0, j + 3), (1.203 / 32.0, j + 4)):
-        found = found + share * x ** (-0.5 * (i + 1)) * (_ABSOLUTE[i] + _ABSOLUTE[i + 2] / (6.0 * x))
-    return np.sqrt(variance) * less * found
-
-
 def _window(variance: float, log: float) -> float:
-    return float(_bernstein(variance, 1.0, log + math.log(2.0)))
-
-
-def _bernstein(variance: Any, bound: float, log: float) -> Any:
-    """Returns x with P(sum >= mean + x) <= e^-log."""
-    linear = bound * log / 3.0
-    found: Any = (linear + np.sqrt(linear * linear + 2.0 * log * variance)) * _UP
-    return found
-
-
-def _chernoff(probability: float, count: int, log: float) -> float:
-    """Returns a share that is exceeded by `count` independent events with a probability of at most e^-log."""
-
-    def exponent(share: float) -> float:
-        if share >= 1.0:
-            return math.inf
-        first = share * math.log(share / probability)
-        return count * (first + (1.0 - share) * math.log((1.0 - share) / (1.0 - probability)))
-
-    low, high = probability, 1.0
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if exponent(middle) < log else (low, middle)
-    return high
+    return float(bernstein(variance, 1.0, log + math.log(2.0)))
 
 
 # ---------------------------------------------------------------------- shifts and moves
@@ -344,9 +304,8 @@ def _own_moves(coins: RoundingCoins, share: float, least: Array) -> Moves:
     mean = share + (1.0 - share) * coins.saturated
     square = (share + (1.0 - share) * p) ** 2 + 3.0 * (1.0 - share) ** 2 * p / many
     others = coins.lean + 0.5 * coins.saturated + mean * coins.skew
-    # The mean of |½ - p| over a way of this length, at most.
-    whole, part = np.divmod(least, 1.0)
-    centred = np.where(least > 0.0, (0.25 * whole + part * (0.5 - 0.25 * part)) / np.maximum(least, 1e-300), 0.5)
+    # The mean of |½ - p| over a way of this length or longer: 1 - √½ at a length of √2, and less beyond.
+    centred = np.maximum(0.5 - 0.25 * least, 0.293)
     twists = math.sqrt(1.0 / 12.0 + coins.uneven) + math.sqrt(0.5 / many) + 0.5 * p + coins.uneven + mean * coins.skew
     ones = np.ones_like(least)
     return Moves(
@@ -354,15 +313,18 @@ def _own_moves(coins: RoundingCoins, share: float, least: Array) -> Moves:
     )
 
 
-def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float) -> Moves:
+def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float, reach: float) -> Moves:
     """Returns the moves of later rounds whose messages inherit q, all but `left` shifted; `first` is S of the own."""
     small, p = first / coins.untold, coins.chance
     told = np.minimum(q, coins.told * small)
-    lost = np.minimum(2.0 * p * q + _bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
+    lost = np.minimum(2.0 * p * q + bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)
     mean = left + lost + told
     square = (left + p * q + told) ** 2 + 2.0 * p * small * q + 5.0 * p * q * q / coins.untold
     common = mean * coins.skew + (p + 2.0 * coins.uneven) * q + 0.5 * told
-    twist = np.sqrt(coins.log * small * q) + common + 0.5 * lost + 2.0 * q * small
+    # Moves of numbers that pass an integer on their way, which is the likelier the farther the client's goes.
+    passed = 2.0 * q * (small * max(1.0, reach) + coins.uneven)
+    passed += bernstein(passed * small, small, coins.log)
+    twist = np.sqrt(coins.log * small * q) + common + 0.5 * lost + passed
     twists = np.sqrt(0.5 * small * q + 1.25 * q * q / coins.untold) + common
     return Moves(mean, np.minimum(square, mean**2) * 1.002, twist, twist, twists, 2.0 * q)
 
@@ -396,6 +358,8 @@ def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
     padded = np.append(solved, np.zeros(len(weights)))
     shifted = slots * sum(weight * padded[age : age + rounds] for age, weight in enumerate(weights) if weight)
     shares = np.clip(v * solved / np.maximum(v * solved + shifted, 1e-300), 0.0, _LARGEST_SHARE)
+    # What is summed up here is positive: each round adds a rounding per weight.
+    up = UP + rounds * (len(weights) + 4) * 2.0**-52
     steps = -weights[1:][::-1]
     moved, shifts = np.zeros(rounds), np.zeros(rounds)
     moved[0] = 1.0
@@ -404,4 +368,4 @@ def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
         width = min(k, len(steps))
         moved[k] = steps[len(steps) - width :] @ shifts[k - width : k]
         shifts[k] = (1.0 - shares[k]) * moved[k]
-    return Split(shifts * _UP, shares * moved * _UP, moved * _UP)
+    return Split(shifts * up, shares * moved * up, moved * up)

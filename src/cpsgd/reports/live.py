@@ -26,8 +26,9 @@ _SILENCE = 30.0
 class Display:
     """Shows the rounds of several runs, one after the other."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, remark: str = "") -> None:
+        """Shows figures on a console, with a remark beside every ε."""
+        self._console, self._remark = console, remark
         self._progress = Progress(
             TextColumn("[bold]{task.description:<11}"),
             BarColumn(bar_width=18),
@@ -62,22 +63,21 @@ class Display:
         """Shows the metrics of the round that just ended."""
         done, now = metrics.round + 1, time.monotonic()
         if self._console.is_terminal:
-            self._progress.update(self._task, completed=done, figures=_figures(metrics))
+            self._progress.update(self._task, completed=done, figures=self._figures(metrics))
         elif done % self._every == 0 or done == self._rounds or now - self._spoken > _SILENCE:
             self._spoken = now
-            self.say(f"{self._name:<10}  round {done:,}/{self._rounds:,}  {_figures(metrics)}")
+            self.say(f"{self._name:<10}  round {done:,}/{self._rounds:,}  {self._figures(metrics)}")
 
-
-def _figures(metrics: RoundMetrics) -> str:
-    parts = [
-        "" if metrics.loss is None else f"loss {metrics.loss:.3f}",
-        "" if metrics.accuracy is None else f"accuracy {metrics.accuracy:.2%}",
-        "" if metrics.r_squared is None else f"R² {metrics.r_squared:.3f}",
-        "" if metrics.epsilon is None else f"ε {rounded_up(metrics.epsilon)}",
-        f"sent {size(metrics.bytes_total)}",
-        "" if metrics.released else "abandoned: too few messages",
-    ]
-    return "  ".join(filter(None, parts))
+    def _figures(self, metrics: RoundMetrics) -> str:
+        parts = [
+            "" if metrics.loss is None else f"loss {metrics.loss:.3f}",
+            "" if metrics.accuracy is None else f"accuracy {metrics.accuracy:.2%}",
+            "" if metrics.r_squared is None else f"R² {metrics.r_squared:.3f}",
+            "" if metrics.epsilon is None else f"ε {rounded_up(metrics.epsilon)}{self._remark}",
+            f"sent {size(metrics.bytes_total)}",
+            "" if metrics.released else "abandoned: too few messages",
+        ]
+        return "  ".join(filter(None, parts))
 
 
 def device_text(name: str) -> str:

@@ -152,7 +152,7 @@ def definitions(tile_log: int, log: int, rounding: Rounding) -> dict[str, Any]:
 
 
 def can_draw(rounding: Rounding) -> bool:
-    """Returns whether `device_rounding.cu` rounds in this way: not for many coins and very fine grids."""
+    """Returns whether `device_rounding.cu` can round this way: it has limits on coins and on grid points."""
     return rounding.limit < 1 << 22 and (rounding.coins is None or rounding.largest <= _LARGEST)
 
 

@@ -207,6 +207,17 @@ def test_errors_of_our_own_show_nothing(web: Web, monkeypatch: pytest.MonkeyPatc
     assert web.leader.post("/rounds/0/close", headers=web.collector).json()["accepted"] == 1
 
 
+def test_a_collector_that_vanished_between_two_closes_costs_no_report(web: Web) -> None:
+    upload = web.pair.upload(0, round=1).to_bytes()
+    assert web.leader.post("/rounds/0/close", headers=web.collector).status_code == 200
+    assert is_problem(web.leader.post("/reports", content=upload), 503, "busy")
+    app = leader_app(web.pair.leader, transport=httpx.ASGITransport(app=web.apps["helper"]))
+    with served(app) as url, httpx.Client(base_url=url, trust_env=False) as again:  # it restores the upload
+        assert again.post("/rounds/0/close", headers=web.collector).status_code == 200
+        assert web.helper.post("/rounds/0/close", headers=web.helper_collector).status_code == 200
+        assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
+
+
 def test_a_helper_that_answers_nonsense_is_asked_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = web.pair.upload(0).to_bytes()
     verify, asked = web.pair.helper.verify, []

@@ -37,7 +37,7 @@ class Answer:
         Raises:
             MessageError: It has another length, or holds no sums.
         """
-        if len(data) != (size := _HEAD.size + shape.packed_bytes(shape.dim)):
+        if len(data) != (size := answer_bytes(shape)):
             raise MessageError(f"Expected an answer of {size} bytes, got {len(data)}.")
         try:
             sums = pack.backward(data[_HEAD.size :], shape.dim, shape.field.prime)
@@ -45,6 +45,11 @@ class Answer:
             raise MessageError(f"The answer holds no sums: {error}") from None
         accepted, reports = _HEAD.unpack_from(data)
         return cls(accepted, reports, sums)
+
+
+def answer_bytes(shape: RoundShape) -> int:
+    """Returns the exact length of every answer of a round."""
+    return _HEAD.size + shape.packed_bytes(shape.dim)
 
 
 def combine(task: PairTask, round: int, leader: bytes, helper: bytes) -> tuple[Elements, int]:

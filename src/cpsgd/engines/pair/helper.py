@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cpsgd.engines.pair.books import Books, RefusedReportError
 from cpsgd.engines.pair.store import Decided, Verdict
 from cpsgd.engines.pair.task import PairTask
-from cpsgd.errors import MessageError, SignatureError
+from cpsgd.errors import MessageError, SignatureError, StageError
 from cpsgd.secagg.pair.extension import Elements, modular_sum
 from cpsgd.secagg.pair.proof import open_helper, verify
 from cpsgd.secagg.pair.sealing import unseal
@@ -98,11 +98,14 @@ class Helper:
 
         Raises:
             MessageError: It is no request.
+            StageError: An earlier round is still open here: no verdict yet, for the leader would put it on record.
         """
         books = self.books
         round, questions = read_request(books.task, request)
         shape = books.task.shape(round)
         with books.lock:
+            if round > books.current:
+                raise StageError(f"Round {round} is not open yet: round {books.current} is.")
             known = books.store.known({each.upload.id for each in questions})
             state = books.store.round(round)
             room = books.task.clients - state.accepted if round == books.current and state.state == "open" else 0

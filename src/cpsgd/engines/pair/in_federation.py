@@ -69,6 +69,10 @@ class PairLeader:
             )
             for secret in (books.secrets.peer, token)
         )
+        self._settle_kept()
+
+    def _settle_kept(self) -> None:
+        """Settles what the helper may have counted already; else the servers' sums would be of other reports."""
         for kept in self._leader.restore():
             self.settle([kept])
 
@@ -80,6 +84,7 @@ class PairLeader:
             RoundRefusedError: The helper refuses.
             TransportError: The helper does not answer.
         """
+        self._settle_kept()
         for number in range(self._books.current, round):
             self._books.close(number)
         found = as_json(ask(self._collecting, "GET", "/round")).get("round")
@@ -119,10 +124,12 @@ class PairLeader:
             RoundRefusedError: The helper refuses, for example since its budget does not pay.
             TransportError: The helper does not answer.
         """
+        self._settle_kept()
         self._books.close(round)
         ask(self._collecting, "POST", f"/rounds/{round}/close")
         own = self._books.reveal(round)
-        return combine(self.task, round, own, ask(self._collecting, "POST", f"/rounds/{round}/reveal").content)
+        other = ask(self._collecting, "POST", f"/rounds/{round}/reveal", most=max(len(own), 1 << 16)).content
+        return combine(self.task, round, own, other)
 
     def close(self) -> None:
         """Closes the connections and the store."""

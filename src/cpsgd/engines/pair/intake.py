@@ -33,6 +33,8 @@ _WAITING, _WAITING_BYTES = 2048, 1 << 28
 _WORKERS = 2
 # Seconds: before a client is told to ask again, and between two tries to reach the helper.
 _PATIENCE, _PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 10.0
+# Seconds for the helper's whole answer: it may send a byte now and then.
+_LONGEST_ANSWER = 300.0
 # Seconds, and bytes per second beyond, for a client to send its upload. After the seconds it gives way to others.
 _SENDING, _SLOWEST = 10.0, 8192
 
@@ -165,9 +167,8 @@ class Intake:
         pause = _PAUSE
         while True:
             try:
-                response = await self._client.post("/verify", content=request)
-                response.raise_for_status()
-                return await run_in_threadpool(self.leader.settle, batch, response.content)
+                answer = await self._answer(request, len(batch))
+                return await run_in_threadpool(self.leader.settle, batch, answer)
             except Exception as error:
                 if not isinstance(error, httpx.HTTPError):
                     logger.exception("A batch cannot be settled; trying again.")
@@ -175,12 +176,30 @@ class Intake:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
+    async def _answer(self, request: bytes, most: int) -> bytes:
+        """Returns the helper's answer, read within bounds."""
+        found = bytearray()
+        async with (
+            asyncio.timeout(_LONGEST_ANSWER),
+            self._client.stream("POST", "/verify", content=request) as response,
+        ):
+            response.raise_for_status()
+            async for chunk in response.aiter_raw():
+                found += chunk
+                if len(found) > most:
+                    raise MessageError("The helper's answer is longer than one verdict for each report.")
+        return bytes(found)
+
     async def settled(self, round: int) -> bool:
         """Takes no more uploads of a round, and returns whether all that were on their way arrived in time."""
         if round == self.books.current:
             self._closing = round
         deadline = time.monotonic() + _PATIENCE
-        while not (there := self._restored and all(each.round != round for each in self._waiting.values())):
+        # What is restored may be of the next round, and the helper takes that when this one is closed there, too.
+        while not (
+            there := (self._restored or round < self.books.current)
+            and all(each.round != round for each in self._waiting.values())
+        ):
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.02)

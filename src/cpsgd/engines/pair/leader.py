@@ -152,14 +152,13 @@ class Leader:
             raise MessageError("The helper's answer does not have one verdict for each report.")
         verdicts = []
         with books.lock:
-            known = set(books.store.known([each.id for each in batch]))
+            known = {name: found for name, (_, found) in books.store.known([each.id for each in batch]).items()}
             sums, prime = books.store.sums(round), books.task.shape(round).field.prime
             decided, taken = [], self._taken(batch)
             for each, verdict in zip(batch, map(Verdict, answer), strict=True):
                 if each.id in known:
-                    verdicts.append(verdict)
+                    verdicts.append(known[each.id])
                     continue
-                known.add(each.id)
                 if verdict is Verdict.ACCEPTED and each.sender in taken:
                     verdict = Verdict.SENT_BEFORE  # a helper that breaks the rules can spoil a round, and not stop us
                 sender = each.sender if verdict is Verdict.ACCEPTED else None
@@ -167,6 +166,7 @@ class Leader:
                     sums = modular_sum(sums, each.share.values, prime)
                 if sender is not None:
                     taken.add(sender)
+                known[each.id] = verdict
                 verdicts.append(verdict)
                 decided.append(Decided(each.upload.id, sender, each.digest, verdict))
             if decided:

@@ -13,11 +13,13 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import ArrayLike, NDArray
 
-from cpsgd.engines.pair.answers import combine
+from cpsgd.engines.pair.answers import answer_bytes, combine
 from cpsgd.engines.pair.task import PairTask, Secrets, check_address
 from cpsgd.errors import ParameterError, RoundRefusedError, TransportError
 
 _TRIES, _PAUSE = 6, 0.5
+# Seconds for an answer, and its bytes if it is no sum.
+_LONGEST, _MOST_BYTES = 300.0, 1 << 16
 
 
 class Sender:
@@ -63,7 +65,7 @@ class Sender:
             RoundRefusedError: There is none any more.
         """
         number = as_json(ask(self._client, "GET", "/round")).get("round")
-        if not isinstance(number, int):
+        if type(number) is not int:
             raise RoundRefusedError("The task's last round is closed.")
         return number
 
@@ -101,7 +103,10 @@ class Sender:
             RoundRefusedError: The report is refused; the message says why.
             TransportError: The leader does not answer.
         """
-        return str(as_json(ask(self._client, "POST", "/reports", content=upload)).get("verdict"))
+        verdict = as_json(ask(self._client, "POST", "/reports", content=upload)).get("verdict")
+        if verdict != "accepted":
+            raise TransportError("The leader answers with something else than a verdict.")
+        return "accepted"
 
     def close(self) -> None:
         """Closes the connection."""
@@ -155,7 +160,11 @@ class Collector:
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = self.progress()
-            if found.get("round") != round or found.get("accepted", 0) >= enough:
+            if found.get("round") != round:
+                return
+            if not isinstance(accepted := found.get("accepted"), int):
+                raise TransportError("The leader answers with something else than counts.")
+            if accepted >= enough:
                 return
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
 
@@ -170,7 +179,8 @@ class Collector:
         """
         for server in self._servers:
             ask(server, "POST", f"/rounds/{round}/close")
-        leader, helper = (ask(server, "POST", f"/rounds/{round}/reveal").content for server in self._servers)
+        most = _MOST_BYTES + answer_bytes(self.task.shape(round))
+        leader, helper = (ask(server, "POST", f"/rounds/{round}/reveal", most=most).content for server in self._servers)
         sums, count = combine(self.task, round, leader, helper)
         return self.task.decode(sums, count, round), count
 
@@ -190,6 +200,7 @@ def connect(url: str, trust: Path | None, *, insecure: bool, headers: dict[str, 
     """Returns a connection to a server."""
     check_address(url, insecure=insecure)
     verify = trusted(trust) if url.startswith("https") else False
+    headers = {"Accept-Encoding": "identity", **(headers or {})}
     return httpx.Client(base_url=url, headers=headers, timeout=60.0, verify=verify, trust_env=False)
 
 
@@ -200,17 +211,19 @@ def trusted(certificates: Path | None) -> ssl.SSLContext:
     return found
 
 
-def ask(client: httpx.Client, method: str, path: str, *, content: bytes | None = None) -> httpx.Response:
+def ask(
+    client: httpx.Client, method: str, path: str, *, content: bytes | None = None, most: int = _MOST_BYTES
+) -> httpx.Response:
     """Returns the answer to a request, which is sent again with the same bytes where a server is silent or busy.
 
     Raises:
         RoundRefusedError: The server refuses; the message says why.
-        TransportError: It does not answer, or with something else than it should.
+        TransportError: It does not answer, or with something else than it should, or with more than `most` bytes.
     """
     pause = _PAUSE
     for remaining in reversed(range(_TRIES)):
         try:
-            response = client.request(method, path, content=content)
+            response = _whole(client, method, path, content, most)
         except httpx.HTTPError as error:
             if not remaining:
                 raise TransportError(f"{client.base_url} does not answer: {type(error).__name__}.") from None
@@ -226,6 +239,17 @@ def ask(client: httpx.Client, method: str, path: str, *, content: bytes | None =
     raise AssertionError("unreachable")
 
 
+def _whole(client: httpx.Client, method: str, path: str, content: bytes | None, most: int) -> httpx.Response:
+    """Returns an answer that is read within bounds, and as it is: what is packed may be of any length unpacked."""
+    found, deadline = bytearray(), time.monotonic() + _LONGEST
+    with client.stream(method, path, content=content) as response:
+        for chunk in response.iter_raw():
+            found += chunk
+            if len(found) > most or time.monotonic() > deadline:
+                raise TransportError(f"{client.base_url} answers with more than {most} bytes, or takes too long.")
+    return httpx.Response(response.status_code, content=bytes(found), request=response.request)
+
+
 def as_json(response: httpx.Response) -> dict[str, Any]:
     """Returns the JSON object in an answer.
 
@@ -234,7 +258,7 @@ def as_json(response: httpx.Response) -> dict[str, Any]:
     """
     try:
         found = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise TransportError(f"{response.url} answered {response.status_code} with something else than JSON.")

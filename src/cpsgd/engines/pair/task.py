@@ -126,8 +126,12 @@ class PairTask:
             raise ParameterError("Expected keys and the hash of the verification key to have 32 bytes.")
         if len(set(keys)) < len(keys):
             raise ParameterError("Expected two servers with keys of their own, got one key twice.")
-        for server in (self.leader, self.helper):
-            _validate.integer("number of keys", len(server.keys), low=1, high=min(self.rounds, MOST_KEYS))
+        most = min(self.rounds, MOST_KEYS)
+        if any(not 1 <= len(server.keys) <= most for server in (self.leader, self.helper)):
+            raise ParameterError(
+                f"Expected a number of keys from 1 to {most} per server, since the task has {self.rounds} rounds: "
+                f"`cpsgd pair keys --rounds {self.rounds}` makes them."
+            )
         own = _validate.integer("server_messages", self.server_messages, low=0)
         if own and not (self.surviving >= 1 and promise.conditions.honest <= own + 1):
             raise ParameterError(

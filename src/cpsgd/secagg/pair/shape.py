@@ -172,7 +172,7 @@ class RoundShape:
 
     @cached_property
     def node_polynomials(self) -> Elements:
-        """Coefficients of the N Lagrange polynomials at the points 0, ..., N-1, one in a row."""
+        """Coefficients of the N Lagrange polynomials at the points 0, ..., N-1, one per row."""
         return _lagrange(range(self.nodes), self.field.prime)
 
     @cached_property
