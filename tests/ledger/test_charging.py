@@ -14,7 +14,7 @@ from scipy.stats import binom
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, charging
-from cpsgd.ledger.kinds import Account
+from cpsgd.ledger.kinds import Account, kind_of
 from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
@@ -467,8 +467,29 @@ def test_what_samplers_take_of_delta_is_counted_for_every_round_in_both_worlds()
     variation = round_cost(Run.of(ROUNDED, surviving=900), 1e-9).variation
     assert variation > 0.0
     planned = total(event(ROUNDED, 900), event(ROUNDED, 900), event(GAUSSIAN))
-    assert planned.tail == pytest.approx(2.0 * variation * (1.0 + math.exp(planned.epsilon)), rel=1e-9)
+    assert planned.tail == pytest.approx(2.0 * variation * (1.0 + math.exp(planned.epsilon)), rel=1e-9, abs=0.0)
     assert planned.left == REPLACE.epsilon - planned.epsilon
     adaptive = replace(REPLACE, epsilon=8.0, accounting="adaptive")
     filtered = total(event(ROUNDED, 900), event(GAUSSIAN), budget=adaptive)
-    assert filtered.tail == pytest.approx(variation * (1.0 + math.exp(8.0)), rel=1e-9)
+    assert filtered.tail == pytest.approx(variation * (1.0 + math.exp(8.0)), rel=1e-9, abs=0.0)
+
+
+def test_rounds_that_differ_in_their_size_alone_are_one_run() -> None:
+    sizes = [900, 1_000, 1_000]
+    found = total(*(event(GAUSSIAN, size) for size in sizes))
+    exact = guarantee_over_rounds(GAUSSIAN, DELTA, surviving=sizes)
+    assert (found.epsilon, found.method) == (exact.epsilon, exact.method)
+    assert total(event(GAUSSIAN), event(replace(GAUSSIAN, clip_norm=2.0))).method == "gaussian composition"
+
+
+def test_each_kind_has_its_share_of_delta_where_kinds_are_added_up() -> None:
+    louder = replace(GAUSSIAN, clip_norm=2.0)
+    first, second = (kind_of(event(protocol), 1_000) for protocol in (GAUSSIAN, louder))
+    # Two rounds of one kind are a run, whose rounds compose; a set of two kinds costs its costlier one, each time.
+    alone, both = frozenset([first]), frozenset([first, second])
+    share = DELTA / 2 * (1 - 1e-12)
+    found = charging._added_up(frozenset([(alone, 2), (both, 1)]), DELTA, Adjacency.REPLACE_ONE)
+    twice = guarantee_over_rounds(GAUSSIAN, share, surviving=[1_000, 1_000]).epsilon
+    assert found.epsilon == pytest.approx(twice + guarantee(louder, share).epsilon, rel=1e-12)
+    again = charging._added_up(frozenset([(both, 3)]), DELTA, Adjacency.REPLACE_ONE)
+    assert again.epsilon == pytest.approx(3 * guarantee(louder, DELTA / 3 * (1 - 1e-12)).epsilon, rel=1e-12)

@@ -14,8 +14,9 @@ import pytest
 from cpsgd import Protocol, guarantee
 from cpsgd.codec.rounding import Table
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import DiscreteGaussian, Skellam, discrete_gaussian, skellam
+from cpsgd.mechanisms import DiscreteGaussian, Skellam, discrete_gaussian, skellam, symmetric
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw
+from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.skellam import SkellamLaw
 from cpsgd.mechanisms.symmetric import Symmetric, SymmetricLaw
 from cpsgd.privacy import certified_epsilon, renyi_certificate
@@ -123,3 +124,59 @@ def test_the_remedy_for_a_coarse_sampler_is_its_own() -> None:
     mechanism = of(Skellam, 10.0, levels=3, noise_limit=20)
     with pytest.raises(ConditionError, match="larger noise_limit"):
         guarantee(Protocol(clients=100, dim=100, clip_norm=1.0, mechanism=mechanism), 1e-6)
+
+
+def search(values: int, fits: Callable[[Any], bool] = lambda mechanism: True, **changes: Any) -> Search:
+    given = {"honest": 100, "variation": 1e-20, "dim": 9, "clip_norm": 1.0, "rotate": False}
+    return Search(values=values, rough_scale=lambda mechanism: 1.0, fits=fits, **{**given, **changes})
+
+
+@pytest.mark.parametrize("kind", [Skellam, DiscreteGaussian])
+class TestTheLoudestNoise:
+    def test_its_truncation_is_what_can_be_afforded(self, kind: type[Symmetric]) -> None:
+        for values, variation in ((64, 1e-20), (257, 1e-12), (31, 1e-9)):
+            found = kind.loudest(3, search(values, variation=variation))
+            assert found is not None
+            room, affordable = (values - 3) // 2, 0.5 * variation
+            truncation = kind.noise_type.truncation
+            assert truncation(found.size, room) <= affordable < truncation(1.002 * found.size, room)
+            # Cut off no farther out than that takes.
+            assert found.levels == 3
+            assert found.noise_limit == min(room, kind.noise_type.limit_of(found.size, affordable))
+            assert truncation(found.size, found.noise_limit) <= affordable
+
+    def test_a_budget_of_nothing_is_the_samplers_resolution(self, kind: type[Symmetric]) -> None:
+        least, same = kind.loudest(3, search(257, variation=0.0)), kind.loudest(3, search(257, variation=2.0**-99))
+        assert least == same
+
+    def test_there_is_none_without_room(self, kind: type[Symmetric]) -> None:
+        assert kind.loudest(3, search(3)) is None
+        assert kind.loudest(3, search(4)) is None
+        little = kind.noise_type.truncation(kind.least_size, 1) <= 0.5e-30
+        assert (kind.loudest(3, search(5, variation=1e-30)) is not None) == little
+
+    def test_there_is_no_more_than_all_clients_together_may_have(self, kind: type[Symmetric]) -> None:
+        found = kind.loudest(3, search(257, honest=10**9, variation=1e-9))
+        assert found is not None
+        assert found.size == max(symmetric._MOST_NOISE / 10**9, kind.least_size)
+
+    def test_it_fits_the_modulus(self, kind: type[Symmetric]) -> None:
+        free = kind.loudest(3, search(257))
+        assert free is not None
+        most = 0.3 * free.size
+        found = kind.loudest(3, search(257, lambda mechanism: mechanism.size <= most))
+        assert found is not None
+        assert 0.995 * most < found.size <= most
+        quiet = kind.loudest(3, search(257, lambda mechanism: False))
+        assert quiet is not None
+        assert quiet.size == pytest.approx(kind.least_size, rel=2e-3)
+
+    def test_a_quieter_one_is_cut_off_where_it_costs_as_much(self, kind: type[Symmetric]) -> None:
+        loud = of(kind, 30.0, noise_limit=60)
+        half, nearly = loud.quieter(0.5), loud.quieter(1.0)
+        assert half is not None
+        assert nearly is not None
+        assert (half.size, nearly.size) == (15.0, pytest.approx(29.7))
+        cost = kind.noise_type.truncation(30.0, 60)
+        assert half.noise_limit == kind.noise_type.limit_of(15.0, cost) < 60
+        assert loud.quieter(0.5 * kind.least_size / 30.0) is None

@@ -28,12 +28,14 @@ import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import _lru_cache_wrapper
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+from scipy.stats import binomtest
 
 from .operators import Mutant, mutants
 from .runner import ROOT, SOURCE
@@ -408,12 +410,19 @@ def main() -> int:
 
 
 def page(options: str, said: str, tried: list[Mutant], survivors: list[Mutant]) -> str:
-    """Returns the page that publishes survivors by module."""
-    lines = ["# Mutants that no test notices", "", f"Made by `python -m mutants.generated {options}`.", "", said, ""]
-    lines += ["| module | mutants | survivors |", "|---|---|---|"]
-    left = Counter(mutant.file for mutant in survivors)
-    lines += [f"| {file} | {count} | {left[file]} |" for file, count in sorted(Counter(m.file for m in tried).items())]
-    return "\n".join([*lines, "", *(f"* `{m.name}`" for m in sorted(survivors, key=lambda m: m.name)), ""])
+    """Returns the page that publishes survivors by room and by module."""
+    made = f"Made by `python -m mutants.generated {options}` on {datetime.now(UTC):%Y-%m-%d}."
+    if "--share" in options:
+        low, high = binomtest(len(survivors), len(tried)).proportion_ci()
+        said += f" It is a sample: of all mutants {100 * low:.0f} to {100 * high:.0f} % survive, with 95 % confidence."
+    lines = ["# Mutants that no test notices", "", made, "", said, ""]
+    of: dict[str, Callable[[Mutant], str]] = {"room": lambda m: m.file.partition("/")[0], "module": lambda m: m.file}
+    for title, name in of.items():
+        left = Counter(map(name, survivors))
+        lines += [f"| {title} | mutants | survivors |", "|---|---|---|"]
+        lines += [f"| {each} | {count} | {left[each]} |" for each, count in sorted(Counter(map(name, tried)).items())]
+        lines += [""]
+    return "\n".join([*lines, *(f"* `{m.name}`" for m in sorted(survivors, key=lambda m: m.name)), ""])
 
 
 if __name__ == "__main__":

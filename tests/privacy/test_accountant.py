@@ -14,6 +14,7 @@ from scipy.stats import norm
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
+from cpsgd.privacy import accountant
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from cpsgd.promise import Claim
@@ -332,3 +333,20 @@ def test_what_cannot_be_mixed() -> None:
         mixed_epsilon([(Rounds(0.1), POISSON), (Rounds(0.1), FIXED)], delta=1e-6)
     with pytest.raises(ConditionError, match="tails"):
         mixed_epsilon([(Rounds(0.1, 10, tail_mass=1e-7), EVERY)], delta=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.3, 5.0])
+def test_a_pure_round_that_is_sampled(epsilon: float) -> None:
+    for rate in (1e-6, 0.3, 0.999):
+        exact = math.log((1.0 - rate) + rate * math.exp(epsilon))
+        assert accountant._sampled_pure(epsilon, rate) == pytest.approx(exact, rel=1e-3 if exact < 1e-9 else 1e-6)
+        assert accountant._sampled_pure(epsilon, rate) < epsilon
+    assert accountant._sampled_pure(epsilon, 1.0) == epsilon
+    # Where e^ε is too large for a float, what sampling gains is given away.
+    assert accountant._sampled_pure(1e6, 0.5) == 1e6
+
+
+def test_where_nobody_is_sampled_the_least_noise_is_that_of_a_gaussian() -> None:
+    for rounds in (1, 7):
+        found = least_noise(Claim(1.0, 1e-6), rounds=rounds, participation=Participation.parse("every"))
+        assert found == pytest.approx(math.sqrt(rounds) / gdp_mu(1.0, 1e-6), rel=1e-6)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 
@@ -270,3 +271,18 @@ def test_coins_that_never_fall_prove_nothing_and_take_no_time(p: float) -> None:
         guarantee(protocol, 1e-6)
     assert protocol.mechanism.noise.variance < 1e-10
     protocol.encode(np.zeros(10), 0)
+
+
+def test_many_numbers_of_messages_are_rounded_down_a_little_and_none_is_lost() -> None:
+    few = ((100, 2), (101, 5))
+    assert guarantees._grouped(few) == few
+    sizes = tuple((size, size % 7 + 1) for size in range(100, 1100))
+    grouped = guarantees._grouped(sizes)
+    assert len(grouped) <= guarantees._MOST_SIZES < len(sizes)
+    assert sum(count for _, count in grouped) == sum(count for _, count in sizes)
+    kept, step = [size for size, _ in grouped], 11.0 ** (1.0 / (guarantees._MOST_SIZES - 1))
+    for size, count in grouped:
+        above = min((other for other in kept if other > size), default=math.inf)
+        assert count == sum(many for each, many in sizes if size <= each < above)
+    assert all(after <= step * (before + 1) for before, after in itertools.pairwise(kept))
+    assert kept[0] == 100

@@ -13,9 +13,18 @@ from cpsgd import Protocol, Run, guarantee
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Coins
 from cpsgd.mechanisms.law import Steps
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy import step_norms
 from cpsgd.privacy.one_example import example_protocol
-from cpsgd.privacy.proofs.steps_renyi import _backgrounds, _pairs, _pure, _rate, bounded_epsilon, norms_epsilon
+from cpsgd.privacy.proofs.steps_renyi import (
+    StepsRenyi,
+    _backgrounds,
+    _pairs,
+    _pure,
+    _rate,
+    bounded_epsilon,
+    norms_epsilon,
+)
 from cpsgd.privacy.step_norms import Norms
 
 Array = NDArray[np.float64]
@@ -197,6 +206,22 @@ def test_no_proof_for_others_of_any_norm_comes_below_3_47() -> None:
     assert max(math.hypot(*first), math.hypot(*second)) <= 1.0
     one, other = (np.einsum("i,j,k->ijk", *map(law, points)) for points in (first, second))
     assert float(np.sum(np.maximum(one - math.exp(3.47) * other, 0.0))) > 2e-13
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_what_a_run_hands_to_the_bounds(adjacency: Adjacency) -> None:
+    """S, distances and norms in units of the range: 1/1.5 of the clip norm, two of them apart or one."""
+    mechanism = Coins(coins=2, theta=0.4, coordinate_range=1.5)
+    run = Run.of(Protocol(clients=30, dim=5, clip_norm=1.0, mechanism=mechanism), adjacency=adjacency, rounds=3)
+    zero, norm, copies = adjacency is Adjacency.ZERO_OUT, 1.0 / 1.5, 2 * 3
+    distance = norm if zero else 2.0 * norm
+    theta = mechanism.theta  # as it is drawn, which is not quite 0.4
+    law = Steps((0.5 + theta, 0.5 - theta), (0.5 - theta, 0.5 + theta), 30)
+    bounded = bounded_epsilon(
+        law, coordinates=5 * copies, budget=copies * distance**2, reach=min(distance, 1.0 if zero else 2.0), delta=1e-9
+    )
+    exact = norms_epsilon(law, norms=Norms(norm, zero=zero), squares=copies * norm**2, delta=1e-9, below=bounded)
+    assert StepsRenyi().epsilon(run, 1e-9).epsilon == pytest.approx(exact, rel=1e-6)
 
 
 def test_what_is_given_up() -> None:
