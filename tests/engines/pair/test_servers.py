@@ -122,6 +122,17 @@ def test_clients_who_share_a_token_cannot_stop_the_leader(tmp_path: Path) -> Non
     assert [each.books.store.round(0).accepted for each in (pair.leader, pair.helper)] == [2, 2]
 
 
+def test_an_upload_kept_by_a_commit_that_seemed_to_fail_is_not_asked_about_after_its_senders_next(
+    tmp_path: Path,
+) -> None:
+    pair = Pair(tmp_path, "tokens")
+    pair.leader.evaluate([pair.prepared(pair.upload(0))])  # its sender hears 503
+    pair.tokens[1] = pair.tokens[0][0], pair.tokens[1][1]
+    assert pair.send(pair.upload(1)) == [Verdict.ACCEPTED]
+    assert pair.leader.restore() == []
+    assert [each.books.store.round(0).accepted for each in (pair.leader, pair.helper)] == [1, 1]
+
+
 def test_a_helper_that_accepts_a_client_twice_does_not_stop_the_leader(tmp_path: Path) -> None:
     pair = Pair(tmp_path, "roster")
     batch = [pair.prepared(pair.upload(0)) for _ in range(2)]
@@ -358,7 +369,7 @@ def test_a_store_that_fails_changes_nothing(tmp_path: Path, role: str, where: st
     upload = pair.upload(7)
     books = (pair.leader if role == "leader" else pair.helper).books
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with pytest.MonkeyPatch.context() as patch:

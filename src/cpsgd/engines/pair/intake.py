@@ -118,7 +118,7 @@ class Intake:
                 kept = await run_in_threadpool(self.leader.restore)
                 for start in range(0, len(kept), self._batch):
                     batch = kept[start : start + self._batch]
-                    await self._ask(batch, await run_in_threadpool(self.leader.evaluate, batch))
+                    await self._ask(batch, await run_in_threadpool(self.leader.evaluate, batch, restored=True))
                 self._restored = True
             except Exception:
                 logger.exception("What was on its way cannot be restored; trying again.")

@@ -128,11 +128,15 @@ class Leader:
         """Returns the uploads that were on their way when the leader stopped, also of those who may send no more."""
         return [self.open(Upload.from_bytes(data), data, before=True) for data in self.books.store.kept()]
 
-    def evaluate(self, batch: Sequence[Prepared]) -> bytes:
-        """Keeps a batch, all of one round, on disk, and returns the request for the helper."""
+    def evaluate(self, batch: Sequence[Prepared], *, restored: bool = False) -> bytes:
+        """Keeps a batch, all of one round, on disk unless it is restored, and returns the request for the helper.
+
+        With tokens one batch is under way at a time, and nothing else stays: the helper may take a sender for two.
+        """
         books, round = self.books, batch[0].upload.round
         shape = books.task.shape(round)
-        books.store.keep(round, [(each.upload.id, each.data) for each in batch])
+        if not restored:
+            books.store.keep(round, [(each.upload.id, each.data) for each in batch], alone=books.tokens)
         return write_request(
             round,
             [

@@ -355,9 +355,14 @@ class ReportStore:
 
     # ------------------------------------------------------------------ reports on their way (the leader's)
 
-    def keep(self, number: int, uploads: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keeps uploads, by id, until they are settled; what is kept is always what the helper is asked about next."""
+    def keep(self, number: int, uploads: Sequence[tuple[bytes, bytes]], *, alone: bool = False) -> None:
+        """Keeps uploads, by id, until they are settled; what is kept is always what the helper is asked about next.
+
+        With `alone` all others are forgotten: kept by a transaction that seemed to fail, and never asked about.
+        """
         with self._transaction() as run:
+            if alone:
+                run("DELETE FROM pending")
             rows = [(each, number, upload) for each, upload in uploads]
             run(
                 "INSERT INTO pending VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET upload = excluded.upload",
