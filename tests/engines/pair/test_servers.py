@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -417,12 +418,44 @@ def test_a_revealed_round_is_repeated_to_the_byte_and_takes_no_more(tmp_path: Pa
     assert pair.leader.books.current == 1
 
 
+def test_a_server_killed_after_a_reveal_leaves_no_sums_in_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "before").mkdir()
+    pair = Pair(tmp_path / "before")
+    pair.send(*[pair.upload(i) for i in range(8)])
+    books = pair.helper.books
+    books.close(0)
+    sums, connected = books.store.sums(0).tobytes(), books.store._statements
+
+    def killed() -> tuple[object, object]:
+        cursor, run = connected()
+
+        def until(sql: str, *parameters: object, **options: object) -> object:
+            if "checkpoint" in sql:
+                raise KeyboardInterrupt
+            return run(sql, *parameters, **options)
+
+        return cursor, until
+
+    monkeypatch.setattr(books.store, "_statements", killed)
+    with pytest.raises(KeyboardInterrupt):
+        books.reveal(0)
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    assert sums in (tmp_path / "after" / "helper.db-wal").read_bytes()
+    pair.folder = tmp_path / "after"
+    pair.start()
+    assert not [file for file in pair.folder.iterdir() if sums in file.read_bytes()]
+    assert pair.helper.books.reveal(0)
+
+
 def test_two_who_ask_for_a_sum_at_once_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(tmp_path)
     pair.send(*[pair.upload(i) for i in range(8)])
     books = pair.helper.books
     books.close(0)
-    digest, first = books.store.digest_of_ids, []
+    digest = books.store.digest_of_ids
+    first: list[bytes] = []
 
     def overtaken(round: int) -> bytes:
         found = digest(round)

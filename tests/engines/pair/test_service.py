@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from cpsgd.engines.pair import intake
+from cpsgd.engines.pair import intake, service
 from cpsgd.engines.pair.books import Books
 from cpsgd.engines.pair.connections import configured
 from cpsgd.engines.pair.intake import leader_app
@@ -25,7 +26,7 @@ from cpsgd.engines.pair.leader import Leader
 from cpsgd.engines.pair.running import free_port
 from cpsgd.engines.pair.service import helper_app
 from cpsgd.engines.pair.task import check_address
-from cpsgd.errors import ParameterError
+from cpsgd.errors import LedgerBusyError, LedgerError, LedgerStorageError, ParameterError
 
 from .local import Pair
 
@@ -207,6 +208,24 @@ def test_errors_of_our_own_show_nothing(web: Web, monkeypatch: pytest.MonkeyPatc
     assert web.leader.post("/rounds/0/close", headers=web.collector).json()["accepted"] == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [(LedgerBusyError, 503, "busy"), (LedgerStorageError, 503, "busy"), (LedgerError, 402, "budget")],
+)
+def test_a_ledger_that_is_busy_is_asked_again_and_one_that_does_not_pay_is_not(
+    web: Web, error: type[LedgerError], status: int, kind: str
+) -> None:
+    def charge(round: int, accepted: int, reports: bytes) -> None:
+        raise error(SECRET)
+
+    web.pair.send(*[web.pair.upload(i) for i in range(8)])
+    books = web.pair.helper.books
+    books.charge = charge
+    books.close(0)
+    assert is_problem(web.helper.post("/rounds/0/reveal", headers=web.helper_collector), status, kind)
+    assert books.store.answer(0) is None
+
+
 def test_a_collector_that_vanished_between_two_closes_costs_no_report(web: Web) -> None:
     upload = web.pair.upload(0, round=1).to_bytes()
     assert web.leader.post("/rounds/0/close", headers=web.collector).status_code == 200
@@ -216,6 +235,31 @@ def test_a_collector_that_vanished_between_two_closes_costs_no_report(web: Web) 
         assert again.post("/rounds/0/close", headers=web.collector).status_code == 200
         assert web.helper.post("/rounds/0/close", headers=web.helper_collector).status_code == 200
         assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
+
+
+def test_requests_of_the_leader_that_never_end_leave_the_helper_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that is cut off, or hostile, leaves requests half sent."""
+    monkeypatch.setattr(service, "_REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(service, "_REQUESTS", 2)
+    pair = Pair(tmp_path)
+    request = pair.leader.evaluate([pair.prepared(pair.upload(0))])
+    never = asyncio.Event()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield request[:10]
+        await never.wait()
+
+    async def ask() -> list[int]:
+        headers = {"Authorization": f"Bearer {pair.secrets['helper'].peer.hex()}"}
+        transport = httpx.ASGITransport(app=helper_app(pair.helper))
+        async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers) as client:
+            halves = [client.post("/verify", content=half()) for _ in range(3)]
+            found = [response.status_code for response in await asyncio.gather(*halves)]
+            return [*found, (await client.post("/verify", content=request)).status_code]
+
+    assert asyncio.run(ask()) == [408, 408, 503, 200]
 
 
 def test_a_helper_that_answers_nonsense_is_asked_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -31,12 +32,21 @@ from cpsgd.engines.pair.books import Books, RefusedReportError
 from cpsgd.engines.pair.helper import Helper
 from cpsgd.engines.pair.progress import Figures
 from cpsgd.engines.pair.store import Verdict
-from cpsgd.errors import EmptyError, LedgerError, MessageError, StageError, StoreError, ThresholdError
+from cpsgd.errors import (
+    EmptyError,
+    LedgerBusyError,
+    LedgerError,
+    LedgerStorageError,
+    MessageError,
+    StageError,
+    StoreError,
+    ThresholdError,
+)
 
 logger = logging.getLogger("cpsgd.pair")
 
-# Bytes of a request to the helper, at most.
-_REQUEST_BYTES = 1 << 28
+# Bytes of a request to the helper, seconds to send it, and requests at a time, at most; the leader has two.
+_REQUEST_BYTES, _REQUEST_SECONDS, _REQUESTS = 1 << 28, 60.0, 8
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -155,11 +165,11 @@ def refusing(handler: Handler) -> Handler:
             return problem(400, "malformed", "The message is malformed, or not for this task.")
         except (StageError, ThresholdError, EmptyError) as error:
             return problem(409, "not-now", str(error))
-        except LedgerError:
-            return problem(402, "budget", "The privacy budget does not pay for this round.")
-        except StoreError as error:
+        except (StoreError, LedgerBusyError, LedgerStorageError) as error:
             logger.error("%s", error)
             return busy()
+        except LedgerError:
+            return problem(402, "budget", "The privacy budget does not pay for this round.")
         except ClientDisconnect:
             return busy()  # nobody hears it
         except Exception:
@@ -187,10 +197,19 @@ def helper_app(helper: Helper) -> Starlette:
     """Returns the helper as a web application."""
     service = Service(helper.books)
 
+    places = asyncio.Semaphore(_REQUESTS)
+
     async def verify(request: Request) -> Response:
-        data = await body_of(request, _REQUEST_BYTES)
-        start = time.monotonic()
-        verdicts = await run_in_threadpool(helper.verify, data)
+        if places.locked():
+            return busy()
+        async with places:
+            try:
+                async with asyncio.timeout(_REQUEST_SECONDS):
+                    data = await body_of(request, _REQUEST_BYTES)
+            except TimeoutError:
+                return problem(408, "slow", "The request took too long; send it again.")
+            start = time.monotonic()
+            verdicts = await run_in_threadpool(helper.verify, data)
         service.figures.count(verdicts, start)
         return Response(verdicts, media_type="application/octet-stream")
 

@@ -154,6 +154,7 @@ class ReportStore:
                 "journal_mode = WAL",
                 "secure_delete = ON",
                 f"wal_autocheckpoint = {_JOURNAL_PAGES}",
+                "wal_checkpoint(TRUNCATE)",  # as `reveal` would have, if it was killed before
             ):
                 file.execute(f"PRAGMA {setting}")
             return file
