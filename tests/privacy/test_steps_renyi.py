@@ -212,11 +212,11 @@ def test_no_proof_for_others_of_any_norm_comes_below_3_47() -> None:
 def test_what_a_run_hands_to_the_bounds(adjacency: Adjacency) -> None:
     """S, distances and norms in units of the range: 1/1.5 of the clip norm, two of them apart or one."""
     mechanism = Coins(coins=2, theta=0.4, coordinate_range=1.5)
-    run = Run.of(Protocol(clients=30, dim=5, clip_norm=1.0, mechanism=mechanism), adjacency=adjacency, rounds=3)
+    run = Run.of(Protocol(clients=12, dim=5, clip_norm=1.0, mechanism=mechanism), adjacency=adjacency, rounds=3)
     zero, norm, copies = adjacency is Adjacency.ZERO_OUT, 1.0 / 1.5, 2 * 3
     distance = norm if zero else 2.0 * norm
     theta = mechanism.theta  # as it is drawn, which is not quite 0.4
-    law = Steps((0.5 + theta, 0.5 - theta), (0.5 - theta, 0.5 + theta), 30)
+    law = Steps((0.5 + theta, 0.5 - theta), (0.5 - theta, 0.5 + theta), 12)
     bounded = bounded_epsilon(
         law, coordinates=5 * copies, budget=copies * distance**2, reach=min(distance, 1.0 if zero else 2.0), delta=1e-9
     )
