@@ -39,7 +39,7 @@ def resolution(ratio: float) -> float:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """What a message needs of its window.
+    """The room that a message needs in its window.
 
     Attributes:
         taken: Upper bound on the part, either way, that is taken before fresh noise is added.
