@@ -182,8 +182,8 @@ class RoundedCorrelated(CorrelatedGaussian):
     least_deviation: ClassVar[float] = LEAST_SIGMA
     sampler_remedy: ClassVar[str] = "use more clients, or a shorter run"
     caution: ClassVar[str | None] = (
-        "its proof is new, and whole runs were enumerated for two and three rounds only; its guarantee is that of a whole run, "
-        "which is charged as one; who holds seeds must not be chosen by results"
+        "its proof is new, and whole runs were enumerated for two and three rounds only; its guarantee is that of a "
+        "whole run, which is charged as one; who holds seeds must not be chosen by results"
     )
 
     inherited_range: float
