@@ -134,7 +134,7 @@ class Group:
             assert isinstance(mechanism, RoundedCorrelated)
             unit = mechanism.step / math.sqrt(size.cohort)
             left = unit * math.sqrt(mechanism.noise.own_variance + 1.0 / 12.0)
-            return Noise(unit * mechanism.noise_deviation, tuple(map(float, mechanism.correlation.factors)), left)
+            return Noise(unit * mechanism.noise_deviation, tuple(map(float, mechanism.noise.factors)), left)
         apart = None if self.passes == 1 else -(-size.rounds // self.passes)
         sensitivity = 2.0 * Correlation(self.bands, size.rounds, apart).sensitivity
         deviation = sensitivity / (self.passes * size.cohort * gdp_mu(self.epsilon, size.delta))

@@ -9,7 +9,8 @@ import io
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,17 @@ def invoke() -> Callable[..., Result]:
         return Result(int(end.value.code or 0), stdout.getvalue(), stderr.getvalue())
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Forgets guarantees before and after a test that patches something: what is remembered would hide the patch."""
+    guarantees = sys.modules.get("cpsgd.privacy.guarantees") if "monkeypatch" in request.fixturenames else None
+    if guarantees is not None:
+        guarantees._remembered.cache_clear()
+    yield
+    if guarantees is not None:
+        guarantees._remembered.cache_clear()
 
 
 @pytest.fixture(scope="session")
