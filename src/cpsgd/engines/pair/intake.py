@@ -98,7 +98,8 @@ class Intake:
             self._waiting[upload.id] = waiting
             self._queue.put_nowait(waiting)
         elif waiting.data != data:
-            return verdict_response(Verdict.REUSED_ID)
+            # Nobody knows yet which of the two is a damaged copy: who sends again hears what is on record then.
+            return busy()
         try:
             return verdict_response(await asyncio.wait_for(asyncio.shield(waiting.answer), _PATIENCE))
         except TimeoutError:
