@@ -299,3 +299,25 @@ def test_uploads_that_never_end_take_bounded_memory_and_time(web: Web, monkeypat
 
     assert is_problem(web.leader.post("/reports", content=slowly()), 408, "slow")
     assert web.leader.post("/reports", content=upload).json() == {"verdict": "accepted"}
+
+
+def test_a_damaged_copy_that_is_being_read_does_not_take_the_id(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = web.pair.upload(0).to_bytes()
+    damaged = upload[:-1] + bytes([upload[-1] ^ 1])
+    begun, go_on, real = threading.Event(), threading.Event(), Leader.read
+
+    def slow(self: Leader, batch: Any) -> Any:
+        begun.set()
+        assert go_on.wait(20)
+        return real(self, batch)
+
+    monkeypatch.setattr(Leader, "read", slow)
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(web.leader.post("/reports", content=damaged).status_code))
+    thread.start()
+    assert begun.wait(20)
+    assert web.leader.post("/reports", content=upload).status_code == 503
+    go_on.set()
+    thread.join()
+    assert found[0] in (400, 422, 503)
+    assert web.leader.post("/reports", content=upload).json()["verdict"] == "accepted"
