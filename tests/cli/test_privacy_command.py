@@ -114,3 +114,9 @@ def test_epsilon_of_a_stated_distance(cpsgd: Any, privacy: Run, as_json: Json) -
     failed = cpsgd("privacy", *EPSILON.split(), "--replace-one-distance", 1.4142136)
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert "distance_reason to say why" in failed.stderr
+
+
+def test_outsiders_learn_less_where_chance_assigns_the_rounds(as_json: Json) -> None:
+    base = as_json(f"{EPSILON} --rounds 2500 --participation once")
+    assert base["outsiders_epsilon"] < base["epsilon"]
+    assert as_json(f"{EPSILON} --rounds 2500 --participation every")["outsiders_epsilon"] is None

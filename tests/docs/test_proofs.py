@@ -12,6 +12,7 @@ from pymdownx.slugs import slugify
 
 from cpsgd.ledger.charging import BASIC
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, RENYI_CITATION
+from cpsgd.privacy.outsiders import CITATION as OUTSIDERS_CITATION
 from cpsgd.privacy.proofs import all_proofs
 from cpsgd.privacy.proofs.argument import COMPOSED
 from docs._site.indices import typeset
@@ -37,7 +38,13 @@ def headings(page: Path) -> set[str]:
 
 
 METHODS = {proof.name: proof.citation for proof in all_proofs()} | COMPOSED
-METHODS |= {BASIC: "", "gaussian composition": "", "gaussian-filter": GAUSSIAN_CITATION, "renyi-filter": RENYI_CITATION}
+METHODS |= {
+    "outsiders": OUTSIDERS_CITATION,
+    BASIC: "",
+    "gaussian composition": "",
+    "gaussian-filter": GAUSSIAN_CITATION,
+    "renyi-filter": RENYI_CITATION,
+}
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

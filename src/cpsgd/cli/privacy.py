@@ -11,7 +11,7 @@ from cpsgd._numbers import rounded_up
 from cpsgd.cli import options, output
 from cpsgd.cli.commands import COMMANDS
 from cpsgd.cli.frame import WHOLE, command, new_app
-from cpsgd.errors import ParameterError
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.planner.requirements import Requirements
 from cpsgd.registry import parameters_of, required
 
@@ -96,10 +96,26 @@ def epsilon(
         ("bits", f"{protocol.bits_per_coordinate:.3f} per coordinate, {protocol.message_bytes:,} bytes per message")
     )
     rows += output.secrecy(found.participation)
+    outside = outsiders(found)
+    if outside is not None:
+        condition = "against anyone who sees only results, if chance assigns clients to equal cohorts, in secret"
+        rows.append(("outsiders", f"ε = {rounded_up(outside)} {condition} (docs/proofs/two-observers.md)"))
     rows += output.caution(protocol)
     if protocol.promise is not None:
         rows.append(("promised", str(protocol.promise)))
-    output.answer(json, {**found.to_dict(), "bits_per_coordinate": protocol.bits_per_coordinate}, output.facts(rows))
+    facts = {**found.to_dict(), "outsiders_epsilon": outside, "bits_per_coordinate": protocol.bits_per_coordinate}
+    output.answer(json, facts, output.facts(rows))
+
+
+def outsiders(found: Guarantee) -> float | None:
+    """Returns ε against anyone who sees only results; None where none smaller than the guarantee's is proved."""
+    from cpsgd.privacy import outsiders_epsilon
+
+    try:
+        epsilon = outsiders_epsilon(found.run, found.delta)
+    except ConditionError:
+        return None
+    return epsilon if epsilon < found.epsilon else None
 
 
 def guarantee_rows(found: Guarantee) -> list[tuple[str, str]]:

@@ -153,6 +153,7 @@ class OnceMemory(RunMemory):
     """The memory of a run whose messages are rounded at random."""
 
     of: RoundedCorrelated
+    echo = None
 
     @property
     def steerable(self) -> bool:  # type: ignore[override]

@@ -140,6 +140,7 @@ class SiloMemory(RunMemory):
 
     of: ShapedGaussian  # type: ignore[assignment]
     keeps_rows = True
+    echo = None
 
     @property
     def hands_on(self) -> bool:  # type: ignore[override]

@@ -59,6 +59,8 @@ class NoiseMemory:
         steerable: Whether the guarantee needs a server that names the next holders of seeds by no results.
         keeps_rows: Whether a client must keep vectors of its own from round to round, that depend on its data.
         handed_bytes: Bytes of seeds that a client is handed in a round, and hands on.
+        echo: Parts of the sensitivity that a vector has in its own round and in those after it, as results show it that
+            were made independent; their squares add up to 1 at most. None where the run is not a Gaussian in this form.
     """
 
     rounds: float = math.inf
@@ -69,6 +71,7 @@ class NoiseMemory:
     steerable: bool = False
     keeps_rows: bool = False
     handed_bytes: int = 0
+    echo: tuple[float, ...] | None = (1.0,)
 
     # ------------------------------------------------------------------ a client's state
 

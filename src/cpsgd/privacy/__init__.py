@@ -17,6 +17,7 @@ from cpsgd.privacy.guarantees import CITATIONS as CITATIONS
 from cpsgd.privacy.guarantees import Guarantee as Guarantee
 from cpsgd.privacy.guarantees import guarantee as guarantee
 from cpsgd.privacy.guarantees import guarantee_over_rounds as guarantee_over_rounds
+from cpsgd.privacy.outsiders import outsiders_epsilon as outsiders_epsilon
 from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate as GaussianCertificate
 from cpsgd.privacy.proofs.certified_gaussian import certified_epsilon as certified_epsilon
 from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate as gaussian_certificate
