@@ -5,7 +5,8 @@
 A ring all-reduce adds the sums. Workers pass on partial sums with less noise than the result: they are trusted to look
 at the result only, and the connections between them must be private (docs/ddp.md).
 
-Every worker sees 256 fresh examples per round and never the same again. Needs `pip install 'cpsgd[torch,learn]'`.
+Every worker sees 256 fresh examples per round and never the same again. Gradients are clipped to norm 1. Needs
+`pip install '.[torch,learn]'` in a clone of the repository.
 """
 
 import numpy as np
@@ -13,15 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from cpsgd import Protocol
-from cpsgd.engines.allreduce import PrivateMean
+from cpsgd import PrivateMean
 from cpsgd.engines.ddp import ExampleGradients
 from cpsgd.learning import mlp
 from cpsgd.learning.datasets import infinite_digits
+from cpsgd.planner import plan_examples
 
 ROUNDS = 40
 EXAMPLES = 256
-CLIP_NORM = 1.0  # of one example's gradient
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -30,15 +30,9 @@ data = infinite_digits(1_000_000)
 model = DistributedDataParallel(mlp(data.feature_dim, data.classes, hidden=(), seed=0))
 
 # A worker sends the sum of its examples' gradients, and the noise of all workers but one must hide one example in it.
-protocol = Protocol.rotated_binomial(
-    clients=workers,
-    dim=sum(p.numel() for p in model.parameters()),
-    clip_norm=CLIP_NORM * EXAMPLES * 1.001,  # of the sum, with the room that the proof asks for
-    coordinate_range=9.0,
-    levels=101,
-    trials=3000 // max(1, workers - 1),
-)
-mean = PrivateMean(protocol, epsilon=2.0, delta=1e-6, rounds=ROUNDS, examples=EXAMPLES, participation="once")
+dim = sum(p.numel() for p in model.parameters())
+plan = plan_examples(workers, dim, epsilon=2.0, delta=1e-6, rounds=ROUNDS, examples=EXAMPLES, colluding=1)
+mean = PrivateMean(plan.protocol, epsilon=2.0, delta=1e-6, rounds=ROUNDS, examples=EXAMPLES, participation="once")
 private = ExampleGradients(model, torch.nn.functional.cross_entropy, mean)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
 

@@ -38,11 +38,11 @@ PROJECT = {
 PACKAGES = {
     "cpsgd": "plan Plan Protocol Aggregator guarantee Guarantee Run make_private PrivateMean RoundSimulator Adjacency "
     "ExpectedError ErrorBound",
-    "cpsgd.planner": "plan Plan Requirements FrontierPoint Considered",
+    "cpsgd.planner": "plan plan_examples plan_passes Plan PassesPlan Requirements FrontierPoint Considered",
     "cpsgd.privacy": "guarantee Guarantee guarantee_over_rounds solve NoiseBudget Adjacency Participation "
     "optimal_composition analytic_epsilon analytic_sigma gdp_epsilon gdp_delta gdp_mu classical_epsilon "
     "classical_sigma certified_epsilon gaussian_certificate GaussianCertificate renyi_certificate RenyiCertificate "
-    "CITATIONS",
+    "outsiders_epsilon CITATIONS",
     "cpsgd.mechanisms": "Coins SampledCoins LazyCoins RoundedGaussian DiscreteGaussian Skellam Binomial Gaussian "
     "Mechanism ExpectedError ErrorBound",
     "cpsgd.statistics": "mean sum count histogram quantiles report kmeans pca Statistic TableReport CutOff Mean Sum "

@@ -6,7 +6,9 @@ saw in RANK.pickle, a dictionary by scenario, in its folder.
 
 from __future__ import annotations
 
+import doctest
 import hashlib
+import io
 import itertools
 import multiprocessing
 import os
@@ -27,6 +29,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from cpsgd.codec import pipeline
+from cpsgd.engines import ddp
 from cpsgd.engines.allreduce import PrivateMean
 from cpsgd.engines.ddp import ExampleGradients, PrivateOptimizer, WorkerGradients
 from cpsgd.learning import mlp
@@ -486,10 +489,25 @@ def run(rank: int, workers: int, folder: Path, names: list[str]) -> None:
         dist.destroy_process_group()
 
 
-def start(folder: Path, count: int, names: list[str]) -> int:
+def show(rank: int, workers: int, folder: Path, names: list[str]) -> None:
+    """Runs the example in the docstring of each class of the engine, as torchrun would: the example makes the group."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(workers), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (folder / "port").read_text()}
+    for name in names:
+        (example,) = doctest.DocTestFinder(recurse=False).find(getattr(ddp, name), name, globs={})
+        for line in example.examples:
+            line.options.pop(doctest.SKIP)
+        seen = io.StringIO()
+        found = doctest.DocTestRunner().run(example, out=seen.write)
+        (folder / f"{name}.{rank}").write_text(f"{found.attempted} lines, {found.failed} failed\n{seen.getvalue()}")
+        dist.destroy_process_group()
+
+
+def start(folder: Path, count: int, names: list[str], work: Callable[..., None] = run) -> int:
     """Runs scenarios on workers that are forked, so that nothing is imported again; returns the worst exit code."""
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=run, args=(rank, count, folder, names)) for rank in range(count)]
+    processes = [context.Process(target=work, args=(rank, count, folder, names)) for rank in range(count)]
     for process in processes:
         process.start()
     for process in processes:

@@ -68,10 +68,19 @@ class PrivateMean:
         rounds: The rounds that the budget was checked for.
 
     Example:
-        On each of the workers of a process group, once per round:
+        In each of two processes, as `torchrun --standalone --nproc-per-node 2 FILE` starts them. Each has the sum of
+        1,000 examples' vectors, and one example is protected:
 
-        >>> def average(private: PrivateMean, gradient: ArrayLike) -> NDArray[np.float32]:
-        ...     return private.mean(lambda: gradient)
+        >>> import torch  # doctest: +SKIP
+        >>> import cpsgd  # doctest: +SKIP
+        >>> from cpsgd.planner import plan_examples  # doctest: +SKIP
+        >>> torch.distributed.init_process_group("gloo")  # doctest: +SKIP
+        >>> budget = {"epsilon": 2.0, "delta": 1e-6, "rounds": 1}  # doctest: +SKIP
+        >>> best = plan_examples(2, 3, **budget, examples=1000, colluding=1)  # doctest: +SKIP
+        >>> private = cpsgd.PrivateMean(best.protocol, **budget, examples=1000)  # doctest: +SKIP
+        >>> found = private.mean(lambda: [500.0, 200.0, -500.0])  # doctest: +SKIP
+        >>> print((found / 1000).round(1))  # doctest: +SKIP
+        [ 0.5  0.2 -0.5]
     """
 
     def __init__(

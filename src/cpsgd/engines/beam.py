@@ -30,10 +30,13 @@ class UserSums(beam.PTransform[Any, Any]):
     window.
 
     Example:
+        >>> import apache_beam as beam
         >>> from cpsgd.statistics import Mean, prepare
         >>> ready = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0)
-        >>> UserSums(ready.job).job is ready.job
-        True
+        >>> rows = [{"id": user, "age": 40.0} for user in (1, 1, 2)]
+        >>> with beam.Pipeline() as pipeline:
+        ...     _ = pipeline | beam.Create(rows) | UserSums(ready.job) | beam.Map(lambda found: print(found.users))
+        2
     """
 
     def __init__(self, job: Job) -> None:
@@ -64,7 +67,15 @@ def _chosen(row: Row, job: Job) -> dict[str, object]:
 
 
 class SumUsers(beam.CombineFn):
-    """Sums the rows of whole users; each input is all rows of one user."""
+    """Sums the rows of whole users; each input is all rows of one user.
+
+    Example:
+        >>> from cpsgd.statistics import Mean, prepare
+        >>> combine = SumUsers(prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job)
+        >>> held = combine.add_input(combine.create_accumulator(), [{"id": 1, "age": 40.0}, {"id": 1, "age": 50.0}])
+        >>> combine.extract_output(held).users
+        1
+    """
 
     def __init__(self, job: Job) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,12 +106,38 @@ class SumUsers(beam.CombineFn):
 
 
 def write_sums(path: str) -> Any:
-    """Returns the transform that writes a `Partial` to one file, which is as secret as the table."""
+    """Returns the transform that writes a `Partial` to one file, which is as secret as the table.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import apache_beam as beam
+        >>> from cpsgd.statistics import Mean, prepare
+        >>> job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
+        >>> with TemporaryDirectory() as folder:
+        ...     path = str(Path(folder) / "sums")
+        ...     with beam.Pipeline() as pipeline:
+        ...         _ = pipeline | beam.Create([{"id": 1, "age": 40.0}]) | UserSums(job) | write_sums(path)
+        ...     read_sums(path).users
+        1
+    """
     write = beam.io.WriteToText(path, num_shards=1, shard_name_template="")
     return "ToJson" >> beam.Map(Partial.to_json) | "WriteSums" >> write
 
 
 def read_sums(path: str) -> Partial:
-    """Returns the `Partial` that a finished pipeline wrote, on any of Beam's file systems."""
+    """Returns the `Partial` that a finished pipeline wrote, on any of Beam's file systems.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from cpsgd.statistics import Mean, prepare
+        >>> job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
+        >>> with TemporaryDirectory() as folder:
+        ...     path = str(Path(folder) / "sums")
+        ...     _ = Path(path).write_text(job.partial([{"id": 1, "age": 40.0}, {"id": 2, "age": 50.0}]).to_json())
+        ...     read_sums(path).users
+        2
+    """
     with FileSystems.open(path) as file:
         return Partial.from_json(file.read().decode())

@@ -32,6 +32,24 @@ class WorkerGradients:
 
     It protects everything that a worker holds, which takes much noise: this is for many workers, each of them one
     party. To protect examples, use `ExampleGradients`.
+
+    Example:
+        In each of two processes, as `torchrun --standalone --nproc-per-node 2 FILE` starts them:
+
+        >>> import torch  # doctest: +SKIP
+        >>> from torch.nn.parallel import DistributedDataParallel  # doctest: +SKIP
+        >>> import cpsgd  # doctest: +SKIP
+        >>> from cpsgd.engines.ddp import WorkerGradients  # doctest: +SKIP
+        >>> torch.distributed.init_process_group("gloo")  # doctest: +SKIP
+        >>> model = DistributedDataParallel(torch.nn.Linear(2, 1))  # doctest: +SKIP
+        >>> budget = {"epsilon": 8.0, "delta": 1e-6, "rounds": 10}  # doctest: +SKIP
+        >>> best = cpsgd.plan(2, 3, **budget, colluding=1)  # doctest: +SKIP
+        >>> mean = cpsgd.PrivateMean(best.protocol, **budget)  # doctest: +SKIP
+        >>> private = WorkerGradients(model, mean)  # doctest: +SKIP
+        >>> model(torch.ones(5, 2)).mean().backward()  # doctest: +SKIP
+        >>> private.synchronise()  # doctest: +SKIP
+        >>> print(f"round {mean.round} of {mean.rounds}: ε = {mean.epsilon:.1f} is spent")  # doctest: +SKIP
+        round 1 of 10: ε = 2.2 is spent
     """
 
     def __init__(self, model: DistributedDataParallel, mean: PrivateMean) -> None:
@@ -74,6 +92,26 @@ class PrivateOptimizer:
     Attributes:
         optimizer: The optimizer inside.
         mean: The exchange; `mean.guarantee()` is what is proved about the steps so far.
+
+    Example:
+        In each of two processes, as `torchrun --standalone --nproc-per-node 2 FILE` starts them:
+
+        >>> import torch  # doctest: +SKIP
+        >>> from torch.nn.parallel import DistributedDataParallel  # doctest: +SKIP
+        >>> import cpsgd  # doctest: +SKIP
+        >>> from cpsgd.engines.ddp import PrivateOptimizer  # doctest: +SKIP
+        >>> torch.distributed.init_process_group("gloo")  # doctest: +SKIP
+        >>> model = DistributedDataParallel(torch.nn.Linear(2, 1))  # doctest: +SKIP
+        >>> budget = {"epsilon": 8.0, "delta": 1e-6, "rounds": 10}  # doctest: +SKIP
+        >>> best = cpsgd.plan(2, 3, **budget, colluding=1)  # doctest: +SKIP
+        >>> mean = cpsgd.PrivateMean(best.protocol, **budget)  # doctest: +SKIP
+        >>> optimizer = PrivateOptimizer(torch.optim.Adam(model.parameters()), model, mean)  # doctest: +SKIP
+        >>> for _ in range(10):  # doctest: +SKIP
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(5, 2)).mean().backward()
+        ...     optimizer.step()
+        >>> print(f"round {mean.round} of {mean.rounds}: ε = {mean.epsilon:.1f} is spent")  # doctest: +SKIP
+        round 10 of 10: ε = 8.0 is spent
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: DistributedDataParallel, mean: PrivateMean) -> None:
@@ -137,6 +175,25 @@ class ExampleGradients:
 
     There is no backward pass: gradients of single examples are computed, each is clipped, and the worker's sum of them
     goes through the protocol. It protects one example, for which the noise of a few workers suffices.
+
+    Example:
+        In each of two processes, as `torchrun --standalone --nproc-per-node 2 FILE` starts them:
+
+        >>> import torch  # doctest: +SKIP
+        >>> from torch.nn.parallel import DistributedDataParallel  # doctest: +SKIP
+        >>> import cpsgd  # doctest: +SKIP
+        >>> from cpsgd.engines.ddp import ExampleGradients  # doctest: +SKIP
+        >>> from cpsgd.planner import plan_examples  # doctest: +SKIP
+        >>> torch.distributed.init_process_group("gloo")  # doctest: +SKIP
+        >>> model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))  # doctest: +SKIP
+        >>> _ = torch.nn.init.zeros_(model.module.weight)  # doctest: +SKIP
+        >>> budget = {"epsilon": 2.0, "delta": 1e-6, "rounds": 1}  # doctest: +SKIP
+        >>> best = plan_examples(2, 2, **budget, examples=1000, colluding=1)  # doctest: +SKIP
+        >>> mean = cpsgd.PrivateMean(best.protocol, **budget, examples=1000)  # doctest: +SKIP
+        >>> private = ExampleGradients(model, torch.nn.functional.mse_loss, mean)  # doctest: +SKIP
+        >>> private.synchronise(torch.tensor([[0.3, 0.1]] * 1000), torch.ones(1000, 1))  # doctest: +SKIP
+        >>> model.module.weight.grad.round(decimals=1)  # doctest: +SKIP
+        tensor([[-0.6000, -0.2000]])
     """
 
     def __init__(self, model: DistributedDataParallel, loss: Loss, mean: PrivateMean) -> None:

@@ -37,6 +37,16 @@ def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOpti
     Raises:
         ColumnError: A column is missing. Nothing was charged.
         BudgetExceededError: The ledger does not allow it. Nothing was released.
+
+    Example:
+        >>> from pyspark.sql import SparkSession  # doctest: +SKIP
+        >>> from cpsgd.engines import spark  # doctest: +SKIP
+        >>> from cpsgd.statistics import Mean  # doctest: +SKIP
+        >>> session = SparkSession.builder.getOrCreate()  # doctest: +SKIP
+        >>> frame = session.range(100_000).selectExpr("id", "40D age")  # doctest: +SKIP
+        >>> found = spark.ask(frame, Mean({"age": (0, 100)}), user="id", epsilon=1.0)  # doctest: +SKIP
+        >>> round(float(found.values[0]), 1)  # doctest: +SKIP
+        40.0
     """
     ledger, population = options.pop("ledger", None), options.pop("population", None)
     ready = prepare(question, **options)
@@ -44,7 +54,18 @@ def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOpti
 
 
 def sums(frame: DataFrame, job: Job) -> Partial:
-    """Returns the exact sums over all users of a data frame. They hold no noise, and are as secret as the table."""
+    """Returns the exact sums over all users of a data frame. They hold no noise, and are as secret as the table.
+
+    Example:
+        >>> from pyspark.sql import SparkSession  # doctest: +SKIP
+        >>> from cpsgd.engines import spark  # doctest: +SKIP
+        >>> from cpsgd.statistics import Mean, prepare  # doctest: +SKIP
+        >>> session = SparkSession.builder.getOrCreate()  # doctest: +SKIP
+        >>> frame = session.range(100_000).selectExpr("id", "40D age")  # doctest: +SKIP
+        >>> ready = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0)  # doctest: +SKIP
+        >>> spark.sums(frame, ready.job).users  # doctest: +SKIP
+        100000
+    """
     from pyspark.sql import functions
 
     names = job.columns or tuple(frame.columns[:1])
@@ -63,7 +84,25 @@ def sums(frame: DataFrame, job: Job) -> Partial:
 
 
 def to_frame(found: Statistic, frame: DataFrame) -> DataFrame:
-    """Returns a statistic in the Spark session of a frame, with one row per group and one column per value."""
+    """Returns a statistic in the Spark session of a frame, with one row per group and one column per value.
+
+    Example:
+        >>> from pyspark.sql import SparkSession  # doctest: +SKIP
+        >>> from cpsgd.engines import spark  # doctest: +SKIP
+        >>> from cpsgd.statistics import Mean  # doctest: +SKIP
+        >>> session = SparkSession.builder.getOrCreate()  # doctest: +SKIP
+        >>> frame = session.range(100_000).selectExpr("id", "if(id % 2 = 0, 'f', 'm') sex", "40D age")  # doctest: +SKIP
+        >>> question = Mean({"age": (0, 100)}, group_by={"sex": ["f", "m"]})  # doctest: +SKIP
+        >>> found = spark.ask(frame, question, user="id", epsilon=1.0)  # doctest: +SKIP
+        >>> spark.to_frame(found, frame).selectExpr("group", "round(age) age").show()  # doctest: +SKIP
+        +-----+----+
+        |group| age|
+        +-----+----+
+        |    f|40.0|
+        |    m|40.0|
+        +-----+----+
+        <BLANKLINE>
+    """
     groups = found.groups or (None,)
     rows = [(group, *map(float, values)) for group, values in zip(groups, found.reading.values, strict=True)]
     columns = ", ".join(f"{_quoted(name)} double" for name in found.names)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from cpsgd._lazy import on_demand
 
 if TYPE_CHECKING:
+    from cpsgd.planner.examples import plan_examples as plan_examples
+    from cpsgd.planner.passes import PassesPlan as PassesPlan
+    from cpsgd.planner.passes import plan_passes as plan_passes
     from cpsgd.planner.planning import FrontierPoint as FrontierPoint
     from cpsgd.planner.planning import Plan as Plan
     from cpsgd.planner.planning import plan as plan
@@ -19,8 +22,11 @@ __getattr__ = on_demand(
     {
         "Considered": "search",
         "FrontierPoint": "planning",
+        "PassesPlan": "passes",
         "Plan": "planning",
         "Requirements": "requirements",
         "plan": "planning",
+        "plan_examples": "examples",
+        "plan_passes": "passes",
     },
 )
