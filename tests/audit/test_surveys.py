@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cpsgd import Aggregator, Guarantee, Protocol, guarantee
 from cpsgd.audit import Case, Encode, Start, all_cases, survey
 from cpsgd.audit.cases import DELTA, left_out, usual
+from cpsgd.audit.checks import Check
 from cpsgd.audit.surveys import Coverage, Made, law_checked
 from cpsgd.codec import pipeline
 from cpsgd.mechanisms import Binomial, binomial
@@ -242,3 +243,9 @@ def test_a_forced_level_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_servers_half_may_be_the_products() -> None:
     made: Made = lambda protocol: (protocol.encode, Aggregator)  # noqa: E731
     assert survey([QUIET], DELTA, rounds=1_000, made=made, seed=1).levels == (checked(QUIET).level,)
+
+
+def test_one_check_that_fails_is_enough() -> None:
+    good, bad = Check("a", "?", 1.0, 2.0), Check("b", "?", 3.0, 2.0)
+    for checks, passed in (((good, good), True), ((good, bad), False), ((bad, good), False)):
+        assert Coverage(QUIET, "", 1, (0,), checks, "").passed is passed

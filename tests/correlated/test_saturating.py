@@ -273,3 +273,20 @@ def test_fine_draws_fill_their_grid() -> None:
     assert float(((counts - 156.25) ** 2 / 156.25).sum()) < 390.0
     # The same for everybody, for ever.
     assert hashlib.sha256(z.astype("<i8").tobytes()).hexdigest()[:16] == "48b721a2d0262cfc"
+
+
+@pytest.mark.parametrize(("inherited", "window"), [(2.6, 16), (0.7, 16), (0.7, 8)])
+def test_what_clipping_and_saturation_leave_is_the_integral_over_the_gaussian(inherited: float, window: int) -> None:
+    found = mechanism(inherited_range=inherited, window=window)
+    spread = float(np.sqrt((found.correlation.factors**2).sum()))
+    x = np.linspace(-12.0, 12.0, 400_001)
+    mass = np.exp(-0.5 * x * x) * (x[1] - x[0]) / math.sqrt(2.0 * math.pi)
+    earlier = found.noise_deviation * math.sqrt(spread * spread - 1.0) * x
+    kept = np.clip(earlier, -inherited, inherited)
+    # Regression of what is kept on what there was: by Stein's lemma the share that is not clipped.
+    share = float((kept * earlier * mass).sum() / (earlier * earlier * mass).sum())
+    assert found.noise.factors[1:] == pytest.approx(found.correlation.factors[1:] * share, rel=1e-6)
+    residual = float(((kept - share * earlier) ** 2 * mass).sum())
+    whole = found.noise_deviation * spread * x
+    saturated = float(((whole - np.clip(whole, -found.largest, found.largest)) ** 2 * mass).sum())
+    assert found.noise.own_variance == pytest.approx(1.0 / 12.0 + residual + saturated, rel=1e-6)

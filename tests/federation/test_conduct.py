@@ -51,6 +51,7 @@ def test_absence_is_no_fault_and_costs_a_few_rounds() -> None:
     assert chosen(conduct, ABSENCES + 1) == {"north", "south", "east"}
     # It is called where the round would have too few without it.
     assert chosen(conduct, ABSENCES + 1, needed=4) == set(NODES)
+    assert chosen(conduct, ABSENCES + REST) == {"north", "south", "east"}
     assert chosen(conduct, ABSENCES + REST + 1) == set(NODES)
 
 

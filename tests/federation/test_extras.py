@@ -83,6 +83,8 @@ def test_strange_wishes_are_refused(text: str) -> None:
 def test_bad_settings() -> None:
     with pytest.raises(ParameterError, match="less than half"):
         Extras(measures={str(i): (0.0, 1.0) for i in range(51)})
+    with pytest.raises(ParameterError, match="range of 'loss'"):
+        Extras(measures={"loss": (1.0, 1.0)})
     for changes in ({"initial": 0.0}, {"initial": 1.0, "quantile": 1.5}, {"initial": 1.0, "rate": -1.0}):
         with pytest.raises(ParameterError):
             AdaptiveClip(**changes)

@@ -9,9 +9,10 @@ import pytest
 
 from cpsgd import Plan, Protocol, plan
 from cpsgd.federation.choreography import begin_round
-from cpsgd.federation.plausibility import FALSE_ALARM, bounds, implausible
+from cpsgd.federation.plausibility import FALSE_ALARM, _bernstein, bounds, implausible
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
+from cpsgd.planner.modulus import window
 
 from .local import RUN, Client, carry
 
@@ -112,3 +113,15 @@ def test_a_coordinate_at_the_clip_norm_with_noise_is_plausible() -> None:
     assert implausible(protocol, 10, mean) is None
     mean[3] = 1.0 + 12.0 * deviation
     assert implausible(protocol, 10, mean) is not None
+
+
+@pytest.mark.parametrize("dim", [64, 4096])
+def test_bernsteins_bound_is_its_formula(dim: int) -> None:
+    protocol = Protocol.rotated_binomial(clients=10, dim=dim, clip_norm=1.0, levels=64, trials=500)
+    mechanism, nats = protocol.mechanism, np.log(2.0 / FALSE_ALARM)
+    width = window(mechanism, clients=10, dim=dim, clip_norm=1.0, rotate=True, overflow=FALSE_ALARM / 6.0)
+    variance = 10 * (mechanism.noise.settled_variance + mechanism.largest_rounding_variance)
+    # The root of t² = 2 L B² (d v + t/3), where Bernstein's inequality has the probability exp(-L).
+    excess = np.roots([1.0, -2.0 * nats * width**2 / 3.0, -2.0 * nats * width**2 * dim * variance]).max()
+    expected = 1.25 + protocol.scale / 10 * np.sqrt(dim * variance + excess)
+    assert _bernstein(protocol, 10, 1.25) == pytest.approx(expected, rel=1e-9)

@@ -197,3 +197,13 @@ def reserved_for_more(state: dict[str, Any]) -> None:
 def test_states_that_no_records_lead_to(report: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> None:
     with pytest.raises(ReportError, match="state is not one"):
         check_report(forged(report, change))
+
+
+@pytest.mark.parametrize(
+    "head", ["{number}:{digest}00", "0{number}:{digest}", "{number}:{short}", " {number}:{digest}"]
+)
+def test_a_head_that_no_ledger_has_is_refused(report: dict[str, Any], head: str) -> None:
+    number, _, digest = report["head"].partition(":")
+    lie = {**report, "head": head.format(number=number, digest=digest, short=digest[:-2])}
+    with pytest.raises(ReportError, match="no head of a ledger"):
+        check_report(signed_again(lie))

@@ -43,8 +43,8 @@ _CALLED = {
 }
 _TEXT = {"__repr__", "__str__", "_repr_html_", "describe", "__format__"}
 """Functions that only make text: no mutants there."""
-_EFFORT = {"maxiter", "rtol", "xtol", "tol", "stacklevel", "maxsize", "indent", "timeout", "isolation_level"}
-"""Arguments that say how long or how finely something is done: no mutants in their constants."""
+_EFFORT = {"maxiter", "rtol", "xtol", "tol", "stacklevel", "maxsize", "indent", "timeout", "isolation_level", "strict"}
+"""Arguments that say how long or how finely something is done, or that lengths are equal: no mutants in them."""
 _TINY = 1e-6
 """Positive constants below are slack of floating point: twice as much is as right."""
 _ROUNDINGS, _NEARLY_ONE = {"_UNIT", "_SPECIAL"}, {"_UP", "_SAFE", "_ROUNDING"}

@@ -10,6 +10,7 @@ from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Steps
 from cpsgd.mechanisms.skellam import SkellamLaw
 from cpsgd.privacy import curves, smoothed
+from tests import known_values as known
 
 from . import product_checks as checks
 from . import product_oracle as oracle
@@ -113,3 +114,81 @@ def test_powers_lose_what_they_say() -> None:
         # SciPy's masses are within about 1e-12. Sums of trimmed laws have less than the whole law at their ends.
         assert np.all(found.mass <= kept * (1.0 + found.error + 1e-11))
         assert 1.0 - found.mass.sum() <= found.lost + 1e-12
+
+
+def _numbers(families: list[curves.Family]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for number, family in enumerate(families):
+        found[f"family {number}"] = [family.reach, family.tail, len(family.others)]
+        for curve in (family.first, *family.others):
+            found[f"ratios {number} {curve.distance}"] = curve.log_ratios
+            found[f"excess {number} {curve.distance}"] = curve.excess
+    return found
+
+
+@pytest.mark.parametrize("law", [BinomialLaw(400, 0.5), BinomialLaw(900, 0.2), BinomialLaw(90, 0.5)], ids=str)
+@pytest.mark.parametrize("reach", [0.6, 1.0, 2.7])
+def test_known_curves_of_noise(law: BinomialLaw, reach: float) -> None:
+    found = _numbers(curves.of_law(law, reach=reach, tail=1e-5))
+    known.check("privacy/curves", {f"{law} {reach} {key}": value for key, value in found.items()}, rel=1e-8)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize(
+    "law",
+    [checks.coins(0.3, 9), checks.coins(0.3, 8), checks.coins(0.1, 1001), checks.sampled_coins(0.3, 0.4, 700)],
+    ids=["odd", "even", "many", "sampled"],
+)
+def test_known_curves_of_steps(law: Steps, draft: bool, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.id
+    found = _numbers(curves.of_steps(law, reach=1.4, tail=0.2 if law.clients < 10 else 1e-7, draft=draft))
+    known.check("privacy/curves", {f"{name} {key}": value for key, value in found.items()}, rel=1e-8)
+
+
+def test_known_parts_of_curves() -> None:
+    values: dict[str, object] = {
+        "distances": [*curves._distances(3.3), *curves._distances(2.0), *curves._distances(1.0)]
+    }
+    for others in (7, 31, 32, 33, 400, 401, 4001):
+        for deviation in (3.0, 60.0, 1e4):
+            values[f"edges {others} {deviation}"] = curves._edges(others, deviation)
+    low, high = np.array([0.5, 0.4, 0.1]), np.array([0.1, 0.4, 0.5])
+    for count in (0, 1, 2, 5, 100):
+        power = curves._power(high, count, 1e-6)
+        values[f"power {count}"] = [*power.mass[:9], power.first, power.error, power.lost]
+        mixture, lost = curves._common(low, high, count, 1e-6)
+        values[f"common {count}"] = [lost, *(weight for weight, _ in mixture), *(law.mass.sum() for _, law in mixture)]
+        values[f"sizes {count}"] = [len(law.mass) for _, law in mixture]
+    both = curves._Power(low, 3, 0.01, 0.002).plus(curves._Power(high, 4, 0.02, 0.003), 0.3)
+    values["plus"] = [*both.mass, both.first, both.error, both.lost]
+    tails = curves._Tails(curves._Pair(np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1]), 0.01))
+    values["excess"] = tails.excess(np.linspace(-2.0, 2.0, 21))
+    values["pair"] = [curves._shifted(BinomialLaw(9, 0.5).window(9.0, margin=3), t).error for t in (0.5, -0.5)]
+    known.check("privacy/curves", values, rel=1e-9)
+
+
+def test_long_convolutions_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = np.arange(1.0, 12.0), np.arange(3.0, 10.0)
+    monkeypatch.setattr(curves, "_LONGEST_PRODUCT", 3)
+    for pair in ((first, second), (second, first), (first, second[:3]), (first, second[:4])):
+        assert curves._convolved(*pair) == pytest.approx(np.convolve(*pair), rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "reach"),
+    [
+        ([1.0], [1.0], 1.0),
+        ([0.6, 0.4], [0.5, 0.5], 1.0),
+        ([0.6, 0.3], [0.3, 0.6], 1.0),
+        ([0.45, 0.1, 0.45], [0.45, 0.1, 0.45], 1.0),
+        ([0.3, 0.7], [0.7, 0.3], 1.0),
+        ([0.5, 0.0, 0.5], [0.5, 0.0, 0.5], 1.0),
+        ([1.2, -0.2], [-0.2, 1.2], 1.0),
+        ([0.7, 0.3], [0.3, 0.7], 2.1),
+        ([0.7, 0.3], [0.3, 0.7], 0.0),
+    ],
+)
+def test_steps_without_thresholds_are_refused(low: list[float], high: list[float], reach: float) -> None:
+    with pytest.raises(ConditionError, match="log-concave"):
+        curves._check_steps(np.array(low), np.array(high), reach)
+    curves._check_steps(np.array([0.7, 0.3, 0.0]), np.array([0.0, 0.3, 0.7]), 2.0)

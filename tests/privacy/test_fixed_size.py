@@ -27,6 +27,7 @@ from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.privacy.proofs import round_cost
 from cpsgd.privacy.proofs.argument import counted_tail
 from cpsgd.run import Run
+from tests import known_values as known
 
 from . import checks
 from .oracle import composed, coordinate_law, hockey_stick
@@ -275,3 +276,57 @@ def test_what_rounding_took_from_losses_is_added_to_their_moments() -> None:
     losses = fixed_size._rough(SampledRounds(1.0, 0.01, 1), 1e-9)
     shorter = replace(losses, short=losses.short + 0.01)
     assert shorter.log_moment(7.0) == pytest.approx(losses.log_moment(7.0) + 0.07, rel=1e-9)
+
+
+_KINDS = {
+    "plain": [SampledRounds(1.0, 0.01, 1000)],
+    "bold": [SampledRounds(3.0, 0.2, 3)],
+    "always": [SampledRounds(0.1, 1.0, 50), SampledRounds(0.7, 0.3, 5)],
+    "either": [SampledRounds(0.5, 0.1, 20, ((0.3, 0.2), (1.0, 0.02)))],
+    "tiny": [SampledRounds(0.01, 0.001, 7)],
+    "far": [SampledRounds(8.0, 0.05, 30)],
+}
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_known_profiles(name: str) -> None:
+    kinds, values = _KINDS[name], dict[str, object]()
+    for points in (COARSE_POINTS, 256):
+        profile = sampled_profile(kinds, points)
+        values[f"profile {points}"] = [profile(epsilon) for epsilon in (0.0, 0.01, 0.5, 2.0, 8.0, 30.0)]
+    for kind in kinds:
+        key = f"{kind.mu} {kind.rate}"
+        values[f"farthest {key}"] = [kind._largest, *(kind.farthest(10.0**-n) for n in (0, 1, 5, 40, 300))]
+        values[f"divergence {key}"] = [
+            fixed_size.sampled_divergence(kind.mu, kind.rate, order) for order in (1.5, 3.0, 40.0)
+        ]
+        x = 0.5 * kind.mu + np.array([0.0, 0.1, 1.0, 5.0, 60.0])
+        loss = fixed_size._loss(kind, x)
+        values |= {f"loss {key}": loss, f"output {key}": fixed_size._output(kind, loss[:4])}
+        for number, losses in enumerate(
+            [fixed_size._rough(kind, 1e-9), fixed_size._pair(kind, np.linspace(0.0, 0.7, 40))]
+        ):
+            losses = replace(losses, short=losses.short + 0.01)
+            powers = (0.0, 0.3, 4.0)
+            values |= {
+                f"losses {key} {number}": losses.loss,
+                f"masses {key} {number}": losses.mass,
+                f"rest {key} {number}": [losses.infinite, losses.short],
+                f"moments {key} {number}": [losses.log_moment(power) for power in powers],
+                f"means {key} {number}": [losses.mean(power) for power in powers],
+                f"variances {key} {number}": [losses.variance(power) for power in powers],
+            }
+    for level in (1e-4, 1e-12):
+        cut = fixed_size._Cut(kinds, 512, level)
+        values[f"cut {level}"] = [cut.infinite, *(cut.delta(epsilon) for epsilon in (0.0, 0.3, 3.0))]
+        values[f"powers {level}"] = [cut._best_power(epsilon) for epsilon in (0.01, 1.0, 10.0)]
+        for top, length in ((1.0, 3.0), (6.0, 5.0)):
+            sums = fixed_size._Sums(kinds, 512, level, top, length, 2.0, 5.0)
+            values[f"sums {level} {top}"] = [
+                *(sums._interval, sums._last, sums._scale, sums._shift, sums._infinite, sums._inexact, sums._error),
+                *(sums.suits(epsilon) for epsilon in (-3.0, 0.0, 0.5, 0.99, 1.0, 5.9)),
+            ]
+            values[f"deltas {level} {top}"] = [sums.delta(epsilon) for epsilon in (-3.0, 0.0, 0.5, 0.99, 1.0, 5.9)]
+    known.check(
+        "privacy/fixed_size", {f"{name} {key}": value for key, value in values.items()}, rel=1e-7, absolute=1e-299
+    )

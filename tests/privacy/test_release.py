@@ -263,3 +263,11 @@ def test_a_secure_round_of_too_few_ends_without_a_sum() -> None:
         server.advance()
     with pytest.raises(StageError):
         server.result()
+
+
+def test_a_release_may_cost_exactly_what_is_accepted() -> None:
+    true = check_release(PLANNED, 5000)
+    assert true is not None
+    assert check_release(PLANNED, 5000, accept_epsilon=true.epsilon) == true
+    with pytest.raises(GuaranteeError):
+        check_release(PLANNED, 5000, accept_epsilon=math.nextafter(true.epsilon, 0.0))

@@ -17,6 +17,7 @@ from cpsgd.privacy.proofs import certified_gaussian as certificate
 from cpsgd.privacy.proofs import certified_renyi as renyi
 from cpsgd.privacy.proofs.certified_renyi import RENYI_TAIL_SHARES, rdp_epsilon, renyi_floor, summed_renyi_certificate
 from cpsgd.protocol import Protocol
+from tests import known_values as known
 
 from . import checks
 
@@ -263,3 +264,61 @@ def test_numpy_is_as_accurate_as_assumed() -> None:
         ):
             for x, found in zip(points, ours(points), strict=True):
                 assert abs(mpmath.mpf(float(found)) / exact(mpmath.mpf(float(x))) - 1) <= 2 * 2.0**-52
+
+
+@pytest.mark.parametrize("law", [BinomialLaw(400, 0.5), BinomialLaw(2000, 0.2)], ids=str)
+@pytest.mark.parametrize(("sensitivity", "levels"), [(0.7, 3), (1.0, 2), (2.6, 5)])
+def test_known_moments(law: BinomialLaw, sensitivity: float, levels: int) -> None:
+    meter = Meter()
+    found = Moments(law, dim=7, sensitivity=sensitivity, levels=levels, tail=1e-5, meter=meter)
+    meter.limit(1e9)
+    orders = (1.2, 1.9, 2.0, 2.3, 2.9, 3.0, 8.0, 0.9 * found.largest_order)
+    values: dict[str, object] = {
+        "kappa": [found.kappa(order) for order in orders],
+        "limits": [found.tail_mass, *found.box, found.largest_order, found._reach, len(found._sides), meter.left],
+    }
+    for number, side in enumerate(found._sides):
+        values |= {f"mass {number}": side.mass, f"error {number}": side.error, f"order {number}": side.largest_order}
+        for r in range(len(side.excess)):
+            values |= {f"excess {number} {r}": side.excess[r], f"inexact {number} {r}": side.inexact[r]}
+        for exponent in (-3.0, 2.4, 5.0):
+            near, far = side._node(exponent, 0, 0.3), side._node(exponent, 0, 0.6)
+            start = side._node(exponent, 0, 0.0)
+            values |= {
+                f"nodes {number} {exponent} {place}": [
+                    *(node.moment, node.derivative, node.curvature, node.value),
+                    *(node.moment_error, node.derivative_error, node.curvature_error),
+                ]
+                for place, node in (("start", start), ("near", near), ("far", far))
+            }
+            values[f"bounds {number} {exponent}"] = [near.bound(far), start.bound(near), start.bound(far)]
+            values[f"growth {number} {exponent}"] = side.growth(exponent, found._reach)
+    known.check("privacy/moments", {f"{law} {sensitivity} {key}": value for key, value in values.items()}, rel=1e-7)
+
+
+def test_known_sums_of_moments() -> None:
+    source = np.random.default_rng(1)
+    mass, error, near, far, inexact = source.uniform(0.01, 0.3, (5, 8))
+    for exponent in (-2.5, 0.4, 3.0):
+        for fraction in (0.0, 0.4, 1.0):
+            sums = moments._sums(exponent, fraction, mass, error, -near, far, inexact)
+            known.check("privacy/moments", {f"sums {exponent} {fraction}": sums})
+            # Errors without those that were given: of floating point alone.
+            zero = np.zeros(8)
+            sums = moments._sums(exponent, fraction, mass, zero, -near, far, zero)[3:]
+            known.check("privacy/moments", {f"roundings {exponent} {fraction}": sums})
+
+
+@pytest.mark.parametrize("a", [-1.0, 0.2])
+@pytest.mark.parametrize("b", [-0.5, 0.7, 3.0])
+def test_bounds_between_nodes_are_the_largest_of_their_parabola(a: float, b: float) -> None:
+    left, right = (object.__new__(moments._Node) for _ in range(2))
+    left.r, left.fraction, right.r, right.fraction = 1, 0.25, 1, 0.75
+    left.moment, left.derivative, left.curvature = math.expm1(abs(a)) if a > 0 else 0.01, b, 0.3
+    left.moment_error, left.derivative_error, left.curvature_error = 0.02, 0.03, 0.04
+    right.curvature, right.curvature_error = 0.1, 0.5
+    base = 1.0 + left.moment
+    t = np.linspace(1.25, 1.75, 200_001)
+    h = t - 1.25
+    top = math.log1p(left.moment) + 0.02 / base + (b + 0.03) / base * h + 0.3 / base * h * h
+    assert left.bound(right) == pytest.approx(float(np.max(top / t**2)), rel=1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import SlotsAndCoins
 from cpsgd.privacy import coin_sums, rounded_runs
 from cpsgd.privacy.rounded_runs import RoundingCoins, run_cost
+from tests import known_values as known
 
 LOG = 30.0
 
@@ -341,3 +342,45 @@ def test_coins_are_counted_as_the_page_does(told: int, reach: float, log: float)
     assert coins.grid == pytest.approx(4 * (count + told) * noise.point, rel=1e-12)
     assert coins.saturated == coin_sums.chernoff(coins.chance, count, log)
     assert (coins.told, coins.untold, coins.log) == (told, count, log)
+
+
+_RUNS = {
+    "small": (law(), 20.0, 0.5, 3),
+    "told": (law(untold=9000, deviation=1.1, told=7, room=3.0, rounds=12), 30.0, 0.7, 20),
+    "saturating": (law(untold=40_000, deviation=2.5, told=3, room=1.8, rounds=60), 50.0, 2.0, 5),
+    "noisy": (law(untold=2_000_000, deviation=0.9, told=100, room=3.5), 400.0, 1.7, 1000),
+}
+
+
+@pytest.mark.parametrize("name", _RUNS)
+def test_known_costs(name: str) -> None:
+    given, distance, reach, dim = _RUNS[name]
+    cost = run_cost(given, distance=distance, reach=reach, dim=dim, tail=1e-7)
+    values = {"cost": astuple(cost)}
+    for log in (LOG, 12.0):
+        coins = RoundingCoins.of(given, reach, log)
+        coins = replace(coins, uneven=coins.uneven + 1e-4, saturated=coins.saturated + 1e-3, grid=0.01)
+        split = rounded_runs._split(given, coins)
+        later = rounded_runs._later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]), reach)
+        own = rounded_runs._own_moves(coins, 0.2, np.linspace(0.0, 1.5, 5))
+        values |= {f"coins {log}": astuple(coins), f"split {log}": np.concatenate(split)}
+        for kind, moves in (("own", own), ("later", later)):
+            values[f"{kind} {log}"] = np.concatenate(astuple(moves))
+            for w in (0.003, 0.3, 3.0):
+                wide = np.full(len(moves.mean), w)
+                values[f"{kind} {log} {w} rates"] = coins.rates(moves, wide, 0.3)
+                moment = coins._moment(moves, np.sqrt(wide)[:, None], np.full((len(wide), 1), 0.3))
+                values[f"{kind} {log} {w} moment"] = np.concatenate(moment)
+        for step in (1, 3):
+            mass, ends, two, three = coins.cells(step)
+            values[f"cells {log} {step}"] = np.concatenate([mass, ends])
+            for order, bound in ((2, two), (3, three)):
+                values |= {f"own {log} {step} {order}": bound.own, f"all {log} {step} {order}": bound.everywhere}
+        for order in (2, 3):
+            terms = coins._terms(order, np.array([0.0, 1.0, 7.0, 0.2 * coins.variance]))
+            values[f"terms {log} {order}"] = np.concatenate(terms)
+        values[f"swapped {log}"] = [
+            rounded_runs._swapped(coins, split, 0.2 * split.shifts**2, distance**2, 0.1, share)
+            for share in (0.1, 0.5, 3.0)
+        ]
+    known.check("privacy/rounded_runs", {f"{name} {key}": value for key, value in values.items()}, rel=1e-8)

@@ -10,6 +10,7 @@ import pytest
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Array, Steps
 from cpsgd.privacy import curves, smoothed
+from tests import known_values as known
 
 from . import product_checks as checks
 
@@ -164,3 +165,62 @@ def test_drafts_are_certificates_too() -> None:
     fine = smoothed.growth(exact, around=around, tail=1e-9).reached(budget)
     rough = smoothed.growth(draft, around=around, tail=1e-9, draft=True).reached(budget)
     assert fine * 0.999 <= rough < 1.1 * fine
+
+
+_PLAIN = {
+    "few": (0.1, 50, 2.0, 30.0),
+    "bold": (0.4, 300, 2.0, 30.0),
+    "near": (0.3, 20, 1.0, 3.0),
+    "many": (0.02, 2000, 2.0, 300.0),
+}
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("name", _PLAIN)
+def test_known_growth(name: str, draft: bool) -> None:
+    theta, others, reach, budget = _PLAIN[name]
+    families = curves.of_steps(checks.coins(theta, others), reach=reach, tail=1e-9, draft=draft)
+    fisher = [smoothed.fisher(family) for family in families]
+    found = smoothed.growth(families, around=budget * max(fisher), tail=1e-9, draft=draft)
+    values = {"fisher": fisher, "starts": found.starts, "rates": found.rates, "overshoots": found._overshoots}
+    values["reached"] = [found.reached(share * budget) for share in (0.01, 0.3, 1.0, 2.0)]
+    known.check("privacy/smoothed", {f"{name} {draft} {key}": value for key, value in values.items()}, rel=1e-8)
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_known_comparisons(name: str) -> None:
+    theta, others, reach, _ = _PLAIN[name]
+    values: dict[str, Any] = {}
+    for number, family in enumerate(curves.of_steps(checks.coins(theta, others), reach=reach, tail=1e-9)):
+        each, rate = smoothed._Curves(family), 1.3 * smoothed.fisher(family)
+        for w in (0.02, 1.0, 30.0):
+            end = 6.0 * math.sqrt(w)
+            test = smoothed._Test(each, w, np.linspace(-end, end, 31), 1e-4)
+            values |= {
+                f"scales {number} {w}": each.scales(w, end),
+                f"smallest {number} {w}": each.smallest(w, end, 0.01 * family.first.distance),
+                f"squares {number} {w}": test._squares,
+                f"chords {number} {w}": test._largest,
+                f"first {number} {w}": test._smallest,
+                f"gaps {number} {w}": test._gaps(rate),
+                f"wide gaps {number} {w}": test._gaps(30.0 * rate),
+                f"gap {number} {w}": [test.gap(rate), *test.divided],
+                f"passes {number} {w}": [test.passes(factor * rate) for factor in (0.9, 1.0, 1.2, 1.5, 3.0)],
+            }
+    known.check("privacy/smoothed", {f"{name} {key}": value for key, value in values.items()}, rel=1e-8, absolute=1e-9)
+
+
+def test_a_family_reaches_as_far_as_its_farthest_pairs() -> None:
+    near, far = (curves.of_steps(checks.coins(0.1, 50), reach=reach, tail=1e-9)[0] for reach in (1.0, 2.0))
+    around = 4.0 * smoothed.fisher(near)
+    assert [smoothed.growth(both, around=around, tail=1e-9).reach for both in ([near, far], [far, near])] == [2.0, 2.0]
+    with pytest.raises(ConditionError, match="next to nothing"):
+        smoothed.growth([near], around=smoothed._SMALLEST_W, tail=1e-9)
+
+
+def test_curves_of_several_lengths_are_measured_together() -> None:
+    family = curves.of_steps(checks.coins(0.1, 50), reach=2.0, tail=1e-9)[0]
+    short = curves.Curve(1.0, family.first.log_ratios[5:-9], family.first.excess[5:-9])
+    together = smoothed._moments([short, family.first], 1.0, 6.0, 9)
+    alone = [smoothed._moments([curve], 1.0, 6.0, 9)[0] for curve in (short, family.first)]
+    assert together == pytest.approx(np.array(alone), rel=1e-13)

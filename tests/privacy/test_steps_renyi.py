@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from cpsgd.privacy.proofs.steps_renyi import (
     norms_epsilon,
 )
 from cpsgd.privacy.step_norms import Norms
+from tests import known_values as known
 
 Array = NDArray[np.float64]
 COINS = ((0.95, 0.05), (0.05, 0.95))
@@ -236,3 +238,34 @@ def test_what_is_given_up() -> None:
     with pytest.raises(ConditionError, match="not computed"):
         norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6)
     assert norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6, below=3.0) == 3.0
+
+
+@pytest.mark.parametrize("ends", [COINS, SAMPLED, ((0.7, 0.3), (0.3, 0.7))], ids=["coins", "sampled", "mild"])
+def test_known_divergences(ends: tuple[tuple[float, ...], ...], request: pytest.FixtureRequest) -> None:
+    values: dict[str, object] = {}
+    for clients in (2, 5, 12):
+        law = Steps(low=ends[0], high=ends[1], clients=clients)
+        for budget, reach, coordinates in ((4.0, 2.0, 1), (0.3, 0.5, 7)):
+            for delta in (1e-3, 1e-9):
+                epsilon = bounded_epsilon(law, coordinates=coordinates, budget=budget, reach=reach, delta=delta)
+                values[f"{clients} {budget} {delta}"] = epsilon
+                norms = Norms(min(1.0, reach), zero=coordinates == 7)
+                values[f"norms {clients} {budget} {delta}"] = [
+                    norms_epsilon(law, norms=norms, squares=budget, delta=delta),
+                    norms_epsilon(law, norms=norms, squares=budget, delta=delta, below=0.9 * epsilon),
+                ]
+        low, high = np.array(ends[0]), np.array(ends[1])
+        for number, (mass, ratio) in enumerate(_pairs(low, high, clients - 1)):
+            if number in (0, 1, clients // 2, clients - 1):
+                values[f"pair {clients} {number}"] = [*mass[:4], *ratio[:4]]
+                for order in (2, 5, 17):
+                    # Errors and what is hidden so large that they count.
+                    for error, largest in ((1e-15, 1.0), (1e-3, 1.0), (1e-9, 630.0 / (order + 3))):
+                        values[f"rate {clients} {number} {order} {error}"] = _rate(
+                            mass, ratio, order, 1.7, error, largest
+                        )
+        for each in _backgrounds(low, high, clients - 1, 3, 105.0):
+            values[f"sum {clients} {len(values)}"] = np.concatenate([*map(np.ravel, astuple(each))])
+    values["pure"] = [_pure(0.7, 4.0, 2.0, 1), _pure(0.7, 4.0, 0.5, 3), _pure(3.0, 4.0, 2.0, 9)]
+    name = request.node.callspec.id
+    known.check("privacy/proofs/steps_renyi", {f"{name} {key}": value for key, value in values.items()}, rel=1e-8)

@@ -147,3 +147,14 @@ def test_masks_of_many_blocks_cancel(modulus: int) -> None:
     started = new_round(parameters(3, modulus=modulus, dim=200_001))
     found = play(started, {Stage.MASK: frozenset({0})})
     np.testing.assert_array_equal(found.sums, started.expected((1, 2)))
+
+
+def test_nobody_is_asked_to_confirm_what_too_few_can_confirm_or_unmask() -> None:
+    """Clients sign once: a list of survivors that leads to no sum is not sent."""
+    few = new_round(parameters(5, surviving=2, threshold=3, quorum=4)).until(Stage.MASK)
+    with pytest.raises(ThresholdError, match="confirmed by 4"):
+        few.step(frozenset({0, 1}))
+    sparse = new_round(parameters(6, neighbours=4, threshold=4)).until(Stage.MASK)
+    near = sparse.server._neighbours[0]
+    with pytest.raises(ThresholdError, match="neighbourhood"):
+        sparse.step(frozenset(near[:2]))

@@ -160,3 +160,17 @@ def test_the_fast_weights_are_lagranges(holders: tuple[int, ...]) -> None:
 def test_what_cannot_be_dealt_is_refused(secret: bytes, threshold: int, holders: list[int]) -> None:
     with pytest.raises(ShareError):
         shamir.split(secret, threshold, holders)
+
+
+def test_more_shares_than_one_block_of_rows_and_wrong_ones_among_few() -> None:
+    """Weights of many holders are made in blocks; a decoder has no more room than (n - t)/2 wrong shares."""
+    holders = range(0, 3 * 1100, 3)
+    secret = bytes(range(32))
+    shares = shamir.split(secret, 2, holders)
+    assert shamir.combine(shares) == secret
+    few = {holder: shares[holder] for holder in list(holders)[:4]}
+    assert shamir.decode(few, 2) == (secret, frozenset())
+    zero = shamir.split(bytes(32), 3, range(7))
+    assert shamir.decode(zero, 3) == (bytes(32), frozenset())
+    wrong = {**zero, 2: shares[3], 5: shares[6]}
+    assert shamir.decode(wrong, 3) == (bytes(32), frozenset({2, 5}))

@@ -9,6 +9,7 @@ make the ε found smaller. None of the accounting's own code is used.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -37,7 +38,6 @@ _POINTS = 1 << 16
 _RARE = 1e-14
 # What a transform may be off by, per coordinate; masses below a hundred times this are left out.
 _TRANSFORM = 1e-14
-_STEPS = 60
 
 
 def variance(batches: Sequence[Played], false_alarm: float) -> Check:
@@ -151,17 +151,19 @@ def _one_way(played: SumLaw, other: SumLaw, delta: float) -> float:
         lowest += number * start
     found = np.fft.irfft(spectrum, _POINTS)
     found[found < 100.0 * _TRANSFORM * played.first.size] = 0.0
-    mass = 0.99 * found[found > 0.0]
-    loss = step * (lowest + np.flatnonzero(found > 0.0))
+    loss = step * (lowest + np.arange(_POINTS))
+    counted = (found > 0.0) & (loss > 0.0)
+    mass, loss = 0.99 * found[counted], loss[counted]
 
-    def needed(epsilon: float) -> float:
-        beyond = loss > epsilon
-        return float(mass[beyond] @ -np.expm1(epsilon - loss[beyond]))
+    def needed(epsilon: float, first: int) -> float:
+        """Returns the δ that ε needs where the losses beyond it begin with this one."""
+        return float(mass[first:] @ -np.expm1(epsilon - loss[first:]))
 
-    low, high = 0.0, float(loss.max(initial=0.0))
-    if needed(low) <= delta:
+    if needed(0.0, 0) <= delta:
         return 0.0
-    for _ in range(_STEPS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if needed(middle) > delta else (low, middle)
-    return low
+    first = bisect_left(range(loss.size), -delta, key=lambda place: -needed(loss[place], place + 1))
+    # Up to this loss the same ones are beyond ε, and e^ε is a quotient of their sums.
+    solution = loss[first] + math.log(
+        (mass[first:].sum() - delta) / (mass[first:] @ np.exp(loss[first] - loss[first:]))
+    )
+    return float(np.clip(solution, loss[first - 1] if first else 0.0, loss[first]))

@@ -1,15 +1,14 @@
 // Runs CUDA kernels on a processor, for tests: blocks one after another, and a block's threads in turns, each until it waits
 // for the others. All threads of a block must wait equally often. Takes the place of `device_instructions.cu`.
 
+// C's header of mathematics, and few others: every kernel is compiled with them, and C++'s take longer than a kernel.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 #include <ucontext.h>
 
-#include <algorithm>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -17,8 +16,8 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 
-using std::max;
-using std::min;
+template <class T> T max(T a, T b) { return a < b ? b : a; }
+template <class T> T min(T a, T b) { return b < a ? b : a; }
 typedef uint32_t u32;
 typedef unsigned long long u64;
 struct uint2 { u32 x, y; };
@@ -29,13 +28,14 @@ Index threadIdx, blockIdx, blockDim, gridDim;
 alignas(4096) float memory[1 << 16];
 
 namespace emulator {
-ucontext_t scheduler;
-std::vector<ucontext_t> threads;
-std::vector<bool> done;
+constexpr u32 MOST = 1024, STACK = 1 << 15;
+ucontext_t scheduler, threads[MOST];
+bool done[MOST];
 u32 running;
 // What threads show each other; two, as the next may be written before all have read the last.
-std::vector<u32> shown[2];
-std::vector<int> turn;
+u32 shown[2][MOST];
+int turn[MOST];
+char stacks[MOST][STACK];
 
 inline void wait() {
   const u32 own = running;
@@ -45,7 +45,7 @@ inline void wait() {
 template <class T>
 T from_lane(T value, u32 lane) {
   const u32 own = running;
-  std::vector<u32>& table = shown[turn[own]];
+  u32* const table = shown[turn[own]];
   turn[own] ^= 1;
   memcpy(&table[own], &value, 4);
   wait();
@@ -53,7 +53,6 @@ T from_lane(T value, u32 lane) {
   memcpy(&found, &table[own / 32 * 32 + lane], 4);
   return found;
 }
-
 
 template <class... A, size_t... I>
 void apply(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
@@ -65,16 +64,11 @@ void run_thread();
 
 inline void run_block() {
   const u32 count = blockDim.x;
-  static std::vector<std::vector<char>> stacks;
-  if (stacks.size() < count) stacks.resize(count, std::vector<char>(1 << 15));
-  threads.assign(count, ucontext_t());
-  done.assign(count, false);
-  turn.assign(count, 0);
-  for (auto& table : shown) table.assign(count, 0);
   for (u32 t = 0; t < count; t++) {
+    done[t] = false, turn[t] = 0, shown[0][t] = shown[1][t] = 0;
     getcontext(&threads[t]);
-    threads[t].uc_stack.ss_sp = stacks[t].data();
-    threads[t].uc_stack.ss_size = stacks[t].size();
+    threads[t].uc_stack.ss_sp = stacks[t];
+    threads[t].uc_stack.ss_size = STACK;
     threads[t].uc_link = &scheduler;
     makecontext(&threads[t], run_thread, 0);
   }
