@@ -26,7 +26,7 @@ from cpsgd.learning.datasets import Batch, infinite_digits
 from cpsgd.learning.example_sums import ExampleSums
 from cpsgd.learning.gradients import ClientUpdates
 from cpsgd.neighbours import Participation
-from cpsgd.planner.examples import plan_examples
+from cpsgd.planner import plan_examples
 from cpsgd.privacy.one_example import most_drawn
 
 ROUNDS = (15, 30, 90)

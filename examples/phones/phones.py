@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 
 from cpsgd import Plan, plan
 from cpsgd.codec import pack
-from cpsgd.engines.pair.parties import Collector, Sender
+from cpsgd.engines.pair import Collector, Sender
 from cpsgd.engines.pair.running import free_port, start_server, stop_server, write_task
 from cpsgd.engines.pair.task import PairTask, create_task
 from cpsgd.errors import RoundRefusedError

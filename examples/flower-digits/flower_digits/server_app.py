@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from cpsgd.engines.flower import CpsgdStrategy
 from cpsgd.ledger import Ledger
-from cpsgd.planner.examples import plan_examples
+from cpsgd.planner import plan_examples
 from cpsgd.secagg import read_roster
 from flower_digits import IMAGES, RATE, SHARE, SILOS, task
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from cpsgd.learning import mlp
 from cpsgd.learning.datasets import Batch, infinite_digits
-from cpsgd.learning.models import mlp
 from flower_digits import IMAGES, SILOS
 
 loss = torch.nn.functional.cross_entropy
