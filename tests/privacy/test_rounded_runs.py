@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -356,7 +357,7 @@ _RUNS = {
 def test_known_costs(name: str) -> None:
     given, distance, reach, dim = _RUNS[name]
     cost = run_cost(given, distance=distance, reach=reach, dim=dim, tail=1e-7)
-    values = {"cost": astuple(cost)}
+    values: dict[str, Any] = {"cost": astuple(cost)}
     for log in (LOG, 12.0):
         coins = RoundingCoins.of(given, reach, log)
         coins = replace(coins, uneven=coins.uneven + 1e-4, saturated=coins.saturated + 1e-3, grid=0.01)

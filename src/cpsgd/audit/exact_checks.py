@@ -161,7 +161,7 @@ def _one_way(played: SumLaw, other: SumLaw, delta: float) -> float:
 
     if needed(0.0, 0) <= delta:
         return 0.0
-    first = bisect_left(range(loss.size), -delta, key=lambda place: -needed(loss[place], place + 1))
+    first = bisect_left(range(loss.size), -delta, key=lambda place: -needed(float(loss[place]), place + 1))
     # Up to this loss the same ones are beyond ε, and e^ε is a quotient of their sums.
     solution = loss[first] + math.log(
         (mass[first:].sum() - delta) / (mass[first:] @ np.exp(loss[first] - loss[first:]))
