@@ -118,5 +118,16 @@ def test_epsilon_of_a_stated_distance(cpsgd: Any, privacy: Run, as_json: Json) -
 
 def test_outsiders_learn_less_where_chance_assigns_the_rounds(as_json: Json) -> None:
     base = as_json(f"{EPSILON} --rounds 2500 --participation once")
-    assert base["outsiders_epsilon"] < base["epsilon"]
-    assert as_json(f"{EPSILON} --rounds 2500 --participation every")["outsiders_epsilon"] is None
+    assert base["outsiders"]["epsilon"] < base["epsilon"]
+    assert "only results" in base["outsiders"]["condition"], "no second ε without what it asks for"
+    assert as_json(f"{EPSILON} --rounds 2500 --participation every")["outsiders"] is None
+
+
+def test_no_epsilon_of_outsiders_to_whom_clients_talk(privacy: Run) -> None:
+    assert "outsiders" in privacy(f"{EPSILON} --rounds 2500 --participation once")
+    assert "outsiders" not in privacy(f"{EPSILON} --rounds 2500 --participation once --colluding 1")
+
+
+def test_outsiders_do_not_hide_a_guarantee_at_the_smallest_delta(privacy: Run) -> None:
+    tiny = "epsilon --clients 100 --dim 2 --levels 2 --trials 100 --clip-norm 1 --range 1 --delta 1e-243"
+    assert "outsiders" not in privacy(f"{tiny} --rounds 1000000 --participation once")

@@ -275,6 +275,17 @@ def test_samplers_and_roundings_of_all_rounds_count(binomial: Protocol) -> None:
     assert module._Bound(1e-9, Rounds(0.1), 1e-9, 0.0).best(0.1, 1_000, 1, 2.0) == 2.0
 
 
+def test_an_epsilon_that_protects_nobody_does_not_overflow() -> None:
+    found = module._Bound(1e-9, Rounds(0.1), 0.0, 30.0).best(0.1, 1_000, 1, 755.0)
+    assert found == 755.0
+
+
+def test_rounds_that_clients_tell_are_refused(binomial: Protocol) -> None:
+    run = Run.of(binomial, rounds=2_500, participation="once", colluding=1)
+    with pytest.raises(ConditionError, match="tell their rounds"):
+        outsiders_epsilon(run, 1e-9)
+
+
 @pytest.mark.parametrize(("participation", "adjacency"), [("every", "replace-one"), ("once", "zero-out")])
 def test_other_runs_are_refused(binomial: Protocol, participation: str, adjacency: str) -> None:
     run = Run.of(binomial, rounds=10, participation=participation, adjacency=adjacency)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 else:
     Rounds = options.from_class(Requirements, "delta", "rounds", "participation", "adjacency", "colluding")
 
+_OUTSIDE = (
+    "against anyone who sees only results, if chance alone assigns clients to equal cohorts, in secret, "
+    "and loses messages"
+)
+
 app = new_app("privacy", example=COMMANDS["privacy"].example)
 
 
@@ -98,12 +103,12 @@ def epsilon(
     rows += output.secrecy(found.participation)
     outside = outsiders(found)
     if outside is not None:
-        condition = "against anyone who sees only results, if chance assigns clients to equal cohorts, in secret"
-        rows.append(("outsiders", f"ε = {rounded_up(outside)} {condition} (docs/proofs/two-observers.md)"))
+        rows.append(("outsiders", f"ε = {rounded_up(outside)} {_OUTSIDE} (docs/proofs/two-observers.md)"))
     rows += output.caution(protocol)
     if protocol.promise is not None:
         rows.append(("promised", str(protocol.promise)))
-    facts = {**found.to_dict(), "outsiders_epsilon": outside, "bits_per_coordinate": protocol.bits_per_coordinate}
+    told = None if outside is None else {"epsilon": outside, "condition": _OUTSIDE}
+    facts = {**found.to_dict(), "outsiders": told, "bits_per_coordinate": protocol.bits_per_coordinate}
     output.answer(json, facts, output.facts(rows))
 
 
@@ -113,7 +118,7 @@ def outsiders(found: Guarantee) -> float | None:
 
     try:
         epsilon = outsiders_epsilon(found.run, found.delta)
-    except ConditionError:
+    except (ConditionError, ParameterError):  # nothing is proved, or δ / rounds is too small to compute with
         return None
     return epsilon if epsilon < found.epsilon else None
 

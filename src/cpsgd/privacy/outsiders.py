@@ -37,11 +37,12 @@ def outsiders_epsilon(run: Run, delta: float) -> float:
     """Returns an ε, rounded up, against an adversary who sees only the results of a run.
 
     The assignment of clients to rounds must be uniformly random, with cohorts of equal size, and known to nobody who
-    sees results. Then a client hides among the clients of other rounds. The server knows the assignment, and so
-    `guarantee` says what holds against it. So do clients of the run, of themselves.
+    sees results. Which messages get lost must not depend on who sent them. Then a client hides among the clients of
+    other rounds. The server knows the assignment, and clients know their own rounds and neighbours in them. What holds
+    against these is `guarantee`.
 
     Args:
-        run: Rounds in which every client takes part at most once, replace-one neighbours.
+        run: Rounds in which every client takes part at most once, replace-one neighbours, nobody colluding.
         delta: δ in total.
 
     Raises:
@@ -59,6 +60,11 @@ def outsiders_epsilon(run: Run, delta: float) -> float:
         raise ConditionError(
             "Outsiders' ε is proved for clients that take part once, and replace-one neighbours. Use the guarantee, "
             "which holds for outsiders, too."
+        )
+    if run.colluding:
+        raise ConditionError(
+            "Clients that collude tell their rounds, and outsiders' ε is proved for rounds that nobody tells. Use the "
+            "guarantee; or colluding=0, for people whom no client tells anything."
         )
     if delta == 0.0:
         return best
@@ -122,7 +128,7 @@ class _Bound:
     def _delta(self, moved: float, variance: float, epsilon: float) -> float:
         """Returns the theorem's δ, rounded up."""
         inner = epsilon - 2.0 * self.slack
-        if not 0.0 < inner < 700.0:
+        if not 0.0 < inner <= epsilon < 700.0:
             return math.inf
         slope = math.tanh(0.5 * inner)
         both = 1.0 + math.exp(inner)
