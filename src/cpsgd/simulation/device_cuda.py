@@ -153,7 +153,7 @@ class PlayedLineages:
     def add(self, points: torch.Tensor, sums: torch.Tensor, first: int) -> None:
         """Adds the integers of clients `first`, `first` + 1, ... to `sums`, given their rows in grid units."""
         count, dim = points.shape
-        grid = -(-dim // (4 * _SUM_THREADS)), -(-count // _SUM_ROWS), 1
+        grid = -(-dim // (8 * _SUM_THREADS)), -(-count // _SUM_ROWS), 1
         sizes = [points, points.stride(0), dim, count, _SUM_ROWS, sums, first, self.keys, self.deviations]
         arguments = [*sizes, len(self.deviations) - 1, self.unit, self.inherited, self.largest]
         _player(points.device, self.limit)(grid=grid, block=(_SUM_THREADS, 1, 1), args=arguments)

@@ -55,6 +55,17 @@ __device__ __forceinline__ u32 flip_masked(u32 a, u32 b) {
   return result;
 }
 
+// Returns the logarithm to base 2 or the root of a normal number, within a few units of the last place.
+__device__ __forceinline__ float log2_of(float x) {
+  asm("lg2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+
+__device__ __forceinline__ float root_of(float x) {
+  asm("sqrt.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+
 // Adds to global memory and waits for nothing.
 __device__ __forceinline__ void add_far(u32* sum, u32 value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(sum), "r"(value) : "memory");

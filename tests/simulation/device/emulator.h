@@ -101,7 +101,6 @@ inline double __shfl_xor_sync(u32, double value, int distance) {
 template <class T> T __ldg(const T* source) { return *source; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline float __logf(float x) { return logf(x); }
 inline void __sincosf(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
@@ -134,6 +133,8 @@ inline u32 count_up(u32* counter, u32 count) { return atomicAdd(counter, count);
 template <u32 MASK_BITS> u32 flip_masked(u32 a, u32 b) { return a ^ (b & MASK_BITS); }
 inline void add_far(u32* sum, u32 value) { *sum += value; }
 inline u32 read_far(const u32* sum) { return *sum; }
+inline float log2_of(float x) { return log2f(x); }
+inline float root_of(float x) { return sqrtf(x); }
 inline void prefetch(const float*) {}
 inline void fetch(float* target, const float* source) { *target = *source; }
 inline void wait_for_fetches() {}
