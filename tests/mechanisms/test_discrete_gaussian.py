@@ -12,7 +12,15 @@ import pytest
 from cpsgd import Protocol, guarantee, plan
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import discrete_gaussian
-from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw, closeness, convolved, integer_variance
+from cpsgd.mechanisms.discrete_gaussian import (
+    DiscreteGaussianLaw,
+    DiscreteGaussianNoise,
+    closeness,
+    convolved,
+    integer_variance,
+)
+from cpsgd.randomness import Keystream
+from tests import known_values as known
 
 _DIGITS = 400
 
@@ -133,3 +141,103 @@ def test_a_secure_plan_of_many_clients() -> None:
     assert planned.protocol.modulus is not None
     assert planned.protocol.modulus <= 2**14
     assert planned.guarantee.epsilon <= 1.0
+
+
+# ------------------------------------------------------------------ parts, and where one way takes over from the other
+
+
+@pytest.mark.parametrize("variance", [0.0, 2.0**-6, 0.05, 0.3, 1.0, 3.9, 4.0, 5.0, 1e6])
+def test_the_variance_on_the_integers_is_that_of_the_masses(variance: float) -> None:
+    j = np.arange(-60.0, 61.0)
+    masses = np.exp(-0.5 * j * j / variance) if variance else (j == 0.0).astype(float)
+    expected = float(j * j @ masses / masses.sum()) if variance <= 5.0 else variance
+    assert integer_variance(variance) == pytest.approx(expected, rel=1e-12)
+
+
+def test_known_parts() -> None:
+    values: dict[str, object] = {}
+    for variance, clients in (
+        (0.02, 2),
+        (0.05, 9),
+        (0.3, 2),
+        (0.3, 7),
+        (0.5, 300),
+        (1.3, 5),
+        (6.0, 2),
+        (0.1, 4000),
+        (2.0, 1),
+    ):
+        values[f"closeness {variance} {clients}"] = closeness(variance, clients)
+    for variance, clients, reach in ((0.02, 3, 20), (0.3, 7, 5), (1.0, 6, 40), (0.2, 33, 9)):
+        masses, error = convolved(variance, clients, reach)
+        values[f"convolved {variance} {clients}"] = [len(masses), error]
+        values[f"masses {variance} {clients}"] = masses
+        assert not masses.flags.writeable
+    x, y = np.array([1.0, 0.5, 0.1]), np.array([1.0, 0.6, 0.2, 0.01])
+    whole = np.convolve(np.r_[x[:0:-1], x], np.r_[y[:0:-1], y])[5:]
+    z = np.arange(1, 6)
+    values["lost"] = [*discrete_gaussian._lost(x, y, z, whole), *discrete_gaussian._lost(y, x, z, whole)]
+    # Where the last two masses are alike, nothing is bounded.
+    values["unknown"] = discrete_gaussian._lost(np.ones(3), np.ones(4), z, whole) < np.inf
+    noise = DiscreteGaussianNoise(5.0, 30)
+    values["drawn"] = noise.of_sum(7, 30, Keystream(bytes(16)))
+    values["silent"] = DiscreteGaussianNoise(0.0, 3).of_sum(7, 4, Keystream(bytes(16)))
+    values["window"] = [len(discrete_gaussian.sum_table(variance, 3).high) for variance in (0.4, 9.0)]
+    values["variation"] = [DiscreteGaussianNoise(size, 3).sum_variation(2) for size in (0.0, 1.0)]
+    values["truncation"] = [DiscreteGaussianNoise.truncation(9.0, limit) for limit in (0, 1, 20)]
+    known.check("mechanisms/discrete-gaussian", values)
+
+
+@pytest.mark.parametrize("allowed", [1.0, 0.05])
+def test_sums_stop_where_too_much_is_lost(allowed: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discrete_gaussian, "_MOST_LOST", allowed)
+    half = np.exp(-(np.arange(7.0) ** 2) / 5.0)
+    whole = np.exp(-(np.arange(60.0) ** 2) / 5.0)
+    found, error = discrete_gaussian._sum(half, 1e-9, half, 1e-9, 30)
+    exact = np.convolve(np.r_[whole[:0:-1], whole], np.r_[whole[:0:-1], whole])[118:]
+    assert len(found) < 13
+    assert np.all(np.abs(exact[: len(found)] / exact[0] / found - 1.0) <= 2.0 * error)
+    known.check("mechanisms/discrete-gaussian", {f"sum {allowed}": [*found, error]})
+    monkeypatch.setattr(discrete_gaussian, "_MOST_LOST", 1e-12)
+    with pytest.raises(ConditionError, match="too small for its masses"):
+        discrete_gaussian._sum(half[:3], 1e-9, half[:3], 1e-9, 30)
+
+
+def test_sums_of_much_noise_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, int]] = []
+    table = discrete_gaussian.sum_table
+    monkeypatch.setattr(discrete_gaussian, "MAX_SIZE", 22.0)
+    monkeypatch.setattr(discrete_gaussian, "sum_table", lambda *given: asked.append(given) or table(*given))
+    for size, count, parts in ((5.0, 11, [4, 4, 3]), (5.0, 4, [4]), (30.0, 2, [1, 1])):
+        asked.clear()
+        drawn = DiscreteGaussianNoise(size, 40).of_sum(count, 400, Keystream(bytes(16)))
+        assert asked == [(size, part) for part in parts]
+        # Of 400 draws the mean is within 5.4 standard errors but for a probability of 1e-7.
+        assert abs(float(drawn.mean()) - 40 * count) < 5.4 * math.sqrt(size * count / 400)
+
+
+def test_where_convolution_takes_over() -> None:
+    near = DiscreteGaussianLaw(2, 2.0, 0)  # within 1e-8 of a discrete Gaussian: exact enough for long windows alone
+    assert 2.0**-34 < closeness(2.0, 2) < 1e-7
+    assert [near._ratios(count)[1] > 1e-9 for count in (8_000, 8_001)] == [False, True]
+    assert near._ratios(8_001)[1] == pytest.approx(2.1 * closeness(2.0, 2) + 3000.0 * 2.0**-53, rel=1e-12)
+    far = DiscreteGaussianLaw(5, 0.2, 0)
+    assert len(far._ratios(40_000)[0]) < 40_000
+    with pytest.raises(ConditionError, match="not computed"):
+        far._ratios(40_001)
+
+
+def test_masses_beyond_floating_point_are_refused() -> None:
+    law = DiscreteGaussianLaw(2, 0.05, 0)
+    known_ones = len(law._ratios(10_000)[0])
+    for direction in (1, -1):
+        steps, errors = law.step(np.array([-(known_ones - 1.0), known_ones - 1.0]), direction)
+        assert np.all(np.isfinite(steps))
+        assert np.all(errors > 0.0)
+        for points in ([known_ones, 0.0], [0.0, -known_ones]):
+            with pytest.raises(ConditionError, match="too small for floating point"):
+                law.step(np.array(points, dtype=float), direction)
+
+
+def test_truncation_is_a_probability() -> None:
+    assert DiscreteGaussianNoise.truncation(1e6, 0) == 1.0

@@ -17,12 +17,14 @@ from cpsgd.audit import audit
 from cpsgd.errors import ConditionError, GuaranteeError, ParameterError
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace, PolyaLaw, PolyaNoise
+from cpsgd.mechanisms.interface import Search
 from cpsgd.privacy import Participation
 from cpsgd.privacy.accountant import Rounds, composed_epsilon, mixed_epsilon
 from cpsgd.privacy.proofs import round_cost
 from cpsgd.randomness import Keystream
 from cpsgd.secagg import SecureParameters, Stage
 from cpsgd.statistics import mean
+from tests import known_values as known
 from tests.secagg.rounds import new_round, play
 
 FALSE_ALARM = 1e-6
@@ -384,3 +386,42 @@ def test_bad_parameters_are_refused() -> None:
             mechanism(**change)
     with pytest.raises(ConditionError, match="spread=0"):
         guarantee(protocol(spread=0), 0.0)
+
+
+# ------------------------------------------------------------------ parts
+
+
+def test_known_losses() -> None:
+    values: dict[str, object] = {}
+    for spread, shares, parts in ((1, 6, 1), (3, 6, 5), (40, 2, 1), (3, 6, 6), (3, 6, 20)):
+        law = PolyaLaw(spread, shares, parts)
+        values[f"step {spread} {parts}"] = law.step_loss
+        values[f"losses {spread} {parts}"] = [law.losses(steps) for steps in (1, 2, 9)]
+        count = len(law._masses(120.0))
+        assert law.losses(count) == math.inf > law.losses(count - 1)
+        values[f"masses {spread} {parts}"] = law._masses(9.0)
+    # Cut off so early that what is left out counts.
+    coarse = PolyaLaw(40, 2, 1)
+    few = np.array([1.0, 0.4, 0.3])
+    object.__setattr__(coarse, "_masses", lambda nats: few)
+    values["coarse"] = [coarse.losses(1), coarse.losses(2)]
+    noise = PolyaNoise(3, 4, 64, 30)
+    values["noise"] = [noise.variance, noise.largest, noise.mean, PolyaNoise(0, 4, 64, 30).variance]
+    values["cumulant"] = [noise.cumulant(slope) for slope in (0.0, 0.1, 0.3, 0.34)]
+    values["silent"] = [
+        PolyaNoise(0, 4, 64, 30).cumulant(9.0),
+        *PolyaNoise(0, 4, 64, 30).of_sum(3, 2, Keystream(bytes(16))),
+    ]
+    for count in (1, 4, 6, 9):
+        values[f"drawn {count}"] = noise.of_sum(count, 40, Keystream(count.to_bytes(16, "little")))
+    known.check("mechanisms/discrete-laplace", values)
+    assert [len(part) for part in (noise.table().high, noise.table().low)] == [0, 0]
+    assert noise.table().base == 0
+
+
+def test_as_many_honest_clients_as_shares_may_be_planned_for() -> None:
+    found = []
+    for honest, values in ((2**24, 64), (2**24 + 1, 64), (9, 2**32 - 1), (9, 2**32)):
+        search = Search(values, honest, 1e-20, 3, 1.0, False, lambda _: 9.0, lambda _: True)
+        found.append(next(DiscreteLaplace.candidates(search), None) is not None)
+    assert found == [True, False, True, False]

@@ -22,7 +22,8 @@ ENOUGH_REACH = 7.0
 _FARTHEST = 12.0
 # With more cells than this per standard deviation f is uniform to many digits and E[f(1-f)] is 1/6.
 _FINEST = 16.0
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_GAUSS = np.polynomial.legendre.leggauss(8)
+_NODES, _WEIGHTS = 0.5 * (1.0 + _GAUSS[0]), 0.5 * _GAUSS[1]  # on [0, 1]
 
 
 def expected_clipping(reach: float, *, dim: int, clip_norm: float, rotate: bool) -> float:
@@ -32,7 +33,7 @@ def expected_clipping(reach: float, *, dim: int, clip_norm: float, rotate: bool)
     unrelated vectors it is n times smaller. Without rotation, and as a limit with it, a single coordinate is worst.
     """
     clipped = max(0.0, clip_norm - reach) ** 2
-    if rotate and reach < clip_norm:
+    if rotate:
         clipped = min(clipped, clip_norm**2 * gaussian_clipping(reach / clip_norm * math.sqrt(dim)))
     return clipped
 
@@ -67,11 +68,9 @@ def gaussian_rounding(step: float, levels: int) -> float:
     first = 0.0 if levels % 2 else -0.5 * step
     count = min(levels // 2, math.ceil(_FARTHEST / step) + 1)
     left = first + step * np.arange(count)
-    fraction = 0.5 * (1.0 + _NODES)
     if step <= 1.0:
-        x = left[:, None] + step * fraction
-        inside = fraction * (1.0 - fraction) * np.exp(-0.5 * x * x)
-        cells = 0.5 * step * inside @ _WEIGHTS
+        x = left[:, None] + step * _NODES
+        cells = step * (_NODES * (1.0 - _NODES) * np.exp(-0.5 * x * x)) @ _WEIGHTS
     else:
         cells = np.array([_cell(a, step) for a in left])
     if levels % 2 == 0:
@@ -86,9 +85,9 @@ def _cell(left: float, step: float) -> float:
         return 0.0
     pieces = math.ceil(2.0 * (high - low))
     width = (high - low) / pieces
-    x = low + width * (np.arange(pieces)[:, None] + 0.5 * (1.0 + _NODES))
+    x = low + width * (np.arange(pieces)[:, None] + _NODES)
     fraction = (x - left) / step
-    return float(0.5 * width * (fraction * (1.0 - fraction) * np.exp(-0.5 * x * x) @ _WEIGHTS).sum())
+    return float(width * (fraction * (1.0 - fraction) * np.exp(-0.5 * x * x) @ _WEIGHTS).sum())
 
 
 def worst_rounding(spread: float, levels: int) -> float:

@@ -1,0 +1,133 @@
+"""Parameters are accepted at their limits and refused beyond them; so are noise and laws of nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms import (
+    Binomial,
+    Coins,
+    DiscreteGaussian,
+    Gaussian,
+    LazyCoins,
+    Mechanism,
+    RoundedGaussian,
+    SampledCoins,
+    Skellam,
+    binomial,
+)
+from cpsgd.mechanisms.binomial import BinomialLaw, BinomialNoise
+from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
+from cpsgd.mechanisms.law import MAX_POINTS, check_points
+from cpsgd.mechanisms.noise import FairCoins
+
+BINOMIAL = Binomial(levels=4, trials=20, coordinate_range=0.5)
+COINS = Coins(coins=3, theta=0.2, coordinate_range=0.5)
+ROUNDED = RoundedGaussian(noise_deviation=1.5, step=0.25, window=45, coordinate_range=0.5)
+LAPLACE = DiscreteLaplace(levels=5, spread=4, shares=8, window=1024, coordinate_range=0.5)
+NEAR_HALF = 0.5 - 2.0**-16
+# Sizes lie between 1e-20 and 1e20, without the ends.
+ABOVE, BELOW = math.nextafter(1e-20, 1.0), math.nextafter(1e20, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "name", "least", "most"),
+    [
+        (BINOMIAL, "trials", 0, 2**31),
+        (BINOMIAL, "levels", 2, None),
+        (BINOMIAL, "p", 5e-324, 1.0 - 2.0**-53),
+        (BINOMIAL, "coordinate_range", ABOVE, BELOW),
+        (COINS, "coins", 1, 4096),
+        (COINS, "theta", 2.0**-16, NEAR_HALF),
+        (COINS, "coordinate_range", ABOVE, BELOW),
+        (SampledCoins(rate=0.3, theta=0.4, coordinate_range=0.5), "rate", 2.0**-16, 2.0 / 3.0),
+        (SampledCoins(rate=0.3, theta=0.4, coordinate_range=0.5), "theta", 2.0**-16, 0.5),
+        (LazyCoins(rate=0.3, theta=0.4, coordinate_range=0.5), "rate", 2.0**-16, 2.0 / 3.0),
+        (Gaussian(sigma=1.0), "sigma", ABOVE, BELOW),
+        (Skellam(levels=4, variance=5.0, coordinate_range=0.5, noise_limit=60), "noise_limit", 13, 61),
+        (Skellam(levels=4, variance=5.0, coordinate_range=0.5), "variance", None, 2.0**29),
+        (DiscreteGaussian(levels=4, sigma_squared=5.0, coordinate_range=0.5), "sigma_squared", None, 2.0**29),
+        (ROUNDED, "noise_deviation", 0.8, 2047.0),
+        (ROUNDED, "window", 5, 1 << 17),
+        (replace(ROUNDED, step=1e-3, window=1 << 17), "coordinate_range", ABOVE, None),
+        (LAPLACE, "spread", 0, 2**12),
+        (LAPLACE, "shares", 1, 2**24),
+        (LAPLACE, "window", 5, 2**32 - 1),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else str(value),
+)
+def test_limits(mechanism: Any, name: str, least: Any, most: Any) -> None:
+    own = {"noise_limit": None} if name in ("variance", "sigma_squared") else {}
+    for limit, towards in ((least, -math.inf), (most, math.inf)):
+        if limit is None:
+            continue
+        assert getattr(replace(mechanism, **{name: limit}, **own), name) == pytest.approx(limit, abs=2.0**-16)
+        beyond = math.nextafter(limit, towards) if isinstance(limit, float) else limit + int(math.copysign(1, towards))
+        with pytest.raises(ParameterError, match=name):
+            replace(mechanism, **{name: beyond}, **own)
+    with pytest.raises(ParameterError, match=name):
+        replace(mechanism, **{name: "many"})
+
+
+def test_ends_of_a_rounded_gaussians_range() -> None:
+    # Half of the window is what there is, and 2^24 grid points.
+    with pytest.raises(ParameterError, match="within the window"):
+        replace(ROUNDED, coordinate_range=0.5 * 45 * 0.25)
+    inside = replace(ROUNDED, coordinate_range=math.nextafter(0.5 * 45 * 0.25, 0.0))
+    assert inside.coordinate_range < 0.5 * 45 * 0.25
+    fine = RoundedGaussian(noise_deviation=1.0, step=1.0, window=1 << 17, coordinate_range=8192.0)
+    assert fine.grid.limit == 1 << 24
+    with pytest.raises(ParameterError, match="grid points"):
+        replace(fine, coordinate_range=8193.0)
+
+
+def test_where_nothing_is_added_there_is_no_law() -> None:
+    silent: list[Mechanism] = [
+        replace(BINOMIAL, trials=0),
+        Skellam(levels=4, variance=0.0, coordinate_range=0.5),
+        DiscreteGaussian(levels=4, sigma_squared=0.0, coordinate_range=0.5),
+        replace(LAPLACE, spread=0),
+    ]
+    for mechanism in silent:
+        assert not mechanism.is_noisy
+        with pytest.raises(ConditionError, match="no privacy"):
+            mechanism.noise.law(3)
+    noisy: list[Mechanism] = [ROUNDED, COINS, Gaussian(sigma=1.0)]
+    for each in noisy:
+        assert each.noise.law(1) is not None
+        with pytest.raises(ConditionError, match="No noise arrived"):
+            each.noise.law(0)
+    with pytest.raises(ConditionError, match="No noise arrived"):
+        BinomialLaw(0, 0.5)
+    assert BinomialLaw(1, 0.5).variance == 0.25
+    assert BinomialNoise(1, 0.5).law(1) == BinomialLaw(1, 0.5)
+
+
+def test_windows_of_as_many_points_as_are_computed() -> None:
+    law = BinomialLaw(10, 0.5)
+    check_points(MAX_POINTS, law)
+    with pytest.raises(ConditionError, match=f"{MAX_POINTS + 1} points; at most {2**24}"):
+        check_points(MAX_POINTS + 1, law)
+    # 2^52 trials with hardly any heads are computed, more are not.
+    assert BinomialLaw(2**52, 2.0**-51).window(5.0).first == 0
+    with pytest.raises(ConditionError, match="at most N"):
+        BinomialLaw(2**52 + 1, 2.0**-51).window(5.0)
+    with pytest.raises(ConditionError, match="too many clients with too little noise"):
+        DiscreteGaussianLaw(10**10, 0.1, 5).window(500.0)
+
+
+def test_which_noise_is_counted_coins() -> None:
+    assert [binomial.uses_coins(trials, 0.5) for trials in (0, 1, 256, 257)] == [True, True, True, False]
+    assert [binomial.uses_coins(trials, 0.3) for trials in (0, 1)] == [True, False]
+    assert BinomialNoise(2**21, 0.5).on_device(2) == FairCoins(2**22)
+    assert BinomialNoise(2**21 + 1, 0.5).on_device(2) is None
+    assert BinomialNoise(5, 0.3).on_device(2) is None
+    # A sum of 2^31 coins is one draw, of more it is two.
+    assert [BinomialNoise(2**31, 0.5)._parts(count) for count in (0, 1, 2)] == [[], [2**31], [2**31] * 2]
+    assert BinomialNoise(2**31 - 1, 0.5)._parts(2) == [2**31, 2**31 - 2]
