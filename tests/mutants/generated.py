@@ -17,6 +17,7 @@ import gc
 import importlib
 import os
 import pickle
+import re
 import resource
 import signal
 import sys
@@ -29,7 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ _PACKAGE = str(SOURCE / "cpsgd") + os.sep
 _FOUND, _SURVIVED, _BROKEN = 1, 0, 3
 _CONTROLS, _UNCHANGED = 5, "nothing is changed"
 _PATIENCE = 2
-"""A child that waits, for a lock say, takes no processor time: it has so many times its limit by the clock."""
+"""A child that waits, for a lock say, takes no processor time: it has so many times its limit by the clock of an idle
+machine."""
 
 
 def equivalent() -> dict[str, str]:
@@ -174,7 +176,7 @@ class Session:
                     continue
                 chosen, seconds = _affordable(mutant, tests, self.seconds)
                 child = self._start([items[name] for name in chosen], mutant, seconds)
-                running[child] = mutant, time.monotonic() + _PATIENCE * (10 + 5 * seconds)
+                running[child] = mutant, time.monotonic() + _PATIENCE * _busy() * (10 + 5 * seconds)
                 continue
             if running:
                 child, code = self._ended(running)
@@ -324,16 +326,37 @@ class Tracer:
 
 
 def _affordable(mutant: Mutant, tests: list[tuple[float, str]], most: float) -> tuple[list[str], float]:
-    """Returns the tests to try, with their seconds: first those of the module's file of tests, then of its room."""
+    """Returns the tests to try, with their seconds.
+
+    First come those of the module's file of tests, then of files that name the module, then of its room.
+    """
     own = f"tests/{mutant.file.partition('/')[0]}/"
-    module = f"/test_{Path(mutant.file).stem}.py"
+    module = Path(mutant.file).stem
+    if module == "__init__":
+        module = Path(mutant.file).parent.name
+
+    def rank(test: tuple[float, str]) -> tuple[bool, bool, bool, tuple[float, str]]:
+        file = test[1].partition("::")[0]
+        return f"/test_{module}.py" not in file, module not in _words(file), not test[1].startswith(own), test
+
     chosen, spent = [], 0.0
-    for seconds, name in sorted(tests, key=lambda test: (module not in test[1], not test[1].startswith(own), test)):
+    for seconds, name in sorted(tests, key=rank):
         chosen.append(name)
         spent += seconds
         if spent > most:
             break
     return chosen, spent
+
+
+@cache
+def _words(file: str) -> frozenset[str]:
+    """Returns the words of a file of tests: names of modules, among others."""
+    return frozenset(re.findall(r"\w+", (ROOT / file).read_text()))
+
+
+def _busy() -> float:
+    """Returns how many processes share each processor, at least 1."""
+    return max(1.0, max(os.getloadavg()) / (os.cpu_count() or 1))
 
 
 def _end(child: int) -> None:

@@ -18,6 +18,7 @@ from cpsgd.privacy import accountant
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from cpsgd.promise import Claim
+from tests import known_values as known
 
 EVERY = Participation.every()
 POISSON = Participation.poisson(0.02)
@@ -350,3 +351,96 @@ def test_where_nobody_is_sampled_the_least_noise_is_that_of_a_gaussian() -> None
     for rounds in (1, 7):
         found = least_noise(Claim(1.0, 1e-6), rounds=rounds, participation=Participation.parse("every"))
         assert found == pytest.approx(math.sqrt(rounds) / gdp_mu(1.0, 1e-6), rel=1e-6)
+
+
+# ------------------------------------------------------------------ parts
+
+_MIXED = [
+    Rounds(0.3, 7, tail_mass=1e-9, variation=2e-10, slack=3e-4, pure=0.2),
+    Rounds(0.5, 2, tail_mass=2e-9, pure=0.4),
+    Rounds(0.2, 3, variation=1e-10, slack=1e-4),
+]
+_SCHEMES = [EVERY, Participation.once(), Participation.apart(3), Participation.poisson(0.1), FIXED]
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
+def test_known_compositions(scheme: Participation) -> None:
+    values: dict[str, object] = {}
+    for interval in (accountant.COARSE, 2e-4):
+        values |= {
+            f"epsilon {interval} {delta}": composed_epsilon(
+                _MIXED, delta=delta, participation=scheme, interval=interval
+            )
+            for delta in (1e-6, 1e-3)
+        }
+        values |= {
+            f"delta {interval} {epsilon}": composed_delta(
+                _MIXED, epsilon=epsilon, participation=scheme, interval=interval
+            )
+            for epsilon in (0.0, 0.02, 0.5, 3.0)
+        }
+    claim = Claim(1.3, 1e-5)
+    values["noise"] = least_noise(claim, rounds=6, participation=scheme, tail_mass=1e-8, tolerance=1e-3)
+    if scheme.scheme != "once":
+        values["rounds"] = accountant.most_rounds(claim, 30.0, participation=EVERY, tail_mass=1e-8)
+    known.check("privacy/accountant", {f"{scheme} {key}": value for key, value in values.items()}, rel=1e-8)
+
+
+def test_known_parts_of_the_accountant() -> None:
+    tails, apart = accountant._tails(_MIXED), [(each, EVERY) for each in _MIXED]
+    mixed = [(_MIXED[0], EVERY), (_MIXED[1], POISSON), (_MIXED[2], POISSON)]
+    pure = [(replace(each, pure=0.1 * number), who) for number, (each, who) in enumerate(mixed, 1)]
+    values: dict[str, object] = {
+        "tails": [tails(0.0), tails(2.0)],
+        "slack": [accountant._slack(_MIXED), accountant._slack([Rounds(1.0, 2, slack=400.0)])],
+        "summed": accountant._summed(_MIXED),
+        "multiplier": [accountant._multiplier(mu, rate) for mu, rate in ((0.5, 0.1), (1e-5, 0.1), (1e-5, 1.0))],
+        "pure": [accountant.pure_epsilon(each) for each in (mixed[:1], mixed[:2], mixed, pure)],
+        "mixed": [mixed_epsilon(each, delta=delta) for each in (apart, mixed, pure) for delta in (1e-3, 1e-7)],
+        "nothing but pure": [mixed_epsilon(pure, delta=delta) for delta in (0.0, 1e-9)],
+        "some pure": mixed_epsilon([(replace(_MIXED[0], mu=2.0), EVERY), (_MIXED[2], EVERY)], delta=1e-6),
+        "smallest": [
+            accountant._smallest(lambda x, place=place: x >= place, start=1.0, limit=limit)  # type: ignore[misc]
+            for place, limit in ((1e-12, 9.0), (0.3, 9.0), (1.0, 9.0), (5.0, 9.0), (8.9, 9.0), (9.1, 9.0), (1.0, 1.0))
+        ],
+        "budget": solve(delta=1e-6, participation=POISSON, noise_multiplier=3.0, rounds=5, tail_mass=1e-9).epsilon,
+    }
+    known.check("privacy/accountant", values, rel=1e-8)
+
+
+def test_the_costliest_of_rounds_has_the_largest_of_every_part() -> None:
+    seen = replace(_MIXED[0], seen=((0.1, 0.2),)), replace(_MIXED[1], seen=((0.3, 0.4), (0.5, 0.6)))
+    assert accountant.costliest(_MIXED, 4) == Rounds(0.5, 4, 2e-9, 2e-10, 3e-4, math.inf)
+    assert accountant.costliest(seen, 2) == Rounds(0.5, 2, 2e-9, 2e-10, 3e-4, 0.4, ((0.1, 0.2), (0.3, 0.4), (0.5, 0.6)))
+    assert accountant.costliest([seen[0], _MIXED[1]], 2).seen == ()
+
+
+def test_limits_of_what_is_searched() -> None:
+    with pytest.raises(ConditionError, match="No noise multiplier under"):
+        least_noise(Claim(1e-9, 1e-12), rounds=10**6, participation=EVERY)
+    with pytest.raises(ConditionError, match="More than 10"):
+        solve(delta=1e-6, participation=EVERY, epsilon=1.0, noise_multiplier=1e9)
+    assert composed_delta([Rounds(1.0)], epsilon=1e19, participation=EVERY) < 1e-300
+    far, most = (least_noise(Claim(epsilon, 0.5), rounds=1, participation=EVERY) for epsilon in (1e19, 500.0))
+    assert far == pytest.approx(most, rel=1e-6)
+    # Whoever is drawn may be seen: sampling alone pays. Losses are then too far apart for dp_accounting.
+    for scheme in (Participation.poisson(0.01), FIXED):
+        assert least_noise(Claim(1.0, 0.5), rounds=1, participation=scheme) < 1e-3
+    # Exactly what is left for tails.
+    assert composed_epsilon([Rounds(0.1, tail_mass=0.9e-6)], delta=1e-6, participation=EVERY) < math.inf
+    for spent in (1e-6, 2e-6):
+        with pytest.raises(ConditionError, match="tails of 1 rounds"):
+            composed_epsilon([Rounds(0.1, tail_mass=spent)], delta=1e-6, participation=EVERY)
+        with pytest.raises(ConditionError, match="tails alone"):
+            least_noise(Claim(1.0, 1e-6), rounds=1, participation=EVERY, tail_mass=spent)
+    assert composed_epsilon([], delta=1e-6, participation=EVERY) == 0.0
+    assert composed_delta([], epsilon=1.0, participation=EVERY) == 0.0
+
+
+def test_numbers_of_rounds() -> None:
+    for wrong in ({"mu": 0.0}, {"mu": -1.0}, {"mu": math.inf}, {"mu": 1.0, "count": 0}):
+        with pytest.raises(ParameterError):
+            Rounds(**wrong)
+    # No δ is above 1.
+    for spent in ({"tail_mass": 0.3}, {"slack": 1e-3, "mu": 50.0}):
+        assert composed_delta([Rounds(**{"mu": 5.0, "count": 10} | spent)], epsilon=0.1, participation=EVERY) == 1.0

@@ -7,9 +7,11 @@ import math
 import mpmath
 import pytest
 from dp_accounting.pld import common, privacy_loss_distribution
+from scipy.stats import binom
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.privacy.proofs.per_round import optimal_composition, randomized_response_delta
+from tests import known_values as known
 
 
 def exact_delta(epsilon: float, rounds: int, target: float) -> mpmath.mpf:
@@ -79,3 +81,30 @@ def test_refuses_when_the_rounds_spend_delta_themselves() -> None:
 def test_a_delta_that_is_none_is_refused_by_its_range(delta: float) -> None:
     with pytest.raises(ParameterError, match=r"delta in \[0, 1\)"):
         optimal_composition(epsilon=0.1, delta=delta, rounds=2, target_delta=1e-6)
+
+
+def test_known_compositions() -> None:
+    kinds = [(epsilon, rounds) for epsilon in (1e-3, 0.1, 3.0) for rounds in (1, 2, 7, 3000)]
+    values: dict[str, object] = {
+        f"delta {epsilon} {rounds}": [
+            randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=share * epsilon * rounds)
+            for share in (0.0, 0.01, 0.3, 0.999)
+        ]
+        for epsilon, rounds in kinds
+    }
+    for epsilon, rounds in kinds:
+        values[f"epsilon {epsilon} {rounds}"] = [
+            optimal_composition(epsilon=epsilon, delta=delta, rounds=rounds, target_delta=target)
+            for delta, target in ((0.0, 1e-9), (1e-10, 1e-4), (1e-6, 0.3))
+        ]
+    known.check("privacy/proofs/per_round", values, rel=1e-8)
+
+
+def test_small_deltas_are_rounded_up_by_what_many_logarithms_are_off() -> None:
+    # At ε' = 0 δ is the total variation of two binomial laws that mirror one another: a difference of two tails.
+    epsilon, rounds = 1e-4, 10**6
+    found = randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=0.0)
+    p = 1.0 / (1.0 + math.exp(epsilon))
+    exact = binom.cdf(rounds // 2 - 1, rounds, p) - binom.sf(rounds // 2, rounds, p)
+    assert found > exact
+    assert found == pytest.approx(exact * (1.0 + 1.105e-7), rel=2e-8)

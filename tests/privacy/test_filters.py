@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 
 import mpmath
@@ -26,6 +26,7 @@ from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
 from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
 from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 from cpsgd.promise import Claim
+from tests import known_values as known
 
 EVERY = Participation.every()
 Array = NDArray[np.float64]
@@ -346,3 +347,76 @@ def test_what_is_refused() -> None:
     for wrong in ({"epsilon": 0.0}, {"delta": 0.0}, {"delta": 1.0}, {"order": 1}, {"order": 2.5}):
         with pytest.raises(ParameterError):
             Filter.of(**{"epsilon": 1.0, "delta": 1e-6, **wrong})  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ parts
+
+_COSTS = [
+    Rounds(0.05, 1, 1e-10, 1e-11, 2e-6),
+    Rounds(0.4, 3, 2e-9, 0.0, 1e-5),
+]
+
+
+@pytest.mark.parametrize("order", [None, 2, 12, 300])
+def test_known_filters(order: int | None) -> None:
+    values: dict[str, object] = {}
+    for epsilon, delta in ((2.0, 1e-5), (12.0, 1e-3)):
+        try:
+            budget = Filter.of(epsilon, delta, order)
+        except ConditionError:
+            values[f"limit {epsilon}"] = math.nan
+            continue
+        values[f"limit {epsilon}"] = astuple(budget.limit)
+        values[f"tails {epsilon}"] = [budget.tail(octave) for octave in (0, 1, 7)]
+        for who in (EVERY, Participation.poisson(0.05), Participation.fixed_size(cohort=3, population=40)):
+            costs = [budget.cost(rounds, who, overflow=1e-12) for rounds in _COSTS]
+            spent = [summed([(costs[0], n), (costs[1], n // 9)]) for n in (1, 20, 90)]
+            values |= {
+                f"cost {epsilon} {who}": [part for each in costs for part in astuple(each)],
+                f"summed {epsilon} {who}": astuple(spent[1]),
+                f"enough {epsilon} {who}": [budget.enough(each) for each in spent],
+                f"reading {epsilon} {who}": [budget.reading(each) for each in spent],
+            }
+        levels = filters._levels(budget)
+        values[f"levels {epsilon}"] = [part for level in levels for part in (level.epsilon, *astuple(level.limit))]
+    known.check("privacy/filters", {f"{order} {key}": value for key, value in values.items()})
+
+
+def test_known_parts_of_filters() -> None:
+    cases = ((0.3, 0.01), (2.0, 0.4), (1e-160, 0.1))
+    values = {
+        "divergences": [filters._poisson_divergence(*each, order) for each in cases for order in (2, 3, 40)],
+        "shifts": [filters.rdp_shift(order, delta) for order in (2, 3, 40) for delta in (1e-3, 1e-9)],
+        "best": [best_order(epsilon, delta) for epsilon, delta in ((0.1, 1e-6), (2.0, 1e-6), (30.0, 1e-2))],
+        "largest": astuple(largest([Cost(1.0, 2.0, 3.0, 4.0), Cost(4.0, 3.0, 2.0, 1.0)])),
+        "sizes": [part for order in (None, 3) for part in filters._size(0.3, Participation.poisson(1.0), order)],
+        "near one": filters._size(0.3, Participation.poisson(math.nextafter(1.0, 0.0)), 3),
+    }
+    known.check("privacy/filters", values)
+
+
+@pytest.mark.parametrize("part", ["size", "tail", "variation", "slack"])
+def test_every_part_of_a_cost_is_limited(part: str) -> None:
+    budget = Filter.of(2.0, 1e-5)
+    most = getattr(budget.limit, part)
+    at, over = (replace(Cost(), **{part: each}) for each in (most, math.nextafter(most, math.inf)))
+    assert at.within(budget.limit)
+    assert not over.within(budget.limit)
+    assert budget.reading(replace(Cost(), **{part: 1.001 * most})) == budget.epsilon
+    assert (budget.enough(over) == math.inf) == (part != "size")
+
+
+def test_a_filter_that_allows_nothing_is_refused() -> None:
+    for delta in (1e-3, 1e-9):
+        shift = filters.rdp_shift(2, delta)
+        with pytest.raises(ConditionError, match="larger order"):
+            Filter.of(shift, delta, order=2)
+        assert Filter.of(1.1 * shift + 1.0, delta, order=2).limit.size > 0.0
+    for left in (0.0, -1e-9):
+        with pytest.raises(ConditionError, match="allow nothing"):
+            filters._filter(1.0, 1e-6, 1e-6 - left, 0.0, 0.0, None)
+    with pytest.raises(ConditionError, match="allow nothing"):
+        filters._filter(1.0, 1e-6, 0.0, 0.0, 0.5, None)
+    for order in (1, filters.MAX_ORDER + 1):
+        with pytest.raises(ParameterError):
+            Filter.of(1.0, 1e-6, order=order)

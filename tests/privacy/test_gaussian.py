@@ -14,6 +14,7 @@ from cpsgd.privacy import (
     analytic_sigma,
     classical_epsilon,
     classical_sigma,
+    gaussian,
     gdp_delta,
     gdp_epsilon,
     gdp_mu,
@@ -106,3 +107,29 @@ def test_negative_epsilon_is_refused() -> None:
     assert gdp_delta(1.0, 0.0) == pytest.approx(0.38292492254802624)
     with pytest.raises(ParameterError, match="epsilon >= 0"):
         gdp_delta(1.0, -1e-9)
+
+
+def test_numbers_far_out() -> None:
+    # From here on the smallest normal float stands for what would underflow.
+    for near, expected in ((35.0, False), (37.4, False), (38.1, True), (60.0, True)):
+        assert (gaussian._delta(1.0, near + 0.5) == gaussian._TINY) == expected
+    assert gdp_delta(1e3, 0.0) == 1.0
+    assert gdp_delta(0.3, 1e-300) == pytest.approx(2.0 * float(ndtr(0.15)) - 1.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("place", [1e-12, 0.3, 1.0, 7.0, 1000.0])
+@pytest.mark.parametrize("high", [0.5, 1.0, 2000.0])
+def test_a_boundary_is_found_from_either_side(place: float, high: float) -> None:
+    below, above = gaussian._boundary(lambda x: x >= place, 0.0, high)
+    assert below < place <= above
+    assert above - below <= 2e-15 * above
+
+
+def test_the_classical_lemma_holds_up_to_one() -> None:
+    factor = math.sqrt(2.0 * math.log(1.25 / 1e-6))
+    assert classical_epsilon(sigma=2.0 * factor * 1.0001, sensitivity=2.0, delta=1e-6) == pytest.approx(1 / 1.0001)
+    assert classical_sigma(epsilon=1.0, sensitivity=2.0, delta=1e-6) == pytest.approx(2.0 * factor, rel=1e-12)
+    with pytest.raises(ConditionError, match="holds for ε <= 1"):
+        classical_sigma(epsilon=math.nextafter(1.0, 2.0), sensitivity=2.0, delta=1e-6)
+    with pytest.raises(ConditionError, match=f"sigma >= {2.0 * factor:.6g}"):
+        classical_epsilon(sigma=2.0 * factor * 0.9999, sensitivity=2.0, delta=1e-6)

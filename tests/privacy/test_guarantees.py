@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from cpsgd.privacy import (
     guarantee,
     guarantee_over_rounds,
     guarantees,
+    proofs,
     renyi_certificate,
 )
 from cpsgd.privacy.one_example import example_protocol
@@ -286,3 +288,48 @@ def test_many_numbers_of_messages_are_rounded_down_a_little_and_none_is_lost() -
         assert count == sum(many for each, many in sizes if size <= each < above)
     assert all(after <= step * (before + 1) for before, after in itertools.pairwise(kept))
     assert kept[0] == 100
+
+
+def test_numbers_of_messages_are_rounded_where_there_are_more_than_so_many() -> None:
+    most = guarantees._MOST_SIZES
+    for count in (most - 1, most, most + 1):
+        # All but the last are next to one another: rounded down, they become one.
+        sizes = (*((100 + i, 1) for i in range(count - 1)), (10_000, 2))
+        assert (guarantees._grouped(sizes) == sizes) == (count <= most)
+
+
+FEW = Protocol.rotated_binomial(clients=10, dim=16, clip_norm=1.0, levels=9, trials=2000)
+
+
+def test_what_is_said_of_a_guarantee() -> None:
+    reason = "halves of one-hot rows"
+    stated = dataclasses.replace(FEW, replace_one_distance=1.5, distance_reason=reason)
+    one = guarantee(stated, 1e-6)
+    assert one.assumption is not None
+    assert reason in one.assumption
+    examples = guarantee(Run.of(stated, rounds=2, adjacency="zero-out", examples=3), 1e-3)
+    assert examples.assumption is None
+    assert not any("paper-theorem" in name for name, _ in examples.alternatives)
+    assert any("paper-theorem" in name for name, _ in one.alternatives)
+    assert one.method not in dict(one.alternatives)
+    assert one.to_dict()["rounds"] == 1
+
+
+def test_delta_that_pays_for_examples_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.of(FEW, rounds=4, participation="poisson:0.1", adjacency="zero-out", examples=500)
+    seen, lost = [], 4 * 2.0**-100
+    kept = proofs.best
+
+    def best(run: Run, delta: float) -> Any:
+        seen.append(delta)
+        return kept(run, 1e-3)
+
+    monkeypatch.setattr(guarantees, "best", best)
+    monkeypatch.setattr(guarantees, "_remembered", guarantees._remembered.__wrapped__)
+    found = guarantee(run, 3.0 * lost)
+    assert seen == [pytest.approx(2.0 * lost, rel=1e-9)]
+    assert found.tail >= lost
+    with pytest.raises(ConditionError, match="draws too many"):
+        guarantee(run, lost)
+    with pytest.raises(ParameterError, match="delta"):
+        guarantee(run, 0.0)

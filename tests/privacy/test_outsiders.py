@@ -21,6 +21,7 @@ from cpsgd.privacy import outsiders as module
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.gaussian import gdp_delta, gdp_mu
 from cpsgd.run import Run
+from tests import known_values
 
 Array = NDArray[np.float64]
 
@@ -291,3 +292,35 @@ def test_other_runs_are_refused(binomial: Protocol, participation: str, adjacenc
     run = Run.of(binomial, rounds=10, participation=participation, adjacency=adjacency)
     with pytest.raises(ConditionError, match="take part once"):
         outsiders_epsilon(run, 1e-9)
+
+
+def test_known_bounds() -> None:
+    values: dict[str, object] = {}
+    for slack, variation, tail in ((0.0, 0.0, 0.0), (0.01, 1e-9, 1e-10)):
+        bound = module._Bound(1e-5, Rounds(0.3, tail_mass=tail), variation, slack)
+        key = f"{slack}"
+        values[f"delta {key}"] = [
+            bound._delta(moved, variance, epsilon)
+            for moved in (1e-8, 0.0)
+            for variance in (1e-3, 0.1)
+            for epsilon in (0.015, 0.5, 3.0, 699.0)
+        ]
+        values[f"smallest {key}"] = [bound._smallest(1e-7, 1e-3, known) for known in (9.0, 0.9, 0.3, 0.01)]
+        values[f"best {key}"] = [
+            bound.best(mu, rounds, stride, 5.0) for mu in (0.2, 1.5) for rounds, stride in ((900, 1), (900, 7), (2, 1))
+        ]
+    echo = np.array([1.0, 0.5, 0.3, -0.2, 0.1])
+    for name, each, rounds in (("echo", echo, 12), ("alone", echo[:1], 40), ("short", echo, 3)):
+        values[name] = list(itertools.chain(*module._strides(each, rounds)))
+    values["at least"] = [
+        module._at_least(count, p, chance) for count in (0, 1, 50, 3000) for p in (0.1, 0.9) for chance in (1e-3, 1e-9)
+    ]
+    known_values.check("privacy/outsiders", values, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("inner", "finite"), [(0.0, False), (-0.1, False), (1e-3, True), (699.0, True), (700.0, False)]
+)
+def test_a_delta_is_computed_where_exponentials_are(inner: float, finite: bool) -> None:
+    bound = module._Bound(1e-5, Rounds(0.3), 0.0, 0.0)
+    assert math.isfinite(bound._delta(0.0, 1e-3, inner)) == finite

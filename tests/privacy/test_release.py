@@ -271,3 +271,12 @@ def test_a_release_may_cost_exactly_what_is_accepted() -> None:
     assert check_release(PLANNED, 5000, accept_epsilon=true.epsilon) == true
     with pytest.raises(GuaranteeError):
         check_release(PLANNED, 5000, accept_epsilon=math.nextafter(true.epsilon, 0.0))
+
+
+def test_a_cohort_of_fixed_size_has_no_more_messages_than_clients_were_planned() -> None:
+    conditions = Conditions.of(40, participation="fixed-size:0.1", colluding=1)
+    promise = Promise(Claim(100.0, 1e-6), conditions)
+    sampled = replace(Protocol.gaussian(clients=60, dim=8, clip_norm=1.0, sigma=1.0), promise=promise)
+    assert check_release(sampled, 60) is not None
+    with pytest.raises(ParameterError, match="A cohort of fixed size"):
+        check_release(sampled, 61)

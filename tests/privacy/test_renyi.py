@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import dp_accounting
 import mpmath
@@ -11,12 +14,15 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.neighbours import Participation
 from cpsgd.privacy import moments, renyi_certificate
 from cpsgd.privacy.moments import Meter, Moments
 from cpsgd.privacy.proofs import certified_gaussian as certificate
 from cpsgd.privacy.proofs import certified_renyi as renyi
 from cpsgd.privacy.proofs.certified_renyi import RENYI_TAIL_SHARES, rdp_epsilon, renyi_floor, summed_renyi_certificate
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 from tests import known_values as known
 
 from . import checks
@@ -322,3 +328,143 @@ def test_bounds_between_nodes_are_the_largest_of_their_parabola(a: float, b: flo
     h = t - 1.25
     top = math.log1p(left.moment) + 0.02 / base + (b + 0.03) / base * h + 0.3 / base * h * h
     assert left.bound(right) == pytest.approx(float(np.max(top / t**2)), rel=1e-9)
+
+
+# ---------------------------------------------------------------------- searches, where divergences are known
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Moments of a Gaussian: κ(α) = α c, up to an order."""
+
+    factor: float
+    tail_mass: float = 0.0
+    largest_order: float = 1e6
+    box: tuple[int, int] = (0, 0)
+
+    def kappa(self, order: float) -> float:
+        if order > self.largest_order:
+            raise ConditionError("too large an order")
+        return self.factor * order
+
+
+def orders(*rounds: tuple[Ideal, int]) -> renyi._Orders:
+    return renyi._Orders(rounds, 1.3, 1e-6)  # type: ignore[arg-type]
+
+
+def test_orders_of_rounds_added_up() -> None:
+    found = orders((Ideal(0.01, 1e-9), 3), (Ideal(0.02, 1e-8, 40.0, (1, 2)), 2))
+    left, slope = 1e-6 - 2.3e-8, 0.07 * 1.69
+    assert found.boxes == [(0, 0), (1, 2)]
+    for order in (1.5, 5.0, 40.0, 1e7):
+        each = found.at(order)
+        assert each.order == min(order, 40.0)
+        assert each.epsilon == pytest.approx(rdp_epsilon(each.order * slope, each.order, left), rel=1e-12)
+        assert each.kappa == pytest.approx(each.order * 0.07, rel=1e-12)
+        assert (each.delta, each.tail_mass) == (1e-6, pytest.approx(2.3e-8, rel=1e-12))
+    assert found.guess() == pytest.approx(1.0 + math.sqrt(math.log(1.0 / left) / slope), rel=1e-12)
+
+
+@pytest.mark.parametrize("largest", [1e6, 9.0])
+@pytest.mark.parametrize("start", [1.3, 8.0, 60.0])
+def test_the_best_order_is_found_from_either_side(largest: float, start: float) -> None:
+    found = orders((Ideal(0.07, largest_order=largest), 1))
+    best = min(found.at(order).epsilon for order in np.linspace(1.05, min(largest, 60.0), 300))
+    for step, close in ((0.5, 0.01), (0.2, 0.3), (0.11, 3.0)):
+        each = found.best(found.at(start), step=step)
+        assert best * (1.0 - 1e-3) <= each.epsilon <= best * (1.0 + close)
+        assert each.epsilon <= found.at(start).epsilon
+        known.check("privacy/proofs/certified_renyi", {f"best {largest} {start} {step}": [each.epsilon, each.order]})
+
+
+@pytest.mark.parametrize(
+    "moments", [Ideal(0.03, 1e-9), Ideal(0.5, 1e-8, 9.0), Ideal(2.0, 0.0, 4.0), Ideal(1e-4)], ids=str
+)
+def test_the_sensitivity_that_orders_allow(moments: Ideal) -> None:
+    claim, rounds = Claim(1.5, 1e-6), 4
+    delta = claim.delta - rounds * moments.tail_mass
+
+    def allowed(order: float) -> float:
+        room = claim.epsilon - rdp_epsilon(0.0, order, delta)
+        return math.sqrt(max(room, 0.0) / (rounds * moments.kappa(order)))
+
+    found = renyi._largest_sensitivity(moments, rounds, claim)  # type: ignore[arg-type]
+    best = max(allowed(order) for order in np.geomspace(1.01, min(moments.largest_order, 300.0), 400))
+    assert 0.99 * best <= found <= 1.001 * best
+    known.check("privacy/proofs/certified_renyi", {f"sensitivity {moments}": found})
+
+
+LARGER = {1e-9: 3.0, 3e-4: 1.2, 1e-3: 1.1, 0.03: 1.0, 0.1: 1.3, 0.3: 1.5}
+
+
+def ideal(asked: list[tuple[float, float]], delta: float, refused: float = 0.0) -> Any:
+    """Returns a class in the place of `Moments`: κ depends on the tail, and tails below one are refused."""
+
+    def made(law: BinomialLaw, *, dim: int, sensitivity: float, levels: int, tail: float, meter: Meter) -> Ideal:
+        share = tail / delta
+        asked.append((share, sensitivity))
+        if share < refused:
+            raise ConditionError("no box")
+        place = bisect.bisect(sorted(LARGER), share * 1.001) - 1
+        return Ideal(2.2 * list(LARGER.values())[place] / law.trials, 0.5 * tail, 300.0, (place, place))
+
+    return made
+
+
+@pytest.mark.parametrize("refused", [0.0, 2e-3, 2.0])
+def test_boxes_are_tried_until_none_is_better(refused: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(renyi, "Moments", ideal(asked, 1e-6 / 5, refused))
+    rounds = [(BinomialLaw(100, 0.5), 3), (BinomialLaw(60, 0.5), 2)]
+    given: dict[str, Any] = {"dim": 4, "sensitivity": 1.5, "levels": 3, "delta": 1e-6}
+    if refused > 1.0:
+        with pytest.raises(ConditionError, match="no box"):
+            summed_renyi_certificate(rounds, **given)
+        assert len(asked) == len(RENYI_TAIL_SHARES)
+        return
+    found = summed_renyi_certificate(rounds, **given)
+    shares = [share for share, _ in asked]
+    values = [found.epsilon, found.order, found.kappa, found.tail_mass, *shares]
+    known.check("privacy/proofs/certified_renyi", {f"boxes {refused}": values})
+    assert found.kappa == pytest.approx(2.2 * (3 / 100 + 2 / 60) * found.order, rel=1e-9)  # the best of all boxes
+
+
+def test_known_scales_by_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof, claim = renyi.PROOFS[0], Claim(2.0, 1e-6)
+    protocol = Protocol.binomial(clients=20, dim=4, clip_norm=1.0, levels=9, trials=100)
+    for rounds, refused in ((1, 0.0), (6, 2e-3), (6, 2.0)):
+        run = Run.of(protocol, rounds=rounds)
+        asked: list[tuple[float, float]] = []
+        monkeypatch.setattr(renyi, "Moments", ideal(asked, claim.delta / rounds, refused))
+        if refused > 1.0:
+            with pytest.raises(ConditionError, match="No Rényi certificate exists"):
+                proof.scale(run, claim)
+            assert len(asked) == len(renyi._PLANNED_TAIL_SHARES)
+            continue
+        scale = proof.scale(run, claim)
+        asked_for = [part for each in asked for part in each]
+        near = [proof.scale(run, claim, known=1.05 * scale), proof.scale(run, claim, known=1.05 * scale, wanted=9.0)]
+        known.check("privacy/proofs/certified_renyi", {f"scale {rounds}": [scale, *near], f"asked {rounds}": asked_for})
+        assert proof.scale(run, claim, draft=True) == scale
+        for refused_too in ({"known": 0.0}, {"known": 0.1 * scale}, {"known": 2.0 * scale, "draft": True}):
+            with pytest.raises(ConditionError):
+                proof.scale(run, claim, **refused_too)  # type: ignore[arg-type]
+    with pytest.raises(ConditionError, match="no sampling"):
+        proof.scale(Run.of(protocol, rounds=2, participation="fixed-size:0.1"), claim)
+
+
+def test_known_floors() -> None:
+    values = [renyi_floor(slope, delta) for slope in (1e-6, 0.01, 3.0) for delta in (1e-3, 1e-9)]
+    epsilons = [rdp_epsilon(*each) for each in ((0.0, 2.0, 0.9), (0.3, 1.5, 1e-9), (40.0, 200.0, 1e-3))]
+    known.check("privacy/proofs/certified_renyi", {"floors": values, "ε": epsilons}, rel=1e-7)
+
+
+def test_rounds_of_too_many_sizes_are_not_added_up() -> None:
+    protocol = Protocol.binomial(clients=20, dim=1, clip_norm=1.0, levels=3, trials=100)
+    for count in (renyi._MOST_SIZES, renyi._MOST_SIZES + 1):
+        run = Run.of(protocol, surviving=list(range(20 - count, 20)))
+        with pytest.raises(ConditionError, match="not computed" if count == renyi._MOST_SIZES else "of up to 4"):
+            renyi.PROOFS[0].epsilon(run, 1e-6, below=1e-6)
+        once = replace(run, conditions=replace(run.conditions, participation=Participation.once()))
+        with pytest.raises(ConditionError, match="not computed"):
+            renyi.PROOFS[0].epsilon(once, 1e-6, below=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from cpsgd.privacy.guarantees import CITATIONS, COMPARISONS
 from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 from cpsgd.privacy.proofs.published_accounting import accounting_of, published_epsilon
 from cpsgd.privacy.renyi_bounds import ORDERS
+from tests import known_values as known
 
 Array = NDArray[np.float64]
 REPLACE = Adjacency.REPLACE_ONE
@@ -146,3 +148,36 @@ def test_a_condition_that_fails_is_named() -> None:
     nobody = Protocol.gaussian(clients=500, dim=10, clip_norm=1.0, sigma=1.0)
     with pytest.raises(ConditionError, match="no published accounting for gaussian"):
         published_epsilon(Run.of(nobody), 1e-6)
+
+
+def test_known_divergences() -> None:
+    values: dict[str, object] = {"orders": ORDERS, "beta": renyi_bounds.BETA}
+    for norm, dim in ((0.3, 1), (2.0, 9), (7.0, 400)):
+        for adjacency in Adjacency:
+            key = f"{norm} {adjacency}"
+            values[f"sensitivities {key}"] = renyi_bounds._sensitivities(norm, dim, adjacency)
+            given: dict[str, Any] = {"norm": norm, "dim": dim, "delta": 1e-6, "adjacency": adjacency}
+            values[f"epsilon {key}"] = [
+                renyi_bounds.discrete_gaussian_epsilon(sigma_squared=0.4, clients=30, **given),
+                renyi_bounds.skellam_epsilon(variance=0.7, clients=30, **given),
+            ]
+        values[f"rounded {norm}"] = renyi_bounds.rounded_norm(norm, dim)
+    for clients, variance in ((1, 3.0), (20, 0.3), (300_000, 0.25)):
+        values[f"gaussian {clients}"] = renyi_bounds.discrete_gaussian_rdp(3.0, 2.0, variance, clients, 4)
+        values[f"skellam {clients}"] = renyi_bounds.skellam_rdp(3.0, 2.0, clients * variance)
+    for adjacency in Adjacency:
+        for clients in (1, 2, 40):
+            key = f"coins {adjacency} {clients}"
+            values[key] = renyi_bounds.poisson_binomial_rdp(3, 0.1, clients, adjacency)
+            values[f"{key} ε"] = renyi_bounds.poisson_binomial_epsilon(
+                coins=3, theta=0.1, clients=clients, dim=5, delta=1e-6, adjacency=adjacency
+            )
+    values["one more"] = np.concatenate([renyi_bounds._one_more(3, 0.4, others, 0.6) for others in (0, 2)])
+    values["overflow"] = renyi_bounds._divergences(np.array([0.9, 0.1, 0.0]), np.array([1e-9, 1.0 - 1e-9, 0.0]))
+    values["smallest"] = [
+        renyi_bounds.best_epsilon(scale * ORDERS, delta) for scale in (0.0, 0.01) for delta in (0.1, 0.9)
+    ]
+    known.check("privacy/renyi_bounds", values, rel=1e-8)
+    with pytest.raises(ConditionError, match="σ² >= 1/4"):
+        renyi_bounds.discrete_gaussian_epsilon(sigma_squared=0.2499, clients=30, **given)
+    assert renyi_bounds.discrete_gaussian_epsilon(sigma_squared=0.25, clients=30, **given) > 0.0

@@ -385,3 +385,26 @@ def test_known_costs(name: str) -> None:
             for share in (0.1, 0.5, 3.0)
         ]
     known.check("privacy/rounded_runs", {f"{name} {key}": value for key, value in values.items()}, rel=1e-8)
+
+
+def test_known_sums_of_coins() -> None:
+    values: dict[str, object] = {"moments": coin_sums._ABSOLUTE}
+    variance = np.array([3.0, 20.0, 400.0])
+    for order in (2, 3):
+        for j in range(4):
+            values[f"central {j} {order}"] = coin_sums.central(j, order, variance)
+            values[f"error {j} {order}"] = coin_sums.error(j, order, variance)
+    cells = np.array([[1.0, 3.0, 2.0, 2.5], [0.5, 0.0, 0.0, 4.0]])
+    values |= {f"summed {step}": coin_sums.summed(cells, step) for step in (1, 3)}
+    values["bernstein"] = coin_sums.bernstein(variance, 0.7, 12.0)
+    values["chernoff"] = [
+        coin_sums.chernoff(p, count, log) for p in (0.0, 0.01, 0.6) for count in (3, 500) for log in (2.0, 40.0)
+    ]
+    known.check("privacy/coin_sums", values)
+
+
+@pytest.mark.parametrize("j", range(10))
+def test_absolute_moments_of_a_gaussian(j: int) -> None:
+    x = np.linspace(0.0, 14.0, 200_001)
+    moment = 2.0 * np.trapezoid(x**j * np.exp(-0.5 * x * x), x) / math.sqrt(2.0 * math.pi)
+    assert coin_sums._ABSOLUTE[j] == pytest.approx(moment, rel=1e-8)

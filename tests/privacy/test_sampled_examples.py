@@ -15,10 +15,11 @@ from scipy.stats import binom
 from cpsgd import Protocol, Run, guarantee
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.ledger import Budget, Ledger, RoundEvent
-from cpsgd.neighbours import Participation
+from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.examples import plan_examples, sum_norm
-from cpsgd.privacy.one_example import most_drawn, overflow
+from cpsgd.privacy.one_example import example_norm, example_protocol, most_drawn, overflow
 from cpsgd.promise import Conditions
+from tests import known_values as known
 
 RATE, OWN = 0.3, 3
 PROTOCOL = Protocol.binomial(clients=3, dim=1, clip_norm=sum_norm(1.0, OWN), levels=65, trials=1600)
@@ -195,3 +196,52 @@ def test_the_ledger_charges_what_the_guarantee_says(tmp_path: Path) -> None:
         assert entry.spent == pytest.approx(guarantee(run(round, 1), DELTA).epsilon, rel=1e-9)
     with pytest.raises(ParameterError, match="'poisson:RATE'"):
         replace(event, participation="fixed-size:0.5")
+
+
+def test_known_protocols_of_one_example() -> None:
+    def binomial(examples: int, levels: int, coordinate_range: float | None = None) -> Protocol:
+        norm = sum_norm(1.0, examples)
+        return Protocol.binomial(
+            clients=3, dim=16, clip_norm=norm, levels=levels, trials=1600, coordinate_range=coordinate_range
+        )
+
+    def accepted(given: Protocol, examples: int) -> bool:
+        try:
+            example_protocol(given, examples)
+        except ParameterError:
+            return False
+        return True
+
+    values: dict[str, object] = {}
+    for examples in (1, 7, 5000):
+        found = example_protocol(binomial(examples, 2**20), examples)
+        exact = example_protocol(Protocol.gaussian(clients=3, dim=16, clip_norm=2.0, sigma=1.0), examples)
+        widest = [found.reach(adjacency) for adjacency in Adjacency]
+        values[f"norms {examples}"] = [found.clip_norm, exact.clip_norm, *widest]
+        assert found.largest_norm == math.inf
+        # The smallest range of coordinates, and the fewest levels, that are enough.
+        low, high = 1e-3, 10.0
+        for _ in range(45):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if accepted(binomial(examples, 2**20, middle), examples) else (middle, high)
+        values[f"range {examples}"] = high
+        fewest, most = 2, 2**24
+        while most - fewest > 1:
+            middle_levels = (fewest + most) // 2
+            enough = accepted(binomial(examples, middle_levels, 100.0), examples)
+            fewest, most = (fewest, middle_levels) if enough else (middle_levels, most)
+        values[f"levels {examples}"] = most
+    values["norm"] = [example_norm(3.0, examples) for examples in (1, 100)]
+    values["drawn"] = [
+        most_drawn(count, Participation.poisson(rate)) for count in (1, 2, 30, 5000) for rate in (1e-6, 0.02, 0.9)
+    ]
+    known.check("privacy/one_example", values, rel=1e-10)
+
+
+def test_one_example_states_nothing_of_whole_sums() -> None:
+    stated = replace(
+        PROTOCOL, replace_one_distance=3.1, replace_one_l1_distance=4.0, distance_reason="halves of one-hot rows"
+    )
+    found = example_protocol(stated, OWN)
+    assert (found.replace_one_distance, found.replace_one_l1_distance, found.distance_reason) == (None, None, None)
+    assert found == example_protocol(PROTOCOL, OWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -269,3 +269,43 @@ def test_known_divergences(ends: tuple[tuple[float, ...], ...], request: pytest.
     values["pure"] = [_pure(0.7, 4.0, 2.0, 1), _pure(0.7, 4.0, 0.5, 3), _pure(3.0, 4.0, 2.0, 9)]
     name = request.node.callspec.id
     known.check("privacy/proofs/steps_renyi", {f"{name} {key}": value for key, value in values.items()}, rel=1e-8)
+
+
+@pytest.mark.parametrize("norms", [Norms(1.0), Norms(0.4, weight=0.3), Norms(0.8, zero=True)], ids=str)
+def test_known_rates_of_norms(norms: Norms) -> None:
+    low, high = np.array([0.9, 0.1]), np.array([0.1, 0.9])
+    values: dict[str, object] = {"edges": norms.edges, "farthest": norms.farthest}
+    cells = np.array([[-0.5, -0.2, 0.1, 0.3], [-0.1, 0.2, 0.3, 0.4], [0.2, 0.3, -0.4, 0.1], [0.1, 0.2, -0.3, -0.2]])
+    values["charge"] = [*norms.charge(cells[:, 0], cells[:, 3]), *norms.least_charge(cells)]
+    cut = np.concatenate(list(step_norms._cut(cells, norms.zero)))
+    values["cut"] = [cut.sum(), *(cut**2).sum(axis=0), *cut[5]]
+    for order in (2, 3, 20):
+        backgrounds = _backgrounds(low, high, 4, order, math.log(9.0))
+        for number, each in enumerate(backgrounds):
+            # Errors so large that they count.
+            each = replace(each, error=1e-3, hidden=1e-4 if number == 1 else 0.0)
+            x, y = np.array([-0.5, 0.0, 0.7, 0.2]), np.array([0.5, 0.3, -0.7, 0.1])
+            key = f"{order} {number}"
+            values[f"moments {key}"] = each.log_moments(order, x, y)
+            values[f"pairs {key}"] = each.log_moments(order, x, y[:2], step_norms._ALL_PAIRS)
+            values[f"curvature {key}"] = each.curvature(order)
+            values[f"attained {key}"] = step_norms.attained(each, order, [norms, replace(norms, weight=0.7)])
+            first, rates = step_norms._first_cells(each, order, norms)
+            values[f"cells {key}"] = [len(first), *first[7], *rates[:: len(rates) // 9], rates.sum()]
+        values[f"bound {order}"] = step_norms.bound(backgrounds, order, norms, 1e-9)
+    known.check("privacy/step_norms", {f"{norms} {key}": value for key, value in values.items()}, rel=1e-8)
+
+
+def test_cells_are_cut_until_no_work_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    low, high = np.array([0.9, 0.1]), np.array([0.1, 0.9])
+    backgrounds, found = _backgrounds(low, high, 4, 20, math.log(9.0)), {}
+    monkeypatch.setattr(step_norms, "_CLOSE", 1.0001)
+    for most in (1e6, 1e5, 1e4, 0.0):
+        monkeypatch.setattr(step_norms, "_MOST", most)
+        found[f"most {most}"] = step_norms.bound(backgrounds, 20, Norms(1.0), 1e-9)
+    monkeypatch.setattr(step_norms, "_MOST", 1e6)
+    for depth in (1, 2):
+        monkeypatch.setattr(step_norms, "_DEPTH", depth)
+        found[f"depth {depth}"] = step_norms.bound(backgrounds, 20, Norms(1.0), 1e-9)
+    known.check("privacy/step_norms", found, rel=1e-8)
+    assert found["most 1000000.0"] < found["most 10000.0"] <= found["most 0.0"]

@@ -222,7 +222,7 @@ def composed_delta(
     rounds: Sequence[Rounds], *, epsilon: float, participation: Participation, interval: float = FINE
 ) -> float:
     """Returns the smallest δ for which all rounds together are (epsilon, δ)-DP, rounded up; see `composed_epsilon`."""
-    epsilon = _validate.finite("epsilon", epsilon)
+    epsilon = min(_validate.finite("epsilon", epsilon), LARGEST_EPSILON)  # δ falls with ε
     if not rounds:
         return 0.0
     if participation.scheme == "once":
@@ -269,24 +269,26 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    all_orders = _ORDERS if interval <= FINE else _COARSE_ORDERS
     # Under REPLACE_SPECIAL, and in the Rényi accountant, neighbours are one multiplier apart.
-    plain = [dp.GaussianDpEvent(_multiplier(others, 1.0))] if others > 0.0 else []
-    renyi = RdpAccountant(all_orders, dp.NeighboringRelation.REPLACE_SPECIAL)
+    relation = dp.NeighboringRelation.REPLACE_SPECIAL
+    renyi = RdpAccountant(_ORDERS if interval <= FINE else _COARSE_ORDERS, relation)
     # Losses reach about μ²/2 + 15μ; no more than 10^5 points of them are worth their time, a few thousand in searches.
     largest_mu = max(others, *(r.mu for r, _ in sampled))
     points = 1e5 if interval <= FINE else 6e3
     interval = max(interval, (0.5 * largest_mu * largest_mu + 15.0 * largest_mu) / points)
-    losses = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, interval)
-    for r, rate in sampled:
-        event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(_multiplier(r.mu, rate)))
-        renyi.compose(event, r.count)
-        losses.compose(event, r.count)
-    for event in plain:
-        renyi.compose(event)
-        losses.compose(event)
+    losses = PLDAccountant(relation, interval)
+    # The exponentials of losses so far apart would overflow.
+    accountants = [renyi, losses] if interval < LARGEST_EPSILON else [renyi]
+    for accountant in accountants:
+        for r, rate in sampled:
+            accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(_multiplier(r.mu, rate))), r.count)
+        if others > 0.0:
+            accountant.compose(dp.GaussianDpEvent(_multiplier(others, 1.0)))
     allowance = _FFT_ERROR * sum(r.count + 8 for r, _ in parts)
-    return [lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance, _renyi_profile(renyi), unsampled]
+    found = [_renyi_profile(renyi), unsampled]
+    if losses in accountants:
+        found.append(lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance)
+    return found
 
 
 def _sampled_rounds(rounds: Rounds, rate: float) -> SampledRounds:

@@ -1,0 +1,121 @@
+"""Known values of every proof's answers: ε, costs and scales of small runs of every mechanism.
+
+Of certified_gaussian, certified_smooth, gaussian_noise, per_round, published_accounting, pure_laplace,
+rounded_correlated, shaped_rounding and steps_renyi, by what they share in argument.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from cpsgd.correlated.mechanism import CorrelatedGaussian
+from cpsgd.correlated.saturating import RoundedCorrelated
+from cpsgd.correlated.shaped import ShapedGaussian
+from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.coins import Coins
+from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
+from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
+from cpsgd.mechanisms.skellam import Skellam
+from cpsgd.privacy.accountant import Rounds
+from cpsgd.privacy.proofs import supporting
+from cpsgd.privacy.proofs.argument import Proof
+from cpsgd.promise import Claim
+from cpsgd.protocol import Protocol
+from cpsgd.run import Run
+from tests import known_values as known
+
+
+def of(mechanism: Any, **more: Any) -> Protocol:
+    return Protocol(**{"clients": 60, "dim": 8, "clip_norm": 1.0, "mechanism": mechanism, "rotate": False, **more})
+
+
+ROUND: dict[str, Any] = {"step": 0.4, "coordinate_range": 0.7}
+STATED: dict[str, Any] = {"replace_one_distance": 1.3, "distance_reason": "halves of one-hot rows"}
+RUN: dict[str, Any] = {"bands": 3, "run_length": 12}
+PROTOCOLS = {
+    "gaussian": Protocol.gaussian(clients=60, dim=8, clip_norm=1.0, sigma=1.2),
+    "rounded": of(RoundedGaussian(noise_deviation=2.2, window=60, **ROUND)),
+    "coarse": of(RoundedGaussian(noise_deviation=0.8, window=20, **ROUND)),
+    "stated": of(RoundedGaussian(noise_deviation=2.2, window=60, **ROUND), **STATED),
+    "binomial": Protocol.binomial(clients=60, dim=8, clip_norm=1.0, levels=9, trials=700),
+    "skellam": of(Skellam(levels=5, coordinate_range=1.0, variance=9.0)),
+    "discrete": of(DiscreteGaussian(levels=9, coordinate_range=1.0, sigma_squared=9.0)),
+    "coins": of(Coins(coins=2, theta=0.1, coordinate_range=0.4), clients=20, dim=20),
+    "laplace": of(DiscreteLaplace(levels=3, coordinate_range=1.0, spread=20, shares=50, window=2**14)),
+    "missing": of(DiscreteLaplace(levels=3, coordinate_range=1.0, spread=4, shares=90, window=2**12)),
+    "correlated": of(CorrelatedGaussian(noise_deviation=8.0, window=200, **ROUND, **RUN)),
+    "shaped": of(ShapedGaussian(noise_deviation=3.0, window=80, separation=1, **ROUND, **RUN)),
+    "slots": of(
+        RoundedCorrelated(noise_deviation=1.8, window=32, inherited_range=3.0, **ROUND, **RUN), clients=4000, dim=3
+    ),
+}
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "zero": {"adjacency": "zero-out", "surviving": 52, "colluding": 2},
+    "several": {"rounds": 5},
+    "sizes": {"surviving": [50, 55, 50], "colluding": 3},
+    "once": {"rounds": 5, "participation": "once"},
+    "fixed": {"rounds": 5, "participation": "fixed-size:0.1", "colluding": 4},
+    "poisson": {"rounds": 3, "participation": "poisson:0.2", "adjacency": "zero-out"},
+    "run": {"rounds": 12, "participation": "once", "colluding": 3},
+    "silos": {"rounds": 12, "colluding": 3},
+}
+RUNS = [
+    *(f"gaussian {each}" for each in ("one", "zero", "several", "sizes", "once", "fixed", "poisson")),
+    *(f"rounded {each}" for each in ("one", "several", "sizes", "poisson")),
+    *("coarse zero", "coarse several", "stated one", "stated zero", "binomial zero", "binomial several"),
+    *("skellam sizes", "discrete one", "coins one", "coins fixed", "laplace one", "laplace sizes"),
+    *("laplace fixed", "laplace poisson", "missing one", "missing zero", "correlated run", "shaped silos"),
+    *("slots run",),
+]
+LONG = {"smoothed-certificate", "bounded-losses", "gaussian-analytic"}
+
+
+def number(call: Callable[[], Any]) -> Any:
+    """Returns what is computed, or NaN where nothing is proved."""
+    try:
+        return call()
+    except ConditionError:
+        return math.nan
+
+
+def answers(proof: Proof, run: Run) -> Iterator[tuple[str, Any]]:
+    """Yields all that a proof says of a run."""
+
+    def epsilon() -> list[float]:
+        found = proof.epsilon(run, delta)
+        return [found.epsilon, found.tail]
+
+    def cost(found: Rounds) -> list[float]:
+        parts = [found.mu, found.count, found.tail_mass, found.variation, found.slack, found.pure]
+        return [*parts, *itertools.chain(*found.seen)]
+
+    few = proof.name in LONG
+    for delta in (1e-3, 1e-7)[few:]:
+        yield f"epsilon {delta}", number(epsilon)
+    yield "cost", number(lambda: cost(proof.cost(run, 1e-9)))
+    yield "joint cost", number(lambda: cost(proof.joint_cost(run, 1e-9)))
+    for claim in (Claim(0.3, 1e-8), Claim(2.0, 1e-6))[few:]:
+        yield (
+            f"ranks {claim}",
+            [proof.rough_scale(run, claim), proof.least_scale(run, claim), proof.might_keep(run, claim)],
+        )
+        if run.protocol.mechanism.grid:
+            yield f"scale {claim}", number(partial(proof.scale, run, claim))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_known_answers(name: str) -> None:
+    protocol, conditions = name.split()
+    run = Run.of(PROTOCOLS[protocol], **CONDITIONS[conditions])
+    # Those of sums of Rényi divergences take long, and have known values of their own.
+    proofs = [proof for proof in supporting(run) if proof.name != "renyi-certificate"]
+    values = {f"{name} {proof.name} {key}": value for proof in proofs for key, value in answers(proof, run)}
+    known.check("privacy/proofs", values, rel=1e-8)
