@@ -29,7 +29,8 @@ from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.charging import total
+from cpsgd.ledger.charging import priced
+from cpsgd.ledger.kinds import Account
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 from cpsgd.secagg.parameters import MAX_CLIENTS
@@ -233,7 +234,7 @@ def test_a_server_that_changes_plans_meets_a_filter(small_plan: Plan, tmp_path: 
     events = [RoundEvent(each.protocol, **options) for each in (small_plan, quieter)]
     # The server may have chosen the second plan by the first one's result. What plans fixed in advance would cost is
     # not enough; one or two percent more is.
-    planned = total(Budget(population="a", epsilon=8.0, delta=1e-5), (), events).epsilon
+    planned = priced(Budget(population="a", epsilon=8.0, delta=1e-5), [Account()], events).epsilon
     for name, epsilon, answered in (("less", planned * 1.001, False), ("enough", planned * 1.02, True)):
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5, "secure": False}
         remembering(tmp_path / name, "1", **limits).ask(plain(with_run(small_plan, rounds=1)))

@@ -9,10 +9,12 @@ import pytest
 
 from cpsgd import Plan, Protocol, plan
 from cpsgd.federation.choreography import begin_round
-from cpsgd.federation.plausibility import FALSE_ALARM, _bernstein, bounds, implausible
+from cpsgd.federation.plausibility import FALSE_ALARM, Bounds, _bernstein, _bounded, _sub_gaussian, bounds, implausible
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
+from cpsgd.mechanisms import Skellam
 from cpsgd.planner.modulus import window
+from tests import known_values as known
 
 from .local import RUN, Client, carry
 
@@ -125,3 +127,46 @@ def test_bernsteins_bound_is_its_formula(dim: int) -> None:
     excess = np.roots([1.0, -2.0 * nats * width**2 / 3.0, -2.0 * nats * width**2 * dim * variance]).max()
     expected = 1.25 + protocol.scale / 10 * np.sqrt(dim * variance + excess)
     assert _bernstein(protocol, 10, 1.25) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        (Bounds(5.0, {}), None),
+        (Bounds(4.999, {}), "The mean has norm 5, "),
+        (Bounds(5.0, {1: 4.0, 2: 4.0}), None),
+        (Bounds(5.0, {1: 3.999, 2: 4.0}), "A coordinate of the mean has norm 4, "),
+        (Bounds(5.0, {1: 4.0, 2: 3.999}), "A block of 2 coordinates of the mean has norm 4, "),
+    ],
+)
+def test_a_bound_may_be_reached_and_no_more(bounds: Bounds, said: str | None) -> None:
+    """Of (3, 0, 4): blocks of two have the norms 3 and 4."""
+    found = bounds.violation(np.array([3.0, 0.0, 4.0], np.float32))
+    assert (found is None) if said is None else (found is not None and said in found)
+
+
+def test_known_bounds() -> None:
+    """What makes them larger lets liars move a mean; what makes them smaller withholds honest rounds."""
+    skellam = Skellam(levels=16, variance=25.0, coordinate_range=0.5, noise_limit=60)
+    protocols = {
+        "binomial": Protocol.rotated_binomial(clients=10, dim=40, clip_norm=1.0, levels=64, trials=500),
+        "wide": Protocol.rotated_binomial(clients=10, dim=3_000, clip_norm=0.5, levels=16, trials=50),
+        "little noise": Protocol.binomial(clients=40, dim=64, clip_norm=1.0, levels=1024, trials=4),
+        "none": Protocol.binomial(clients=5, dim=33, clip_norm=1.0, levels=4, trials=0),
+        "skellam": Protocol(clients=20, dim=40, clip_norm=1.0, mechanism=skellam),
+    }
+    cases = {}
+    for name, protocol in protocols.items():
+        for survivors in (protocol.clients, protocol.clients - 1):
+            found = bounds(protocol, survivors)
+            cases[f"{name}, {survivors}"] = [
+                *(found.norm, *found.blocks.values()),
+                *(_bernstein(protocol, survivors, 1.0), *_sub_gaussian(protocol, survivors)),
+            ]
+    known.check("federation/plausibility", cases, rel=1e-7)
+
+
+def test_what_holds_whatever_the_noise_is() -> None:
+    """By Hoeffding's lemma: integers in 0..k have w = k²/4 each."""
+    silent = Protocol.binomial(clients=5, dim=33, clip_norm=1.0, levels=4, trials=0)
+    assert _bounded(silent, 5) == (5 * 3**2 / 4, 0.0)

@@ -12,12 +12,15 @@ from cpsgd.errors import (
     ConditionError,
     EntryError,
     LedgerAccessError,
+    LedgerChainError,
     ParameterError,
     PopulationError,
 )
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
+
+from .damage import index_of
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=0.6)
 EVENT = RoundEvent(PROTOCOL, survivors=900)
@@ -92,6 +95,63 @@ def test_populations_are_apart(ledger: Ledger) -> None:
         ledger.reserve("nobody", EVENT)
     with pytest.raises(PopulationError):
         ledger.find("nobody", run="r", round=0)
+
+
+def test_one_message_is_released(ledger: Ledger) -> None:
+    alone = Protocol.gaussian(clients=1, dim=10, clip_norm=1.0, sigma=100.0)
+    entry = ledger.reserve("people", RoundEvent(alone, survivors=1))
+    assert ledger.release(entry, 1).survivors == 1
+
+
+def test_the_last_entries_are_told(ledger: Ledger) -> None:
+    ledger.create(Budget(population="others", epsilon=1.0, delta=1e-6))
+    entries = [ledger.reserve("people", EVENT) for _ in range(2)]
+    other = ledger.reserve("others", EVENT)
+    entries[0] = ledger.release(entries[0], 950)
+    assert ledger.events("people", last=0) == ()
+    assert ledger.events("people", last=1) == (entries[1],)
+    assert ledger.events("people", last=2) == ledger.events("people", last=9) == tuple(entries)
+    assert ledger.events("others", last=2) == ledger.events("others") == (other,)
+
+
+def test_a_group_pays_the_price_of_its_own_budget(ledger: Ledger) -> None:
+    ledger.create(Budget(population="young", epsilon=1.0, delta=1e-5, group_of="people"))
+    entry = ledger.reserve("people", EVENT)
+    assert entry.spent == ledger.total("people").epsilon == cost(1)
+    assert ledger.total("young").epsilon == guarantee(PROTOCOL, 1e-5, surviving=900).epsilon < cost(1)
+    own = ledger.reserve("young", EVENT)
+    assert own.spent == ledger.total("young").epsilon > ledger.total("people").epsilon
+
+
+def test_what_is_no_budget_and_what_is_no_group(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "new.ledger")
+    with pytest.raises(ParameterError, match="budget"):
+        ledger.create("people")  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="no budget"):
+        ledger.create(Budget(population="young", epsilon=1.0, delta=1e-5, group_of="people"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ledger_of_its_first_record_alone(ledger: Ledger, tmp_path: Path) -> None:
+    """A crash may leave the first of the two records that `create` writes."""
+    first, *_ = ledger.path.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "torn.ledger"
+    path.write_bytes(first)
+    torn = Ledger(path)
+    assert (torn.head.number, torn.budgets(), torn.verify().records) == (0, (), 1)
+    with pytest.raises(PopulationError, match="it has none"):
+        torn.total("people")
+    torn.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    assert torn.verify().records == 2
+    assert Ledger(path).reserve("people", EVENT).number == 2
+    # Another file is not what was read before.
+    path.write_bytes(first)
+    index_of(path).unlink()
+    torn = Ledger(path)
+    assert torn.repair().number == 0
+    path.write_bytes(b"")
+    with pytest.raises(LedgerChainError, match="are gone"):
+        torn.repair()
 
 
 def test_releases_that_are_refused(ledger: Ledger, tmp_path: Path) -> None:
@@ -178,6 +238,10 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
     (tmp_path / "empty.ledger").touch()
     with pytest.raises(LedgerAccessError, match="empty"):
         Ledger(tmp_path / "empty.ledger").verify()
+    with pytest.raises(LedgerAccessError, match="empty"):
+        Ledger(tmp_path / "empty.ledger").abandon(2, "none")
+    with pytest.raises(LedgerAccessError, match="empty"):
+        Ledger(tmp_path / "empty.ledger").release(2, 900)
     with pytest.raises(LedgerAccessError, match="No such file"):
         Ledger(tmp_path / "no" / "such" / "folder").create(Budget(population="people", epsilon=1.0, delta=1e-6))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from cpsgd._plain import canonical
 from cpsgd.errors import DamagedFileError, LedgerError, LedgerFormatError, ParameterError
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.chain import Head, read_release
+from cpsgd.ledger.chain import Head, read_release, read_reservation
 from cpsgd.protocol import Protocol
 
 from .damage import chained, replayed
@@ -34,6 +36,9 @@ def texts(bodies: list[dict[str, Any]]) -> list[str]:
 
 
 GOOD = chained(texts(BODIES)).splitlines(keepends=True)
+BEFORE = "2025-12-31T00:00:00.000+00:00"
+ENDED = Budget(population="people", epsilon=1.0, delta=1e-6, expires="2026-01-01")
+STATE = json.loads(replayed(b"".join(GOOD))[0].to_text())
 
 
 def test_records_become_a_state() -> None:
@@ -82,11 +87,43 @@ def test_a_sum_of_one_message_is_released() -> None:
             read_release({**body, **wrong})
 
 
-def test_a_record_without_a_hash_is_refused() -> None:
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_record_without_a_hash_is_refused(count: int) -> None:
     """Clients' memories of earlier releases have such lines; a ledger has not."""
-    bare = b"".join(text.encode() + b"\n" for text in texts(BODIES))
-    with pytest.raises(DamagedFileError, match="has no hash"):
+    bare = b"".join(text.encode() + b"\n" for text in texts(BODIES)[:count])
+    with pytest.raises(DamagedFileError, match=r"Record 0 .*has no hash"):
         replayed(bare)
+
+
+def test_what_is_read_as_a_reservation_is_one() -> None:
+    """Of a record that an index names by mistake, too."""
+    body = {"number": 2, "time": NOW, **BODIES[2]}
+    assert read_reservation(body).event == EVENT
+    for wrong in ({"kind": "release"}, {"population": ["people"]}, {"spent": -1.0}, {"octave": 63}, {"extra": 1}):
+        with pytest.raises(ParameterError):
+            read_reservation({**body, **wrong})
+    assert read_reservation({**body, "octave": 62, "spent": 0.0}).octave == 62
+
+
+def test_records_about_time_and_state_that_a_ledger_writes() -> None:
+    state, _ = replayed(chained(texts([*BODIES, {"kind": "clock", "reason": "it was ahead", "time": BEFORE}])))
+    assert state.time == BEFORE
+    state, _ = replayed(chained(texts([*BODIES, {"kind": "snapshot", "state": STATE}])))
+    assert state.snapshot == 4
+
+
+def test_rounds_of_later_periods_count_in_the_present_one_where_time_is_set_back() -> None:
+    renewing = Budget(population="people", epsilon=1.0, delta=1e-6, renews=30)
+    later, present = "2026-02-15T00:00:00.000+00:00", "2026-01-02T00:00:00.000+00:00"
+    bodies = [
+        BODIES[0],
+        {"kind": "budget", "budget": renewing.to_dict()},
+        BODIES[2],
+        {**BODIES[2], "event": replace(EVENT, round=2).to_dict(), "time": later},
+        {"kind": "clock", "reason": "it was ahead", "time": present},
+    ]
+    state, _ = replayed(chained(texts(bodies)))
+    assert {key: account.rounds for key, account in state.accounts.items()} == {("people", 0): 2, ("people", 1): 1}
 
 
 def broken(index: int, **changes: Any) -> list[dict[str, Any]]:
@@ -103,15 +140,29 @@ def broken(index: int, **changes: Any) -> list[dict[str, Any]]:
         broken(0, format=2),
         broken(0, extra=1),
         broken(1, budget=None),
+        broken(1, extra=1),
         [*BODIES, BODIES[1]],
         broken(2, population="nobody"),
         broken(2, population=["people"]),
+        broken(2, extra=1),
+        broken(2, octave=0),
         broken(2, spent=-1.0),
         broken(2, spent="0.5"),
         broken(2, method=""),
         broken(2, event={**EVENT.to_dict(), "survivors": 0}),
         broken(2, event={**EVENT.to_dict(), "examples": 3}),
         [*BODIES, BODIES[2]],  # a run's round twice
+        [BODIES[0], {"kind": "budget", "budget": ENDED.to_dict()}, BODIES[2]],
+        broken(3, extra=1),
+        [*BODIES[:3], {"kind": "abandon", "entry": 2, "reason": ""}],
+        [*BODIES[:3], {"kind": "abandon", "entry": 2, "reason": "none", "survivors": 900}],
+        [*BODIES[:3], {"kind": "abandon", "entry": -1, "reason": "none"}],
+        [*BODIES, {"kind": "clock", "reason": "not earlier", "time": NOW}],
+        [*BODIES, {"kind": "clock", "reason": "later", "time": "2026-01-02T00:00:00.000+00:00"}],
+        [*BODIES, {"kind": "clock", "reason": "", "time": BEFORE}],
+        [*BODIES, {"kind": "clock", "reason": "earlier", "time": BEFORE, "extra": 1}],
+        [*BODIES, {"kind": "snapshot", "state": STATE, "extra": 1}],
+        [*BODIES, {"kind": "snapshot", "state": {**STATE, "time": BEFORE}}],
         broken(3, entry=1),
         broken(3, entry=True),
         broken(3, survivors=899),

@@ -14,7 +14,7 @@ from scipy.stats import binom
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.ledger import Budget, Entry, RoundEvent, charging
-from cpsgd.ledger.kinds import Account, kind_of
+from cpsgd.ledger.kinds import Account, Groups, Room, kind_of, octave_of
 from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.law import Normal
@@ -29,6 +29,9 @@ from cpsgd.privacy.proofs import joint_cost, round_cost
 from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
+from tests import known_values as known
+
+from .totals import total_of
 
 DELTA = 1e-6
 FIRST = Protocol.rotated_binomial(clients=1_000, dim=512, clip_norm=1.0, levels=3, trials=20)
@@ -55,7 +58,7 @@ def correlated(**options: object) -> Protocol:
 
 
 def total(*events: RoundEvent, budget: Budget = REPLACE) -> charging.Total:
-    return charging.total(budget, [], events)
+    return charging.priced(budget, [Account()], events)
 
 
 def event(protocol: Protocol = FIRST, survivors: int = 1_000, **options: object) -> RoundEvent:
@@ -299,11 +302,11 @@ def test_the_unit_is_an_example() -> None:
 def test_a_release_with_more_survivors_never_raises_the_total() -> None:
     reserved = event(survivors=901)
     entries = [Entry(i, "people", reserved, "now", 1.0, "some") for i in range(6)]
-    before = charging.total(REPLACE, entries)
+    before = total_of(REPLACE, entries)
     assert before.unreleased == 6
     for i, survivors in enumerate([901, 902, 950, 1_023, 1_024, 1_700]):
         entries[i] = replace(entries[i], released_at="now", released_survivors=survivors)
-        after = charging.total(REPLACE, entries)
+        after = total_of(REPLACE, entries)
         assert after.epsilon <= before.epsilon
         assert after.unreleased == 5 - i
         before = after
@@ -321,11 +324,11 @@ def test_a_release_does_not_bring_the_total_over_what_was_allowed() -> None:
     rounds = [event(protocol, survivors=30) for protocol in (little, little, little, much)]
     budget = replace(REPLACE, delta=0.01, epsilon=100.0)
     entries = [Entry(i, "people", round, "now", 1.0, "some") for i, round in enumerate(rounds)]
-    allowed = charging.total(budget, entries)
+    allowed = total_of(budget, entries)
     released = replace(entries[0], released_at="now", released_survivors=31, released_as=4)
-    worse = charging.total(budget, [replace(released, released_as=2), *entries[1:]])
+    worse = total_of(budget, [replace(released, released_as=2), *entries[1:]])
     assert worse.epsilon > allowed.epsilon
-    after = charging.total(budget, [released, *entries[1:]])
+    after = total_of(budget, [released, *entries[1:]])
     assert (after.epsilon, after.unreleased) == (allowed.epsilon, 3)
 
 
@@ -493,3 +496,151 @@ def test_each_kind_has_its_share_of_delta_where_kinds_are_added_up() -> None:
     assert found.epsilon == pytest.approx(twice + guarantee(louder, share).epsilon, rel=1e-12)
     again = charging._added_up(frozenset([(both, 3)]), DELTA, Adjacency.REPLACE_ONE)
     assert again.epsilon == pytest.approx(3 * guarantee(louder, DELTA / 3 * (1 - 1e-12)).epsilon, rel=1e-12)
+
+
+# ------------------------------------------------------------------ what is decided about a charge
+
+LOUD = replace(GAUSSIAN, clip_norm=2.0)
+
+
+def account_of(one: RoundEvent, rounds: int, *, adaptive: bool = False) -> Account:
+    account = Account()
+    for number in range(rounds):
+        account.reserve(one, octave=octave_of(number) if adaptive else None)
+    return account
+
+
+def test_two_partitions_of_several_kinds_cost_two_rounds() -> None:
+    events = [once(protocol, 1_000, name) for name in ("spring", "autumn") for protocol in (GAUSSIAN, LOUD)]
+    assert total(*events[:2]).epsilon == total(event(LOUD)).epsilon
+    expected = guarantee_over_rounds(LOUD, DELTA, rounds=2).epsilon
+    assert total(*events).epsilon == pytest.approx(expected, rel=1e-9)
+    assert total(*events).epsilon > 1.3 * total(*events[:2]).epsilon
+
+
+def test_nothing_is_left_beyond_the_limit() -> None:
+    assert total(event(LOUD), budget=replace(REPLACE, epsilon=0.01)).left == 0.0
+
+
+def test_how_many_rounds_are_counted_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [charging.most_covered(before) for before in (0, 126, 127, 254, 255)] == [0, 0, 1, 1, 2]
+    monkeypatch.setattr(charging, "_PLENTY", 2)
+    one = event(GAUSSIAN)
+    account = account_of(one, 7)
+    room = charging.affordable(REPLACE, [account], one)
+    assert room is not None
+    assert (room.kind, room.rounds) == (kind_of(one, 1_000), 4)
+    assert room.epsilon == pytest.approx(guarantee_over_rounds(GAUSSIAN, DELTA, rounds=7 + 1 + 4).epsilon, rel=1e-9)
+    # Where that is too much, the round alone is.
+    tight = replace(REPLACE, epsilon=guarantee_over_rounds(GAUSSIAN, DELTA, rounds=9).epsilon)
+    assert (alone := charging.affordable(tight, [account], one)) is not None
+    assert (alone.rounds, alone.epsilon) == (0, guarantee_over_rounds(GAUSSIAN, DELTA, rounds=8).epsilon)
+    assert charging.affordable(replace(REPLACE, epsilon=alone.epsilon * 0.999), [account], one) is None
+
+
+def test_what_a_record_covers_is_not_proved_again() -> None:
+    one, other = event(GAUSSIAN), event(LOUD)
+    account = account_of(one, 7)
+    account.room = Room(kind_of(one, 1_000), 3, 77.0, "as it was")
+    assert charging.affordable(REPLACE, [account], one) == replace(account.room, rounds=2)
+    first = charging.affordable(REPLACE, [account], other)
+    assert first is not None
+    assert first.epsilon < 77.0
+    # Nor is it believed where it is about less, or about more than the budget.
+    for room, budget in (
+        (replace(account.room, rounds=0), REPLACE),
+        (account.room, replace(REPLACE, epsilon=70.0)),
+        (None, REPLACE),
+    ):
+        account.room = room
+        found = charging.affordable(budget, [account], one)
+        assert found is not None
+        assert (found.method, found.rounds) != ("as it was", 2)
+        assert found.epsilon < 10.0
+
+
+@pytest.mark.parametrize(
+    ("one", "others", "ahead"),
+    [
+        (event(GAUSSIAN), 0, True),
+        (event(GAUSSIAN, colluding=3), 0, True),
+        (event(GAUSSIAN, participation="poisson:0.1"), 0, True),
+        (event(GAUSSIAN, participation="poisson:0.1", colluding=3), 0, False),
+        (once(GAUSSIAN), 0, False),
+        (event(GAUSSIAN), 1, False),
+    ],
+)
+def test_which_rounds_are_counted_ahead(
+    one: RoundEvent, others: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a population by itself, in no partition; and none that records of 0.2.0 prove too little about."""
+    monkeypatch.setattr(charging, "_PLENTY", 1)
+    accounts = [account_of(one, 2), *[account_of(event(LOUD), 1)] * others]
+    found = charging.affordable(ZERO, accounts, one)
+    assert found is not None
+    assert (found.rounds > 0) == ahead
+    accounts[0].room = Room(found.kind, 5, 77.0, "as it was")
+    again = charging.affordable(ZERO, accounts, one)
+    assert again is not None
+    assert (again.method == "as it was") == ahead
+
+
+def test_the_proof_of_the_last_reservation_holds_for_its_account_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that are not monotone in the number of rounds: three cost more than the four that were proved together."""
+    proved = {3: 1.2, 4: 0.9, 6: 2.0, 7: 1.5}
+
+    def composed(groups: Groups, delta: float, adjacency: Adjacency) -> object:
+        return charging._Proof(proved[sum(count for _, count in groups)], "m", "c", 0.0)
+
+    monkeypatch.setattr(charging, "_composed", composed)
+    one, budget = event(GAUSSIAN), replace(REPLACE, epsilon=1.0)
+    account = account_of(one, 3)
+    assert charging.spent(budget, [account]).epsilon == 1.2
+    account.room = Room(kind_of(one, 1_000), 1, 0.9, "m")
+    assert charging.spent(budget, [account]).epsilon == 0.9
+    assert charging.spent(replace(budget, epsilon=2.0), [account]).epsilon == 1.2
+    assert charging.spent(budget, [account, account_of(one, 3)]).epsilon == 2.0
+
+
+@pytest.mark.parametrize(
+    ("accounting", "method", "said"),
+    [("adaptive", "gaussian-filter", "Gaussian"), ("adaptive-renyi", "renyi-filter", "Rényi")],
+)
+def test_filters_say_which_they_are(accounting: str, method: str, said: str) -> None:
+    budget = replace(REPLACE, epsilon=4.0, accounting=accounting)
+    found = total(event(GAUSSIAN), budget=budget)
+    assert found.method == method
+    assert said in found.citation
+    with pytest.raises(ConditionError, match="not charged to an adaptive budget"):
+        charging.spent(budget, [account_of(event(GAUSSIAN), 1)])
+
+
+def test_every_period_with_a_round_is_added_up_where_a_filter_does_not_hold_them_all() -> None:
+    budget = replace(REPLACE, epsilon=0.8, accounting="adaptive")
+    accounts = [account_of(event(GAUSSIAN), rounds, adaptive=True) for rounds in (1, 0)]
+    assert charging.over_periods(budget, accounts) == charging.spent(budget, accounts)
+    accounts = [account_of(event(LOUD), rounds, adaptive=True) for rounds in (1, 0, 5, 1)]
+    found = charging.over_periods(budget, accounts)
+    assert found.epsilon == pytest.approx(3 * 0.8)
+    assert found.delta == pytest.approx(3 * DELTA)
+    assert (found.tail, found.rounds, found.method) == (0.0, 7, charging.BASIC)
+
+
+SMALL = Protocol.rotated_binomial(clients=200, dim=2, clip_norm=1.0, levels=3, trials=200)
+COARSE = Protocol.rotated_binomial(clients=200, dim=2, clip_norm=2.0, levels=5, trials=400)
+
+
+def test_known_totals() -> None:
+    """Of kinds with tails: each one's share of δ, and the costliest of a partition, each once for every partition."""
+    partitions = [once(protocol, 200, name) for name in ("a", "b") for protocol in (SMALL, COARSE)]
+    cases = {
+        "two kinds": total(event(SMALL, 200), event(COARSE, 200), event(COARSE, 200)),
+        "nine rounds": total(*[event(SMALL, 200)] * 8, event(COARSE, 190)),
+        "partitions": total(*partitions, event(SMALL, 200)),
+        "sampled": total(event(SMALL, 200, participation="poisson:0.1"), event(COARSE, 200), budget=ZERO),
+        "with Gaussian noise": total(event(SMALL, 200), event(GAUSSIAN, 200), event(GAUSSIAN, 200)),
+        "adaptive": total(*[event(SMALL, 200)] * 2, budget=replace(REPLACE, epsilon=8.0, accounting="adaptive")),
+    }
+    known.check(
+        "ledger/charging", {name: [found.epsilon, found.tail / DELTA] for name, found in cases.items()}, rel=1e-7
+    )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cpsgd.errors import ConditionError, CpsgdError, ParameterError
 from cpsgd.ledger import Budget, RoundEvent
 from cpsgd.neighbours import Participation
+from cpsgd.privacy.filters import best_order
 from cpsgd.protocol import Protocol
 
 PROTOCOL = Protocol.rotated_binomial(clients=1_000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -34,6 +35,10 @@ BUDGET = Budget(population="people", epsilon=2, delta=1e-6)
         ({"delta": 1.0}, "delta"),
         ({"adjacency": "add-remove"}, "adjacency"),
         ({"unit": "household"}, "unit"),
+        ({"renews": 36_501}, "renews"),
+        ({"renews": -1}, "renews"),
+        ({"accounting": "adaptive-renyi:2.5"}, "whole order"),
+        ({"accounting": "adaptive", "delta": 0.0}, "delta above 0"),
     ],
 )
 def test_bad_budgets(changes: dict[str, Any], words: str) -> None:
@@ -63,6 +68,18 @@ def test_bad_budgets(changes: dict[str, Any], words: str) -> None:
 def test_bad_events(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         replace(EVENT, **changes)
+
+
+def test_the_largest_that_is_accepted() -> None:
+    longest = "a" * 200
+    assert replace(BUDGET, population=longest, renews=36_500).population == longest
+    assert replace(EVENT, label=longest, run=longest, overflow=0.0, examples=1).label == longest
+    assert replace(BUDGET, accounting="adaptive-renyi").accounting == f"adaptive-renyi:{best_order(2.0, 1e-6)}"
+
+
+def test_the_most_messages_that_a_cohort_is_accounted_with() -> None:
+    assert EVENT.most_messages == 1_000
+    assert replace(EVENT, survivors=1_100).most_messages == 1_100
 
 
 def test_colluding_clients_protect_nobody() -> None:

@@ -10,19 +10,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cpsgd._plain import canonical
-from cpsgd.errors import BudgetExceededError, EntryError, LedgerChainError, LedgerError, LedgerFormatError
+from cpsgd.errors import (
+    BudgetExceededError,
+    EntryError,
+    LedgerChainError,
+    LedgerError,
+    LedgerFormatError,
+    ParameterError,
+)
 from cpsgd.ledger import Budget, Ledger, RoundEvent, charging
 from cpsgd.ledger import replica as replicas
 from cpsgd.ledger.chain import Head
+from cpsgd.ledger.index import _checks, _hash_of
 from cpsgd.ledger.kinds import Account
 from cpsgd.ledger.state import State
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
 from .damage import chained, cut, edit, index_of, replayed, unread
+from .totals import total_of
 
 PROTOCOL = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=100.0)
 OTHER = Protocol.gaussian(clients=1_000, dim=10, clip_norm=1.0, sigma=200.0)
@@ -112,7 +122,7 @@ def test_a_snapshot_says_what_reading_all_records_says(long: Ledger) -> None:
     assert from_snapshot.to_text() == whole.to_text()
     assert from_snapshot.head == whole.head
     budget = whole.budgets["people"]
-    expected = charging.total(budget, entries["people"])
+    expected = total_of(budget, entries["people"])
     assert charging.spent(budget, [from_snapshot.accounts["people", 0]]) == expected
     assert entries["people"] == Ledger(long.path).events("people")
     assert Ledger(long.path).events("people", last=3) == entries["people"][-3:]
@@ -128,6 +138,20 @@ def test_a_long_snapshot_is_made_less_often(long: Ledger, monkeypatch: pytest.Mo
     assert len(snapshots) >= 1
     assert sum(map(len, snapshots)) < sum(map(len, lines[-80:])) / 3
     assert Ledger(long.path).verify().totals == (long.total("people"),)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 4])
+def test_states_of_earlier_releases_are_read_where_they_mean_the_same(long: Ledger, version: int) -> None:
+    text = long._replica.state.to_text()
+    other = text.replace('"version":3', f'"version":{version}')
+    sampled = other.replace('"scheme":"every"', '"scheme":"fixed-size"').replace('"rate":1.0', '"rate":0.5')
+    assert other != text
+    assert sampled != other
+    for each in [sampled] if version in (1, 2) else [other, sampled]:
+        with pytest.raises(ParameterError, match="release"):
+            State.from_text(each, Head(5, "0" * 64))
+    if version in (1, 2):
+        assert State.from_text(other, Head(5, "0" * 64)).to_text() == text
 
 
 def test_the_text_of_a_snapshot_survives_reading_it(long: Ledger) -> None:
@@ -313,6 +337,11 @@ def test_an_end_that_vanished_is_missed(long: Ledger) -> None:
         Ledger.repair(unread(long.path))
     with pytest.raises(LedgerChainError, match="are gone"):
         long.reserve("people", event(100))
+    whole = long.path.read_bytes()
+    long.path.write_bytes(whole[:1_000])  # shorter than its index
+    with pytest.raises(LedgerChainError, match="end of the ledger is missing"):
+        Ledger(long.path)
+    long.path.write_bytes(whole)
     # One that went on apart from the other is no better.
     index = index_of(long.path).read_bytes()
     index_of(long.path).unlink()
@@ -448,3 +477,12 @@ def test_another_process_need_not_prove_again_what_a_record_covers(
     with pytest.raises(BudgetExceededError):
         other.reserve("people", event(52, protocol=poor))
     assert other.verify().overspent == ()
+
+
+def test_what_a_row_says_is_pinned() -> None:
+    """An index that another release wrote is read: a round would not be found by another hash."""
+    assert _hash_of("people", "run") == 0x335A2FE0BA0E11F9
+    assert _hash_of("people", "") != _hash_of("peopl", "e")
+    assert all(_hash_of("people", str(number)) >= 256 for number in range(100))  # larger than other kinds
+    rows = np.arange(10, dtype=np.uint64).reshape(2, 5)
+    assert [int(check) for check in _checks(rows, 7)] == [0xB8790BB57E445269, 0x3657A32EDE7E1046]

@@ -131,7 +131,7 @@ def test_a_reading_is_stated_with_its_sense_and_the_delta_it_is_proved_at(tmp_pa
     total = ledger.total("people")
     assert (total.claim.sense, total.delta, total.limit_delta) == ("ex post", pytest.approx(3e-6), 1e-6)
     assert {"sense": "ex post", "limit": 1.0, "limit_delta": 1e-6}.items() <= total.to_dict().items()
-    planned = charging.total(PEOPLE, (), [event(survivors=900)]).epsilon
+    planned = charging.priced(PEOPLE, [Account()], [event(survivors=900)]).epsilon
     assert planned < total.epsilon < 1.4 * planned
 
 
@@ -391,6 +391,30 @@ def test_a_record_dated_2099_can_be_repaired(
     fresh = Ledger(ledger.path)
     whole, _ = replayed(ledger.path.read_bytes())
     assert whole.to_text() == fresh._replica.state.to_text()
+
+
+def test_a_clock_that_is_an_hour_ahead_is_no_other_time(tmp_path: Path, clock: Clock) -> None:
+    ledger = opened(tmp_path, PEOPLE)
+    clock.now -= timedelta(minutes=59)
+    assert ledger.verify().ahead == ""
+    clock.now -= timedelta(minutes=2)
+    assert ledger.verify().ahead == "2026-03-01T00:00:00.000+00:00"
+
+
+def test_a_time_that_cannot_be_set_back_is_not_written(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = opened(tmp_path, PEOPLE)
+    head = ledger.head
+    clock.now -= timedelta(days=1)
+
+    def fails(self: State, time: str) -> None:
+        raise ParameterError("no such period")
+
+    monkeypatch.setattr(State, "set_back", fails)
+    with pytest.raises(ParameterError, match="no such period"):
+        ledger.forget_future("the clock was ahead")
+    assert Ledger(ledger.path).head == head
 
 
 def test_nothing_is_gained_by_setting_a_right_clock_back(tmp_path: Path, clock: Clock) -> None:

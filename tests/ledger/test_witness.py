@@ -150,6 +150,45 @@ def test_of_two_copies_only_one_goes_on(watched: Ledger, witness: Path, tmp_path
     assert watched.verify().records == 6
 
 
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_witness_that_began_after_a_ledger_was_opened_counts(tmp_path: Path, witness: Path, records: int) -> None:
+    """Two copies are open, and neither has seen the witness that the other one begins."""
+    path, copy = tmp_path / "budgets.ledger", tmp_path / "copy.ledger"
+    Ledger(path).create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    for each in (path, copy):
+        each.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:records]))
+        index_of(each).unlink(missing_ok=True)
+    first, second = Ledger(path), Ledger(copy)
+    first._replica.witness = second._replica.witness = Witness(witness)
+    first.create(Budget(population="young", epsilon=1.0, delta=1e-6))
+    with pytest.raises(WitnessError, match="two copies went on apart"):
+        second.create(Budget(population="old", epsilon=1.0, delta=1e-6))
+    assert Ledger(copy).verify().records == records
+    with pytest.raises(WitnessError, match="has seen"):
+        Ledger(copy, witness=witness)
+    witness.unlink()
+    with pytest.raises(LedgerAccessError, match="cpsgd budget witness"):
+        first.create(Budget(population="old", epsilon=1.0, delta=1e-6))
+
+
+def test_a_call_that_writes_nothing_is_no_line(watched: Ledger, witness: Path) -> None:
+    before = witness.read_bytes()
+    watched.repair()
+    watched.verify()
+    Ledger(watched.path, witness=witness).repair()
+    assert witness.read_bytes() == before
+    assert witness.stat().st_mode & 0o133 == 0
+
+
+def test_of_a_long_witness_the_last_lines_are_read(tmp_path: Path) -> None:
+    long = Witness(tmp_path / "long.txt")
+    long.path.write_text("".join(f"{Line(Head(number, 'ab' * 32), 'now')}\n" for number in range(1_000)))
+    last = long.lines(last=True)
+    assert 180 < len(last) < 190  # 16 KiB
+    assert len(long.lines()) == 1_000
+    assert last[-1].head == long.newest() == Head(999, "ab" * 32)
+
+
 def test_a_fork_that_the_witness_has_seen_stops_everybody(watched: Ledger, witness: Path, tmp_path: Path) -> None:
     """Heads of both copies are there, and the newest is the copy's: 0.2.0 went on with it."""
     copy = tmp_path / "copy.ledger"
@@ -268,7 +307,12 @@ def test_commands_that_failed_half_way_can_be_repeated(
     with pytest.raises(LedgerStorageError):
         Ledger(path, witness=witness).abandon(entry, "nobody was asked")
     full(False)
-    assert Ledger(path, witness=witness).abandon(entry, "nobody was asked").abandoned
+    another = Ledger(path, witness=witness)
+    full(True)
+    with pytest.raises(LedgerStorageError):
+        another.abandon(entry, "nobody was asked")
+    full(False)
+    assert another.abandon(entry, "nobody was asked").abandoned
     with pytest.raises(EntryError):
         Ledger(path, witness=witness).abandon(entry, "nobody was asked")
     assert Ledger(path, witness=witness).verify().records == 5

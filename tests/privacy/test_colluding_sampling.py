@@ -20,7 +20,8 @@ import cpsgd.privacy.proofs
 from cpsgd import Protocol, Run, guarantee
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.charging import total
+from cpsgd.ledger.charging import priced
+from cpsgd.ledger.kinds import Account
 from cpsgd.neighbours import Participation
 from cpsgd.planner.planning import plan
 from cpsgd.privacy.fixed_size import COARSE_POINTS, SampledRounds, sampled_profile
@@ -214,7 +215,7 @@ def test_ledger_and_planner_account_for_the_same() -> None:
     alone = guarantee(run, 1e-6).epsilon
     event = RoundEvent(protocol, survivors=100, participation="fixed-size:0.01", colluding=20)
     budget = Budget(population="all", epsilon=50.0, delta=1e-6)
-    assert total(budget, (), [event] * 5).epsilon == pytest.approx(alone, rel=1e-9)
+    assert priced(budget, [Account()], [event] * 5).epsilon == pytest.approx(alone, rel=1e-9)
     hidden = Run.of(protocol, rounds=5, participation="fixed-size:0.01", surviving=80)
     assert alone > 1.1 * guarantee(hidden, 1e-6).epsilon  # the same noise, nobody who knows anything
     planned = plan(

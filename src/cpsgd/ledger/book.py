@@ -138,8 +138,8 @@ class Ledger:
             ParameterError: The round is accounted for another unit or adjacency than the budget's.
         """
         _validate.instance("event", event, RoundEvent)
-        done, entry = self._replica.repeated("reserve", population, event)
-        if done and entry is not None:
+        _, entry = self._replica.repeated("reserve", population, event)
+        if entry is not None:
             return entry
         # Priced before the lock is taken, so that others wait for the disk only; and again under the lock, which takes
         # time only if somebody else has spent meanwhile.
@@ -176,8 +176,8 @@ class Ledger:
         """
         survivors = _validate.integer("survivors", survivors, low=1, high=MAX_CLIENTS)
         call = ("release", entry.number if isinstance(entry, Entry) else entry, survivors)
-        again, known = self._replica.repeated(*call)
-        if again and known is not None:
+        _, known = self._replica.repeated(*call)
+        if known is not None:
             return known
         with self._replica.appending(*call) as draft:
             known = self._known(draft, entry)
@@ -215,8 +215,8 @@ class Ledger:
         """
         name("reason", reason, empty=False)
         call = ("abandon", entry.number if isinstance(entry, Entry) else entry, reason)
-        again, known = self._replica.repeated(*call)
-        if again and known is not None:
+        _, known = self._replica.repeated(*call)
+        if known is not None:
             return known
         with self._replica.appending(*call) as draft:
             known = self._known(draft, entry)
@@ -224,6 +224,7 @@ class Ledger:
             if known.abandoned and any(
                 record["number"] == known.abandoned_as and record["reason"] == reason for record in draft.unseen
             ):
+                draft.changed.append(known)  # for a call that fails again
                 return known
             if known.closed_as is not None:
                 done = "given up" if known.abandoned else "released, and its result may have been seen,"

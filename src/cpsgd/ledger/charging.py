@@ -26,7 +26,7 @@ from typing import Any
 
 from cpsgd import _plain
 from cpsgd.errors import ConditionError
-from cpsgd.ledger.entries import Budget, Entry, RoundEvent, Unit
+from cpsgd.ledger.entries import Budget, RoundEvent, Unit
 from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon, pure_epsilon
@@ -99,19 +99,6 @@ class Total:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values."""
         return {**_plain.to_dict(self.claim), **_plain.to_dict(self, "left", without=["claim"])}
-
-
-def total(budget: Budget, entries: Sequence[Entry], further: Sequence[RoundEvent] = ()) -> Total:
-    """Returns the cost of entries, together with further rounds that are not on record."""
-    account = Account()
-    steps = [(entry.number, False, entry) for entry in entries]
-    steps += [(entry.released_as or entry.number, True, entry) for entry in entries if entry.released]
-    for _, released, entry in sorted(steps, key=lambda step: step[:2]):
-        if released:
-            account.release(entry.event, entry.survivors, entry.octave)
-        else:
-            account.reserve(entry.event, octave=entry.octave)
-    return priced(budget, [account], further) if further else spent(budget, [account])
 
 
 def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
@@ -346,11 +333,8 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
     """Returns the smallest ε among the ways to compose the rounds."""
     if (len(groups) == 1 or _alike(groups)) and not _several_runs(groups):
-        try:
+        with contextlib.suppress(ConditionError):
             return _of_one_kind(groups, delta, adjacency)
-        except ConditionError:
-            if all(len(kinds) == 1 for kinds, _ in groups):
-                raise
     try:
         found = _of_gaussians(groups, delta, adjacency)
     except ConditionError:

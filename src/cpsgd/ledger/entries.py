@@ -87,11 +87,12 @@ class Budget:
                 "rounds are chosen: use accounting='planned'."
             )
         if kind == "adaptive-renyi" and isinstance(self.accounting, str):
+            if not colon:
+                order = str(best_order(self.epsilon, self.delta))
             try:
-                chosen = int(order) if colon else 0
+                chosen = int(order)
             except ValueError:
                 raise ParameterError(f"Expected a whole order in accounting={self.accounting!r}.") from None
-            chosen = chosen if colon else best_order(self.epsilon, self.delta)
             Filter.of(self.epsilon, self.delta, chosen)
             return f"{kind}:{chosen}"
         if self.accounting not in ("planned", "adaptive"):

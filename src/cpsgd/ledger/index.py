@@ -92,7 +92,7 @@ class Index:
 
     def is_reservation(self, number: int) -> bool:
         """Returns whether the record of this number reserves a round."""
-        if not 0 <= number < len(self):
+        if number >= len(self):
             return False
         if number < len(self._stored):
             return int(self._stored[number, _KIND]) >= _NO_RUN

@@ -53,12 +53,10 @@ class EntryKind:
         return _normal(example_protocol(self.base, most_drawn(self.examples, self.participation)))
 
     @cached_property
-    def order(self) -> tuple[bytes, int, str, float, float, int, int, str]:
-        """A key for sorting, the same in every process."""
-        octave = -1 if self.octave is None else self.octave
+    def order(self) -> tuple[bytes, int, str, float, float, str]:
+        """A key for sorting kinds of a planned budget, the same in every process."""
         who = self.participation
-        reserved = self.reserved or 0
-        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, octave, reserved, repr(who)
+        return self.protocol.fingerprint, self.honest, who.scheme, who.rate, self.overflow, repr(who)
 
     @cached_property
     def apart_from_size(self) -> tuple[object, ...]:
@@ -371,7 +369,7 @@ class Account:
         if counted != account.rounds:
             raise ParameterError("its rounds are not those of its kinds")
         for partition, place, change in data["since"]:
-            whole = _validate.integer("change", change, low=-(1 << 62))
+            whole = _validate.integer("change", change, low=-account.rounds)
             account._changed(name("partition", partition, empty=True), kinds[place], whole)
         _check_releases(account._since)
         account.at_the_last_reservation()

@@ -280,6 +280,8 @@ class State:
                 snapshot=head.number,
             )
             found._check()
+        except ParameterError:
+            raise  # says what is wrong
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ParameterError(f"it is damaged: {type(error).__name__}") from None
         return found
