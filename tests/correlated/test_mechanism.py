@@ -13,7 +13,7 @@ import pytest
 
 from cpsgd import Aggregator, Protocol, guarantee
 from cpsgd.codec import pipeline
-from cpsgd.correlated import draws
+from cpsgd.correlated import draws, fine_draws
 from cpsgd.correlated.draws import OWN_BITS, OWN_DEVIATION, draw, farthest_point, own_shifts
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, ParameterError
@@ -88,13 +88,19 @@ def test_all_draws_of_own_noise_are_in_a_message() -> None:
     assert np.any(values != np.floor(expected - own[1] / 2.0**bits))
 
 
+def expanded(sent: CorrelatedGaussian, seed: bytes, round: int, dim: int) -> Any:
+    found = np.zeros(dim, dtype=np.int64)
+    sent.lineages.add(seed, round, 1, found)
+    return found
+
+
 def test_a_seed_is_expanded_to_the_same_noise_for_ever() -> None:
-    noise = mechanism().lineages.expanded(seed(7), 3, 5000)
+    noise = expanded(mechanism(), seed(7), 3, 5000)
     assert hashlib.sha256(noise.astype("<i8").tobytes()).hexdigest()[:16] == "cd585fd7e392c038"
     # Whole blocks do not depend on how many follow.
-    assert np.array_equal(mechanism().lineages.expanded(seed(7), 3, 4096), noise[:4096])
-    assert not np.array_equal(mechanism().lineages.expanded(seed(7), 4, 5000), noise)
-    assert not np.array_equal(mechanism().lineages.expanded(seed(8), 3, 5000), noise)
+    assert np.array_equal(expanded(mechanism(), seed(7), 3, 4096), noise[:4096])
+    assert not np.array_equal(expanded(mechanism(), seed(7), 4, 5000), noise)
+    assert not np.array_equal(expanded(mechanism(), seed(8), 3, 5000), noise)
 
 
 def test_messages_are_exactly_linear_before_they_are_rounded() -> None:
@@ -104,7 +110,7 @@ def test_messages_are_exactly_linear_before_they_are_rounded() -> None:
     seeds = [seed(1), None, seed(3), seed(4)]
     found = pipeline.integers(shared, vector, 9, keystream=Keystream(seed(5)), seeds=seeds)
     weights = sent.correlation.weights
-    noise = sum(weights[k] * sent.lineages.expanded(s, 9 - k, 6) for k, s in enumerate(seeds) if s is not None)
+    noise = sum(weights[k] * expanded(sent, s, 9 - k, 6) for k, s in enumerate(seeds) if s is not None)
     stream = Keystream(seed(5)).take(6 * sent.keystream_bytes)
     own = np.zeros(6, dtype=np.int64)
     for number, shift in enumerate(sent.shifts):
@@ -300,6 +306,7 @@ def test_files_and_fingerprints() -> None:
 
 def test_the_seeds_purpose_is_named() -> None:
     assert draws.PURPOSE == b"cpsgd lineage noise v1"
+    assert fine_draws.PURPOSE == b"cpsgd fine lineage noise v1"
 
 
 def test_a_modulus_is_planned_for_the_rounds_whose_messages_hold_all_of_their_lineages_noise() -> None:

@@ -12,10 +12,13 @@ from scipy.special import ndtr
 from scipy.stats import chi2
 
 from cpsgd import Protocol, guarantee
-from cpsgd.correlated import client_sums, draws
+from cpsgd.codec import pipeline
+from cpsgd.correlated import client_sums, fine_draws
 from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.errors import ConditionError, ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.randomness import Keystream
 
 # On a machine with a GPU these are tests of that GPU, and `-m gpu` runs them, too.
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -218,6 +221,14 @@ def test_windows_whose_numbers_would_wrap_around_are_refused(window: int) -> Non
         mechanism(noise_deviation=0.81, window=window, inherited_range=900.0)
 
 
+def test_a_window_is_as_wide_as_its_numbers_fit() -> None:
+    found = mechanism(noise_deviation=0.81, window=1960, inherited_range=20.0)
+    noise, values = np.array([-40, 0, 40]) << found.finest_bits, np.empty(3, dtype=np.uint32)
+    keystream = np.zeros(3 * found.keystream_bytes, dtype=np.uint8)
+    found.kernel().after(noise).values(np.zeros(3, dtype=np.float32), keystream, values)
+    assert values.tolist() == [939, 979, 1019]
+
+
 def test_the_widest_window_saturates_at_its_ends() -> None:
     found = mechanism(noise_deviation=0.81, window=1000, inherited_range=490.0)
     values = np.empty(100, dtype=np.uint32)
@@ -242,37 +253,92 @@ def test_clients_with_a_limit_do_not_trust_the_server_to_name_holders(holders: i
     return None
 
 
-def _aliases(root: float, uniforms: int) -> float:
-    """Returns the bound of docs/proofs/rounded-correlated.md on a fine draw's total variation, √v points coarse."""
-    return 0.5 * math.sqrt(10.3 * math.gamma(uniforms + 0.5)) * (2.0 * root) ** -uniforms
+def refined(law: Any, refinements: tuple[tuple[int, int], ...]) -> Any:
+    """Returns a law on the finest grid with the uniform numbers of all refinements."""
+    unit = 1 << sum(bits for _, bits in refinements)
+    for uniforms, bits in refinements:
+        unit >>= bits
+        steps = np.zeros(((1 << bits) - 1) * unit + 1)
+        steps[::unit] = 1.0
+        for _ in range(uniforms):
+            law = np.convolve(law, steps)
+    return law / law.sum()
 
 
-@pytest.mark.parametrize(("root", "uniforms"), [(2.0, 8), (3.0, 4), (4.0, 8)])
-def test_fine_draws_are_gaussians_with_uniform_numbers(root: float, uniforms: int) -> None:
-    """Exactly: a discrete Gaussian on a coarse grid, or on the fine one, and the same uniform numbers."""
-    cell, many = 16, 64
-    points = np.arange(-many * cell, many * cell + 1)
+@pytest.mark.parametrize(
+    ("root", "refinements"),
+    [
+        *((2.0, ((8, 4),)), (3.0, ((4, 4),)), (4.0, ((8, 4),)), (2.0, ((3, 1),)), (2.0, ((8, 3), (4, 2)))),
+        (1.5, ((6, 1), (6, 1), (6, 1))),
+        (2.0, ((10, 2), (6, 2), (4, 2), (4, 1))),
+    ],
+)
+def test_refined_draws_are_gaussians_with_uniform_numbers(
+    root: float, refinements: tuple[tuple[int, int], ...]
+) -> None:
+    """Exactly: a discrete Gaussian on a coarse grid, or on the finest one, and the same uniform numbers."""
+    cell = 1 << sum(bits for _, bits in refinements)
+    points = np.arange(-48 * cell, 48 * cell + 1)
     fine = np.exp(-0.5 * (points / (root * cell)) ** 2)
     coarse = np.where(points % cell == 0, fine, 0.0)
-    for _ in range(uniforms):
-        fine, coarse = (np.convolve(law, np.ones(cell)) for law in (fine, coarse))
-    exact = 0.5 * float(np.abs(fine / fine.sum() - coarse / coarse.sum()).sum())
-    assert exact <= _aliases(root, uniforms)
-    assert _aliases(2048.0, 10) <= draws.FINE_VARIATION
+    exact = 0.5 * float(np.abs(refined(fine, refinements) - refined(coarse, refinements)).sum())
+    bound = 0.0
+    for uniforms, bits in refinements:
+        bound += fine_draws.aliasing(root, uniforms)
+        root *= 2.0**bits
+    assert 1e-15 < exact <= bound
+
+
+def test_refinements_move_less_than_the_table_does() -> None:
+    assert fine_draws.FINE_BITS == 27
+    assert fine_draws.FINE_VARIATION < 2.0**-108 < fine_gaussian.SMOOTHING / 100
 
 
 def test_fine_draws_fill_their_grid() -> None:
     found = mechanism()
-    z = found.lineages.expanded(bytes(16), 3, 40_000)
+    z = np.zeros(40_000, dtype=np.int64)
+    found.lineages.add(bytes(16), 3, 1, z)
     deviation = math.ldexp(found.noise_deviation, found.noise_bits)
     # Standard errors of 0.5 % and 0.35 %; five of each, a false alarm below 1e-6 each.
     assert abs(z.mean()) < 0.025 * deviation
     assert abs(z.std() / deviation - 1.0) < 0.018
-    # The lowest byte of ten uniform numbers' sum is uniform: 255 degrees of freedom, false alarm 1e-7.
+    # The lowest byte of the uniform numbers' sum is uniform: 255 degrees of freedom, false alarm 1e-7.
     counts = np.bincount(z & 255, minlength=256)
     assert float(((counts - 156.25) ** 2 / 156.25).sum()) < 390.0
-    # The same for everybody, for ever.
-    assert hashlib.sha256(z.astype("<i8").tobytes()).hexdigest()[:16] == "48b721a2d0262cfc"
+
+
+def test_a_seed_is_expanded_to_the_same_fine_noise_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = np.zeros((4, 5000), dtype=np.int64)
+    lineages = mechanism().lineages
+    for z, (seed, round) in zip(found, ((7, 3), (7, 4), (8, 3)), strict=False):
+        lineages.add(bytes([seed] * 16), round, 1, z)
+    assert hashlib.sha256(found[0].astype("<i8").tobytes()).hexdigest()[:16] == "3572c50a368a15d2"
+    assert len({z.tobytes() for z in found}) == 4
+    # Long vectors have a key for each segment.
+    monkeypatch.setattr(fine_draws, "_SEGMENT", 4096)
+    lineages.add(bytes([7] * 16), 3, 1, found[3])
+    assert np.array_equal(found[3, :4096], found[0, :4096])
+    assert not np.any(found[3, 4096:] == found[0, 4096:])
+
+
+def test_noise_that_was_expanded_before_makes_the_same_message() -> None:
+    protocol = Protocol(clients=4000, dim=700, clip_norm=0.2, mechanism=mechanism(), rotate=True)
+    memory, vector = protocol.mechanism.memory, np.random.default_rng(1).normal(0.0, 0.01, 700)
+    seeds = tuple(bytes([age]) * 16 for age in range(1, 6))
+
+    def sent(state: Any) -> Any:
+        return pipeline.integers(protocol, vector, 9, keystream=Keystream(bytes(16)), seeds=state)
+
+    expanded = memory.expanded(seeds, 9, 700)
+    assert expanded == seeds
+    assert np.array_equal(sent(expanded), sent(seeds))
+    # It is used, and only for the round and the mechanism that it was made for.
+    expanded.noise[:] = 0
+    assert not np.array_equal(sent(expanded), sent(seeds))
+    assert np.array_equal(sent(memory.expanded(seeds, 8, 700)), sent(seeds))
+    assert np.array_equal(sent(mechanism(inherited_range=0.5).memory.expanded(seeds, 9, 700)), sent(seeds))
+    with pytest.raises(ParameterError, match="run_length"):
+        memory.expanded(seeds, 100, 700)
 
 
 @pytest.mark.parametrize(("inherited", "window"), [(2.6, 16), (0.7, 16), (0.7, 8)])

@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, get_ident
 from typing import Any
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from cpsgd import Plan
+from cpsgd import Plan, Protocol
 from cpsgd.codec import rotate
 from cpsgd.correlated.batons import Place, open_baton, seal
+from cpsgd.correlated.draws import Lineages
 from cpsgd.correlated.handover import Handover, HandoverStep, read_answer
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.seeds import SeedFile
@@ -49,8 +51,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     found: Drawn = []
     draw = SeedFile.draw
 
-    def recorded(self: SeedFile, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
-        found.append((place.round, draw(self, place, handed=handed)))
+    def recorded(self: SeedFile, place: Place, **options: Any) -> tuple[bytes | None, ...]:
+        found.append((place.round, draw(self, place, **options)))
         return found[-1][1]
 
     monkeypatch.setattr(SeedFile, "draw", recorded)
@@ -174,6 +176,71 @@ def test_a_round_whose_noise_cannot_be_drawn_is_not_counted(passing: Plan, damag
             client.ask(asked)
     assert memory.rounds() == []
     assert client.trained == 0
+
+
+def test_noise_is_expanded_while_a_client_trains(
+    staying: Plan, drawn: Drawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, once, and a training that fails leaves no trace of it."""
+    client = remembering(tmp_path, "a", examples=5, disjoint=True, secure=False)
+    asked = Request(Stage.UPLOAD, 1, staying.rounds, staying.surviving, staying.protocol.to_json(), examples=5)
+    client.ask(asked)
+    expanding, expanded, train = Event(), [], client.train
+    noise = Lineages.noise
+
+    def recorded(self: Lineages, seeds: Any, round: int, dim: int) -> Any:
+        expanded.append((get_ident(), tuple(seeds), round, dim))
+        expanding.set()
+        return noise(self, seeds, round, dim)
+
+    def waiting(protocol: Protocol) -> np.ndarray:
+        assert expanding.wait(30.0)
+        return train(protocol)
+
+    def failing(protocol: Protocol) -> np.ndarray:
+        waiting(protocol)
+        raise ValueError("no")
+
+    monkeypatch.setattr(Lineages, "noise", recorded)
+    kept = (tmp_path / "a.lineages").read_bytes()
+    monkeypatch.setattr(client, "train", failing)
+    with pytest.raises(ValueError, match="no"):
+        client.ask(replace(asked, round=2))
+    assert (tmp_path / "a.lineages").read_bytes() == kept
+    monkeypatch.setattr(client, "train", waiting)
+    client.ask(replace(asked, round=3))
+    (failed, unused, *_), (thread, used, *place) = expanded
+    assert get_ident() not in (failed, thread)
+    assert place == [2, DIM]
+    assert used == drawn[-1][1]
+    assert used[0] != unused[0]
+    assert used[2] == drawn[0][1][0]
+
+
+def test_seeds_that_are_handed_on_while_a_client_trains_are_not_used(
+    passing: Plan, drawn: Drawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = remembering(tmp_path, "a", secure=False)
+    place = Place(RUN, passing.protocol.fingerprint, 2, 2)
+    lineages = Memory(tmp_path / "a").seeds
+    lineages.take(place, seal([os.urandom(16)], lineages.key(place), place))
+    train, noise, expanded = client.train, Lineages.noise, []
+
+    def giving(protocol: Protocol) -> np.ndarray:
+        lineages.give(place, X25519PrivateKey.generate().public_key().public_bytes_raw())
+        return train(protocol)
+
+    def recorded(self: Lineages, seeds: Any, round: int, dim: int) -> Any:
+        expanded.append(tuple(seeds))
+        return noise(self, seeds, round, dim)
+
+    monkeypatch.setattr(client, "train", giving)
+    monkeypatch.setattr(Lineages, "noise", recorded)
+    client.ask(plain(passing, 2))
+    ((_, (own, earlier)),) = drawn
+    assert earlier is None
+    assert [each[0] for each in expanded] == [own, own]
+    assert [each[1] is None for each in expanded] == [False, True]
 
 
 def test_silos_that_keep_their_seeds_are_given_none(staying: Plan, drawn: Drawn, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class _Stages:
     format: Format
     kernel: Any
     keystream_bytes: int
+    inheriting_bytes: int
     block: int
     packer: Any
     packer_bytes: int
@@ -110,6 +111,7 @@ def _stages(protocol: Parameters) -> _Stages:
         format=form,
         kernel=mechanism.kernel(),
         keystream_bytes=mechanism.keystream_bytes,
+        inheriting_bytes=mechanism.inheriting_bytes,
         block=block(mechanism.keystream_bytes),
         packer=packer,
         packer_bytes=packer_bytes,
@@ -212,7 +214,8 @@ def _write_payload(
     payload: NDArray[np.uint8],
 ) -> None:
     """Writes the payload, block by block."""
-    width, block = stages.packer_bytes, stages.packer_block
+    width = stages.packer_bytes if inherited is None else stages.inheriting_bytes
+    block = stages.packer_block
     buffer = take(min(block, points.size) * width + SLACK, _BYTE)
     block_bytes = stages.format.payload_bytes(block)
     try:
@@ -239,12 +242,13 @@ def integers(
     stream = Keystream() if keystream is None else keystream
     values = np.empty(protocol.dim, dtype=np.uint32)
     points = take(protocol.dim)
-    buffer = take(min(stages.block, protocol.dim) * stages.keystream_bytes + SLACK, _BYTE)
+    width = stages.keystream_bytes if inherited is None else stages.inheriting_bytes
+    buffer = take(min(stages.block, protocol.dim) * width + SLACK, _BYTE)
     try:
         _to_grid(protocol, stages, checked, round, points)
         for start in range(0, points.size, stages.block):
             part = points[start : start + stages.block]
-            words = stream.fill(buffer, part.size * stages.keystream_bytes)
+            words = stream.fill(buffer, part.size * width)
             end = start + stages.block
             kernel = stages.kernel if inherited is None else stages.kernel.after(inherited[start:end])
             kernel.values(part, words, values[start:end])

@@ -22,6 +22,12 @@ Rounder = kernels.Rounder
 Flipper = kernels.Flipper
 """The kernel that flips biased coins for grid points: heads with probability ½ + g/2^16."""
 
+FineGaussian = kernels.FineGaussian
+"""The kernel that adds fine Gaussian draws, times a weight, to what is there."""
+
+saturate = kernels.saturate
+"""The kernel that adds a lineage's noise to grid points, and rounds them at random to the integers of a window."""
+
 GaussianRounder = kernels.GaussianRounder
 """The kernel that adds a finely resolved Gaussian to grid points, and then rounds to the nearest level."""
 

@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.codec.rounding import UNIFORMS, GaussianRounder, PythonKernel
-from cpsgd.correlated.weights import WEIGHT_BITS, Correlation
+from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import fine_gaussian
 from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES
@@ -46,14 +47,6 @@ FINER_BITS = 9
 PURPOSE = b"cpsgd lineage noise v1"
 """Names the expansion of a seed; another expansion would need another name."""
 
-FINE_BITS = 27
-"""Bits by which a fine draw of a lineage refines a draw of its noise."""
-
-FINE_VARIATION = 2.0**-109
-"""Total variation of a fine draw from a Gaussian and uniform numbers (docs/proofs/rounded-correlated.md, 1)."""
-
-# Uniform numbers of a fine draw, and their bytes.
-_FINE, _FINE_BYTES = 10, 4
 # Coordinates that a seed is expanded to at a time: part of the expansion's definition.
 _BLOCK = 1 << 12
 # Wide enough for every draw.
@@ -110,6 +103,11 @@ def _finer(coarse: int) -> list[int]:
     return found
 
 
+def derived_key(purpose: bytes, seed: bytes, *numbers: int) -> bytes:
+    """Returns the key of one expansion of a seed."""
+    return hashlib.sha256(purpose + struct.pack(f"<{len(numbers)}Q", *numbers) + seed).digest()[:16]
+
+
 @dataclass(frozen=True)
 class Lineages:
     """The noise of lineages: clients, one per round, whose noise follows from common seeds.
@@ -118,22 +116,20 @@ class Lineages:
         correlation: The weights.
         ratio: The deviation of a draw of z, in cells.
         limit: The largest |noise| of earlier rounds in a message, in points; more is cut off. None for all of it.
-        fine: Whether draws are refined by `FINE_BITS` bits, with uniform numbers.
     """
+
+    draw_bytes: ClassVar[int] = DRAW_BYTES
+    """Keystream bytes per draw of z."""
 
     correlation: Correlation
     ratio: float
     limit: int | None = None
-    fine: bool = False
-
-    @property
-    def draw_bytes(self) -> int:
-        """Keystream bytes per draw of z."""
-        return DRAW_BYTES + (_FINE * _FINE_BYTES if self.fine else 0)
 
     def fresh(self, keystream: NDArray[np.uint8], count: int) -> Points:
         """Draws the noise of a lineage that begins with this round and that nobody will continue."""
-        return self._drawn(keystream, count) << WEIGHT_BITS
+        total = np.zeros(count, dtype=np.int64)
+        self._add_draws(keystream, self.correlation.weights[0], total)
+        return total
 
     def noise(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
         """Returns Σ_k g_k z_(round-k), each z expanded from its seed; all but z_round within the limit.
@@ -153,32 +149,25 @@ class Lineages:
         assert own is not None
         for age, seed in enumerate(earlier, start=1):
             if seed is not None and self.correlation.weights[age]:
-                total += self.correlation.weights[age] * self.expanded(seed, round - age, dim)
+                self.add(seed, round - age, self.correlation.weights[age], total)
         if self.limit is not None:
             np.clip(total, -self.limit, self.limit, out=total)
-        return total + self.correlation.weights[0] * self.expanded(own, round, dim)
+        self.add(own, round, self.correlation.weights[0], total)
+        return total
 
-    def expanded(self, seed: bytes, round: int, dim: int) -> Points:
-        """Returns z of one round: a draw per coordinate, in blocks of 4096, by a key from seed and round."""
-        stream = Keystream(hashlib.sha256(PURPOSE + struct.pack("<Q", round) + seed).digest()[:16])
-        each = self.draw_bytes
-        buffer = stream.buffer(min(_BLOCK, dim) * each)
-        found = np.empty(dim, dtype=np.int64)
-        for start in range(0, dim, _BLOCK):
-            size = min(_BLOCK, dim - start)
-            found[start : start + size] = self._drawn(stream.fill(buffer, size * each), size)
-        return found
+    def add(self, seed: bytes, round: int, weight: int, total: Points) -> None:
+        """Adds the weight times z of one round to `total`: a draw per coordinate, by a key from seed and round."""
+        self._add_stream(Keystream(derived_key(PURPOSE, seed, round)), weight, total)
 
-    def _drawn(self, keystream: NDArray[np.uint8], count: int) -> Points:
-        """Returns draws of z, from all coordinates' first bytes, then from those of their fine parts."""
-        found = draw(self.ratio, keystream, count)
-        if self.fine:
-            wide = keystream[DRAW_BYTES * count : self.draw_bytes * count].view("<u4").reshape(_FINE, count)
-            found <<= FINE_BITS
-            # Ten numbers of 27 bits fit in 32.
-            found += np.add.reduce(wide >> np.uint32(32 - FINE_BITS), axis=0, dtype=np.uint32)
-            found -= _FINE * ((1 << FINE_BITS) - 1) // 2
-        return found
+    def _add_stream(self, stream: Keystream, weight: int, total: Points) -> None:
+        """Adds draws to all coordinates, in blocks."""
+        buffer = stream.buffer(min(_BLOCK, total.size) * self.draw_bytes)
+        for start in range(0, total.size, _BLOCK):
+            part = total[start : start + _BLOCK]
+            self._add_draws(stream.fill(buffer, part.size * self.draw_bytes), weight, part)
+
+    def _add_draws(self, keystream: NDArray[np.uint8], weight: int, total: Points) -> None:
+        total += weight * draw(self.ratio, keystream, total.size)
 
     def _checked(self, seeds: Sequence[bytes | None], round: int) -> Sequence[bytes | None]:
         """Returns the seeds if a client may hold them in this round; else raises `ParameterError`."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd.correlated.batons import baton_bytes
-from cpsgd.correlated.draws import SEED_BYTES, Points
+from cpsgd.correlated.draws import SEED_BYTES, Lineages, Points
 from cpsgd.correlated.run_sums import SimulatedLineages
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.memory import NoiseMemory, Seeds
@@ -24,6 +24,25 @@ MORE = 2
 """Rounds hold up to this many times the fewest messages of a round, which the accountant knows.
 
 Other rounds, of which a client is not told, have at least one over this many of its own round's (`check_honest`)."""
+
+
+class ExpandedSeeds(tuple[bytes | None, ...]):
+    """Seeds of a lineage, with the noise of one round that follows from them.
+
+    Attributes:
+        place: The lineages, round and number of coordinates that the noise is for.
+        noise: The noise, in points.
+    """
+
+    place: tuple[Lineages, int, int]
+    noise: Points
+
+    @classmethod
+    def of(cls, lineages: Lineages, seeds: Seeds, round: int, dim: int) -> Self:
+        """Expands the seeds."""
+        found = cls(seeds)
+        found.place, found.noise = (lineages, round, dim), lineages.noise(seeds, round, dim)
+        return found
 
 
 @dataclass(frozen=True)
@@ -73,12 +92,20 @@ class RunMemory(NoiseMemory):
         """Returns the seeds of a client's own lineage with a fresh one in front, at most b of them."""
         return (os.urandom(SEED_BYTES), *state)[: self.bands]
 
+    def expanded(self, state: Seeds, round: int, dim: int) -> Seeds:
+        """Returns the same seeds with the noise that follows from them."""
+        self.rotation_round(round)
+        return ExpandedSeeds.of(self.of.lineages, state, round, dim)
+
     def inherited(self, seeds: Any, round: int, dim: int) -> Points | None:
         """Returns the noise of a client's lineage in a round (`Lineages.noise`); None to begin a lineage."""
         if seeds is None:
             return None
         self.rotation_round(round)
-        return self.of.lineages.noise(seeds, round, dim)
+        lineages = self.of.lineages
+        if isinstance(seeds, ExpandedSeeds) and seeds.place == (lineages, round, dim):
+            return seeds.noise
+        return lineages.noise(seeds, round, dim)
 
     def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedLineages:
         """Returns the state of a run whose sums are simulated."""

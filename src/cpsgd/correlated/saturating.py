@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.codec.rounding import PythonKernel
+from cpsgd.codec.rounding import PythonKernel, saturate
 from cpsgd.correlated.client_sums import SimulatedClients
-from cpsgd.correlated.draws import FINE_BITS, FINE_VARIATION, Lineages, Points
+from cpsgd.correlated.draws import Points
+from cpsgd.correlated.fine_draws import FINE_BITS, FINE_VARIATION, FineLineages
 from cpsgd.correlated.mechanism import CorrelatedGaussian, CorrelatedNoise, coarse_bits
 from cpsgd.correlated.run_gaussian import resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
@@ -238,10 +239,10 @@ class RoundedCorrelated(CorrelatedGaussian):
         return sum(1 for weight in self.correlation.weights if weight)
 
     @cached_property
-    def lineages(self) -> Lineages:
+    def lineages(self) -> FineLineages:
         """The noise of a client that follows from seeds, with the earlier rounds' part clipped."""
         limit = math.floor(math.ldexp(self.inherited_range, self.finest_bits))
-        return Lineages(self.correlation, self.noise_ratio, limit, fine=True)
+        return FineLineages(self.correlation, self.noise_ratio, limit)
 
     @cached_property
     def noise_bits(self) -> int:
@@ -262,6 +263,11 @@ class RoundedCorrelated(CorrelatedGaussian):
     def keystream_bytes(self) -> int:
         """Bytes of the rounding, and of a lineage that begins."""
         return _COIN_BYTES + self.lineages.draw_bytes
+
+    @property
+    def inheriting_bytes(self) -> int:
+        """Bytes of the rounding alone."""
+        return _COIN_BYTES
 
     def kernel(self) -> Any:
         """Returns the kernel that adds noise and rounds at random."""
@@ -293,7 +299,7 @@ class SaturatingKernel(PythonKernel):
     """
 
     def __init__(
-        self, lineages: Lineages, limit: int, window: int, fraction_bits: int, inherited: Points | None = None
+        self, lineages: FineLineages, limit: int, window: int, fraction_bits: int, inherited: Points | None = None
     ) -> None:
         """Fixes the parameters; `inherited` is the lineage's noise of the coordinates that will be asked for."""
         self._lineages, self._limit, self._window, self._bits = lineages, limit, window, fraction_bits
@@ -305,13 +311,7 @@ class SaturatingKernel(PythonKernel):
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
         """Writes the integers."""
-        bits, width = self._bits, _COIN_BYTES * grid.size
-        points = np.rint(np.clip(grid, -self._limit, self._limit)).astype(np.int64) << (bits - WEIGHT_BITS)
-        if self._inherited is None:
-            points += self._lineages.fresh(keystream[width:], grid.size)
-        else:
-            points += self._inherited
-        # An even number of integers has its middle between two of them.
-        points += (self._window - 1) << (bits - 1)
-        points += (keystream[:width].view("<u8") >> np.uint64(8 * _COIN_BYTES - bits)).astype(np.int64)
-        values[:] = np.clip(points >> bits, 0, self._window - 1)
+        inherited = self._inherited
+        if inherited is None:
+            inherited = self._lineages.fresh(keystream[_COIN_BYTES * grid.size :], grid.size)
+        saturate(grid, keystream, inherited, self._limit, self._window, WEIGHT_BITS, self._bits, values)

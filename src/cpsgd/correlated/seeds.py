@@ -87,10 +87,11 @@ class SeedFile:
         """The rows that a silo takes away itself, in files beside this one, under the same lock."""
         return SiloFile(self._path.with_suffix(".rows"), self._lock)
 
-    def draw(self, place: Place, *, handed: bool = False) -> tuple[bytes | None, ...]:
+    def draw(self, place: Place, *, handed: bool = False, own: bytes | None = None) -> tuple[bytes | None, ...]:
         """Returns `place.bands` seeds, newest first: a fresh one for this round, then those of the rounds before.
 
-        None stands where there is none. The fresh one is on the disk before this returns.
+        None stands where there is none. The fresh one is `own`, if given: 16 bytes that were drawn at random for this
+        call. It is on the disk before this returns.
 
         `handed` says whether the protocol passes lineages between clients; seeds kept under the other rule are dropped.
 
@@ -101,20 +102,22 @@ class SeedFile:
             everything = self._read()
             held = _usable(_current(everything, place, journal), place, handed)
             slots = held.slots(place)
-            own = os.urandom(SEED_BYTES)
+            own = os.urandom(SEED_BYTES) if own is None else own
             seeds = {place.round - age: seed for age, seed in enumerate(slots, start=1) if seed is not None}
             seeds = _recent({**seeds, place.round: own}, place.bands)
             self._write(everything, place, Held(place.round, seeds, handed=handed, given=held.given))
         return own, *slots
 
-    def check(self, place: Place, *, handed: bool = False) -> None:
-        """Refuses what `draw` would refuse, and draws nothing: a client asks before it counts the round.
+    def earlier(self, place: Place, *, handed: bool = False) -> Slots:
+        """Returns the seeds of the rounds before, as `draw` would; nothing is drawn or written.
+
+        A client asks before it counts the round: what `draw` would refuse is refused.
 
         Raises:
             RoundError: Seeds were used in this round before, or taken over for a later one.
         """
         with self._lock() as journal:
-            _usable(_current(self._read(), place, journal), place, handed)
+            return _usable(_current(self._read(), place, journal), place, handed).slots(place)
 
     def key(self, place: Place) -> bytes:
         """Returns the public key that a baton for this round is to be sealed to; the private one is on the disk then.

@@ -12,17 +12,22 @@ A client checks itself that it takes part as the noise of a run was made for, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cpsgd.correlated.batons import Place
+from cpsgd.correlated.draws import SEED_BYTES
 from cpsgd.correlated.handover import Handing
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import ParameterError, RoundRefusedError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.memory import NoiseMemory
 from cpsgd.neighbours import Participation
+
+Result = TypeVar("Result")
 
 Turn = tuple[str, int]
 """The engine's name of a run, and the number of a round of it that was answered."""
@@ -177,15 +182,27 @@ class NoiseState:
         return Place(self.run, self.fingerprint, self.memory.bands, round)
 
     def check(self, round: int) -> None:
-        """Raises `RoundError`, and changes nothing, if `update` would."""
+        """Raises `RoundError`, and changes nothing, if the round's noise cannot be drawn."""
         if self.seeds is not None and not self.memory.keeps_rows:
-            self.seeds.check(self._place(round), handed=self.memory.hands_on)
+            self.seeds.earlier(self._place(round), handed=self.memory.hands_on)
 
-    def update(self, round: int) -> Mapping[str, Any]:
-        """Returns what `Protocol.encode` needs beside the vector and the round; the state is then the next round's."""
+    def meanwhile(self, round: int, dim: int, train: Callable[[], Result]) -> tuple[Result, Mapping[str, Any]]:
+        """Calls `train`, and returns its result and what `Protocol.encode` needs beside the vector and the round.
+
+        Seeds are expanded by another thread meanwhile. Files change only when `train` has succeeded; the state is then
+        the next round's.
+        """
         if self.seeds is None:
-            return {}
+            return train(), {}
+        place, number, handed = self._place(round), self.rules.number(round), self.memory.hands_on
         if self.memory.keeps_rows:
-            number = self.rules.number(round)
-            return {"seeds": self.seeds.rows.state(self._place(round), number, last=number + 1 >= self.memory.rounds)}
-        return {"seeds": self.seeds.draw(self._place(round), handed=self.memory.hands_on)}
+            found = train()
+            return found, {"seeds": self.seeds.rows.state(place, number, last=number + 1 >= self.memory.rounds)}
+        seeds = os.urandom(SEED_BYTES), *self.seeds.earlier(place, handed=handed)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            expanding = pool.submit(self.memory.expanded, seeds, number, dim)
+            found = train()
+        drawn = self.seeds.draw(place, handed=handed, own=seeds[0])
+        expanded = expanding.result()
+        # Seeds of earlier rounds may have been handed on while the client trained.
+        return found, {"seeds": expanded if expanded == drawn else drawn}

@@ -289,7 +289,8 @@ class ClientSession:
         noise = self._noise(protocol)
         noise.check(round)
         self._count()
-        return _vector(train, protocol), run_rules(protocol.mechanism).number(round), noise.update(round)
+        vector, arguments = noise.meanwhile(round, protocol.dim, lambda: _vector(train, protocol))
+        return vector, run_rules(protocol.mechanism).number(round), arguments
 
     @property
     def _seeds(self) -> SeedFile | None:

@@ -299,6 +299,11 @@ class Mechanism(ABC):
         """
         return self.kernel(), self.keystream_bytes
 
+    @property
+    def inheriting_bytes(self) -> int:
+        """Bytes of private randomness per coordinate of a message whose noise is inherited (`memory.inherited`)."""
+        return self.keystream_bytes
+
     def format(self, clip_norm: float, modulus: int | None) -> Format:
         """Returns the layout of a message, which also says how messages are summed; packed integers by default."""
         return Integers(modulus or self.values, self.values)

@@ -83,6 +83,13 @@ class NoiseMemory:
         """Returns the state for the next round, with a fresh seed where noise needs one."""
         return ()
 
+    def expanded(self, state: Any, round: int, dim: int) -> Any:
+        """Returns the same state with its noise of a round worked out, so that encoding does not wait for it.
+
+        Nothing is drawn and nothing is written: it may be called at any time before the message is made.
+        """
+        return state
+
     def inherited(self, seeds: Any, round: int, dim: int) -> NDArray[np.int64] | None:
         """Returns the noise that follows from a client's seeds, which its kernel is to add; None for fresh noise.
 

@@ -2,7 +2,7 @@
 
     python stepper.py values|packed|elsewhere TRIALS P
     python stepper.py values|packed coins COINS
-    python stepper.py values|packed gaussian SIGMA
+    python stepper.py values|packed gaussian|lineage SIGMA
 
 The kernel runs in forked children that differ in nothing but the keystream and the vector they find in shared memory.
 The parent stops a child before every instruction and, inside the compiled module, records which it is and what the
@@ -29,6 +29,7 @@ import numpy as np
 
 from cpsgd.codec import pack
 from cpsgd.codec._kernels import _native
+from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
 
 COUNT = 64
@@ -116,6 +117,10 @@ def main() -> None:
         mechanism = Coins(coins=int(sys.argv[3]), theta=0.12, coordinate_range=1.0)
     elif sys.argv[2] == "gaussian":
         mechanism = RoundedGaussian(noise_deviation=float(sys.argv[3]), step=1.0, window=24, coordinate_range=1.0)
+    elif sys.argv[2] == "lineage":
+        room = {"step": 1.0, "window": 32, "coordinate_range": 1.0, "inherited_range": 4.0}
+        run = {"bands": 2, "run_length": 2}
+        mechanism = RoundedCorrelated(noise_deviation=float(sys.argv[3]), **room, **run)
     else:
         mechanism = Binomial(levels=2, trials=int(sys.argv[2]), p=float(sys.argv[3]), coordinate_range=1.0)
     assert mechanism.grid is not None

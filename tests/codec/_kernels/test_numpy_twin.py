@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,31 @@ from ..stages import clipped, keystream_bytes, lowest, rounder  # noqa: TID252 -
 
 # Thresholds of three outcomes.
 TWO = np.array([2**62, 2**63], np.uint64), np.zeros(2, np.uint64)
+# Numbers and bits of refinements: odd, none, too many, of too many bits, in all too.
+REFINEMENTS_THAT_ARE_NONE = [
+    *(([3], [8]), ([0], [8]), ([18], [8]), ([2], [0]), ([2], [9]), ([2, 2], [8])),
+    ([2, 2, 2, 2], [8, 8, 8, 4]),
+]
 # Around every boundary of the blocking: lanes, tiles, leaves, powers of two.
 DIMENSIONS = [
     *(1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 100, 255, 256, 257, 1000, 4095, 4096, 4097, 10_000, 2**15 + 1),
     51_370,
 ]
+
+
+def bytewise(numbers: list[int]) -> np.ndarray:
+    return np.array(numbers, np.uint8)
+
+
+FINE = _native.FineGaussian(*TWO, bytewise([2]), bytewise([8]))
+
+
+def saturated(
+    *, keystream: int = 64, noise: int = 8, limit: int = 100, window: int = 24, bits: int = 51, values: int = 8
+) -> None:
+    """Rounds eight numbers with arrays of these sizes."""
+    arrays = np.zeros(8, np.float32), np.zeros(keystream, np.uint8), np.zeros(noise, np.int64)
+    _native.saturate(*arrays, limit, window, 14, bits, np.zeros(values, np.uint32))
 
 
 def vector(dim: int, seed: int = 0) -> np.ndarray:
@@ -99,6 +120,7 @@ def test_the_twin_has_every_kernel() -> None:
     assert public(_native.Rounder) <= public(numpy_twin.Rounder)
     assert public(_native.Flipper) <= public(numpy_twin.Flipper)
     assert public(_native.GaussianRounder) <= public(numpy_twin.GaussianRounder)
+    assert public(_native.FineGaussian) <= public(numpy_twin.FineGaussian)
 
 
 @pytest.mark.parametrize("dim", DIMENSIONS)
@@ -296,6 +318,66 @@ def test_gaussian_noise_before_rounding_is_the_same(
             size, grouping = pack.payload_bytes(count, radix), pack.grouping(radix).arguments(count)
             payload = written(rounder.packed, y, words, *grouping, size=size, dtype=np.uint8)
             assert payload.tobytes() == pack.forward(expected, radix)
+
+
+@pytest.mark.parametrize("count", DIMENSIONS)
+@pytest.mark.parametrize(
+    ("ratio", "refinements", "weight"),
+    [(8.0, ((10, 8), (6, 8), (4, 8), (4, 3)), 1 << 14), (15.9, ((2, 1), (16, 7)), -8118), (9.0, (), 0)],
+)
+def test_refined_gaussian_noise_is_the_same(
+    count: int, ratio: float, refinements: tuple[tuple[int, int], ...], weight: int
+) -> None:
+    table = fine_gaussian.table(ratio, 60)
+    uniforms, bits = np.array(refinements, np.uint8).reshape(-1, 2).T.copy()
+    words = keystream((44 + int(uniforms.sum())) * count)
+    # The smallest and the largest noise there is.
+    words.reshape(-1)[:16], words[16 * count - 16 : 16 * count] = 0, 255
+    coarse = words[: 44 * count]
+    expected = written(
+        numpy_twin.GaussianRounder(1, 2**17, 0, table.high, table.low).values,
+        *(np.zeros(count, np.float32), coarse),
+        size=count,
+        dtype=np.uint32,
+    ).astype(np.int64)
+    expected -= 2**16
+    planes = words[44 * count :].reshape(-1, count)
+    for numbers, finer in refinements:
+        drawn = (planes[:numbers] >> (8 - finer)).astype(np.int64)
+        expected = (expected << finer) + drawn.sum(axis=0) - numbers * (2**finer - 1) // 2
+        planes = planes[numbers:]
+    before = np.random.default_rng(count).integers(-(2**61), 2**61, count)
+    for module in (_native, numpy_twin):
+        total = before.copy()
+        module.FineGaussian(table.high, table.low, uniforms, bits).add(words, weight, total)
+        np.testing.assert_array_equal(total, before + weight * expected)
+
+
+@pytest.mark.parametrize("count", DIMENSIONS)
+@pytest.mark.parametrize(
+    ("limit", "window", "grid_bits", "bits"), [(700, 32, 14, 51), (2**20, 7, 14, 54), (1, 2**31, 0, 1), (90, 2, 5, 60)]
+)
+def test_noise_that_is_rounded_at_random_is_the_same(
+    count: int, limit: int, window: int, grid_bits: int, bits: int
+) -> None:
+    y = vector(count) * np.float32(limit)
+    y[::7], y[3::7], y[5::7] = limit, -limit, np.rint(y[5::7]) + np.float32(0.5)
+    words = keystream(8 * count)
+    words[:8], words[8 * count - 8 :] = 0, 255
+    # Numbers in the window, and beyond it on either side.
+    reach = min(2 * (window << bits), 2**60)
+    noise = np.random.default_rng(count).integers(-reach, reach, count)
+    coins = [int.from_bytes(words[8 * i : 8 * i + 8].tobytes(), "little") >> (64 - bits) for i in range(count)]
+    points = np.rint(np.clip(y, -limit, limit)).astype(np.int64).tolist()
+    middle = (window - 1) << (bits - 1)
+    exact = [
+        (point * 2 ** (bits - grid_bits) + each + coin + middle) >> bits
+        for point, each, coin in zip(points, noise.tolist(), coins, strict=True)
+    ]
+    expected = [min(max(level, 0), window - 1) for level in exact]
+    for module in (_native, numpy_twin):
+        arguments = y, words, noise, limit, window, grid_bits, bits
+        np.testing.assert_array_equal(written(module.saturate, *arguments, size=count, dtype=np.uint32), expected)
 
 
 def test_a_coin_at_every_word_and_at_its_threshold() -> None:
@@ -529,6 +611,20 @@ def test_checksum_check_value() -> None:
         lambda: _native.GaussianRounder(100, 24, 11, *TWO).packed(
             np.zeros(8, np.float32), np.zeros(352, np.uint8), 23, 1, 5, 0, np.zeros(5, np.uint8)
         ),
+        *(partial(_native.FineGaussian, *TWO, *map(bytewise, wrong)) for wrong in REFINEMENTS_THAT_ARE_NONE),
+        lambda: _native.FineGaussian(np.zeros(3, np.uint64), np.zeros(3, np.uint64), bytewise([2]), bytewise([8])),
+        lambda: _native.FineGaussian(np.zeros(2, np.uint64), np.zeros(4, np.uint64), bytewise([2]), bytewise([8])),
+        lambda: FINE.add(np.zeros(8 * 46 - 1, np.uint8), 1, np.zeros(8, np.int64)),
+        lambda: FINE.add(np.zeros(8 * 46, np.uint8), 2**14 + 1, np.zeros(8, np.int64)),
+        lambda: saturated(keystream=63),
+        lambda: saturated(noise=7),
+        lambda: saturated(values=9),
+        lambda: saturated(limit=0),
+        lambda: saturated(limit=2**24 + 1),
+        lambda: saturated(window=1),
+        lambda: saturated(window=129, bits=57),
+        lambda: saturated(bits=13),
+        lambda: saturated(bits=63),
         lambda: _native.find_below(np.zeros(8, np.uint8), 100, 0, np.zeros(3, np.uint32)),
         lambda: _native.find_below(np.zeros(7, np.uint8), 100, 0, np.zeros(4, np.uint32)),
         lambda: _native.add_signs(np.zeros(2, np.uint8), np.zeros(8, np.uint32), np.zeros(9, np.uint32)),

@@ -71,6 +71,22 @@ class GaussianRounder:
         out: NDArray[np.uint8],
     ) -> None: ...
 
+class FineGaussian:
+    def __init__(
+        self, high: NDArray[np.uint64], low: NDArray[np.uint64], uniforms: NDArray[np.uint8], bits: NDArray[np.uint8]
+    ) -> None: ...
+    def add(self, keystream: NDArray[np.uint8], weight: int, total: NDArray[np.int64]) -> None: ...
+
+def saturate(
+    grid: NDArray[np.float32],
+    keystream: NDArray[np.uint8],
+    noise: NDArray[np.int64],
+    limit: int,
+    window: int,
+    grid_bits: int,
+    fraction_bits: int,
+    values: NDArray[np.uint32],
+) -> None: ...
 def pack(
     values: NDArray[np.uint32], radix: int, digits: int, bits: int, last_bits: int, out: NDArray[np.uint8]
 ) -> None: ...

@@ -195,6 +195,49 @@ class GaussianRounder {
   Blur blur_;
 };
 
+// Fine Gaussian draws with fixed parameters, each a draw of the table with refinements.
+class FineGaussian {
+ public:
+  FineGaussian(const Input<std::uint64_t>& high, const Input<std::uint64_t>& low,
+               const Input<std::uint8_t>& uniforms, const Input<std::uint8_t>& bits) {
+    const std::size_t count = high.shape(0);
+    require(count == low.shape(0), "threshold halves differ in length");
+    require(count >= 2 && count % 2 == 0 && count <= (1u << 12), "thresholds are out of range");
+    require(uniforms.shape(0) == bits.shape(0), "refinements differ in length");
+    fine_.mean = 256 * static_cast<std::int64_t>(count / 2) + kUniforms * 255 / 2;
+    for (std::size_t i = 0; i < bits.shape(0); ++i) {
+      const int finer = bits.data()[i];
+      const std::size_t numbers = uniforms.data()[i];
+      require(finer >= 1 && finer <= 8 && numbers >= 2 && numbers <= 16 && numbers % 2 == 0,
+              "a refinement is out of range");
+      fine_.refinements.push_back({numbers, finer});
+      fine_.bits += finer;
+      fine_.mean =
+          (fine_.mean << finer) + static_cast<std::int64_t>(numbers / 2 * ((1u << finer) - 1));
+      bytes_ += numbers;
+    }
+    require(fine_.bits <= 27, "there are too many refinements");
+    const std::size_t step = first_step(count);
+    blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
+    fine_.table = {blocks_.data(), count, step, 0};
+  }
+  FineGaussian(const FineGaussian&) = delete;
+
+  void add(const Input<std::uint8_t>& keystream, std::int64_t weight,
+           Array<std::int64_t> total) const {
+    require(keystream.shape(0) / bytes_ >= total.shape(0), "keystream is too short for the block");
+    require(weight >= -(1 << 14) && weight <= (1 << 14), "the weight is out of range");
+    unlocked([&] {
+      kernels().add_fine(keystream.data(), fine_, weight, aligned(total), total.shape(0));
+    });
+  }
+
+ private:
+  std::vector<std::uint8_t> blocks_;
+  std::size_t bytes_ = 16 + kUniforms;
+  Fine fine_{};
+};
+
 }  // namespace
 
 void bind_samplers(nb::module_& m) {
@@ -227,6 +270,42 @@ void bind_samplers(nb::module_& m) {
       .def("packed", &GaussianRounder::packed, nb::arg("grid").noconvert(),
            nb::arg("keystream").noconvert(), nb::arg("radix"), nb::arg("digits"), nb::arg("bits"),
            nb::arg("last_bits"), nb::arg("out").noconvert());
+
+  nb::class_<FineGaussian>(m, "FineGaussian")
+      .def(nb::init<const Input<std::uint64_t>&, const Input<std::uint64_t>&,
+                    const Input<std::uint8_t>&, const Input<std::uint8_t>&>(),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert(), nb::arg("uniforms").noconvert(),
+           nb::arg("bits").noconvert())
+      .def("add", &FineGaussian::add, nb::arg("keystream").noconvert(), nb::arg("weight"),
+           nb::arg("total").noconvert());
+
+  m.def(
+      "saturate",
+      [](const Input<float>& grid, const Input<std::uint8_t>& keystream,
+         const Input<std::int64_t>& noise, std::uint32_t limit, std::uint32_t window, int grid_bits,
+         int fraction_bits, Array<std::uint32_t> values) {
+        const std::size_t n = grid.shape(0);
+        require(limit >= 1 && limit <= (1u << 24), "limit is out of range");
+        require(grid_bits >= 0 && grid_bits <= fraction_bits && fraction_bits >= 1 &&
+                    fraction_bits <= 62 && window >= 2 &&
+                    window <= (std::uint64_t{1} << (64 - fraction_bits)),
+                "the window is out of range");
+        require(keystream.shape(0) / 8 >= n, "keystream is too short for the block");
+        require(noise.shape(0) == n && values.shape(0) == n,
+                "noise or values have another length than the vector");
+        const std::int64_t last = static_cast<std::int64_t>(window) - 1;
+        // An even number of levels has its middle between two of them.
+        const Saturation how{static_cast<float>(limit),
+                             std::int64_t{1} << (fraction_bits - grid_bits),
+                             last << (fraction_bits - 1), last, fraction_bits};
+        unlocked([&] {
+          kernels().saturate(aligned(grid), keystream.data(), aligned(noise), how, aligned(values),
+                             n);
+        });
+      },
+      nb::arg("grid").noconvert(), nb::arg("keystream").noconvert(), nb::arg("noise").noconvert(),
+      nb::arg("limit"), nb::arg("window"), nb::arg("grid_bits"), nb::arg("fraction_bits"),
+      nb::arg("values").noconvert());
 }
 
 }  // namespace cpsgd

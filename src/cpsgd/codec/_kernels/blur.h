@@ -9,16 +9,26 @@
 namespace cpsgd {
 namespace CPSGD_LEVEL {
 
+// Sums of n uniform numbers from planes of bytes `stride` apart, of which the lowest bits are
+// dropped.
+static void sum_planes(const std::uint8_t* __restrict planes, std::size_t stride, std::size_t count,
+                       int dropped, std::uint16_t* __restrict sums, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) sums[i] = 0;
+  for (std::size_t plane = 0; plane < count; ++plane, planes += stride) {
+    for (std::size_t i = 0; i < n; ++i) {
+      sums[i] = static_cast<std::uint16_t>(sums[i] + (planes[i] >> dropped));
+    }
+  }
+}
+
 // values = floor((v + noise + window/2 levels) / 2^fraction_bits), kept within the window, for up
 // to kTile grid points. The 128-bit numbers of a block come first, `planes` of bytes `stride`
 // apart.
 static void blur(const float* __restrict y, const std::uint8_t* draws,
                  const std::uint8_t* __restrict planes, std::size_t stride, const Blur& blur,
                  std::uint32_t* __restrict values, std::size_t n) {
-  std::uint16_t sums[kTile] = {};
-  for (std::size_t plane = 0; plane < kUniforms; ++plane, planes += stride) {
-    for (std::size_t i = 0; i < n; ++i) sums[i] = static_cast<std::uint16_t>(sums[i] + planes[i]);
-  }
+  std::uint16_t sums[kTile];
+  sum_planes(planes, stride, kUniforms, 0, sums, n);
   for (std::size_t i = 0; i < n; ++i) values[i] = 0;
   add_inverted(draws, blur.table, values, n);
   const float limit = blur.limit;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace cpsgd {
 
@@ -65,6 +66,30 @@ struct Blur {
 
 constexpr std::size_t kUniforms = 28;
 
+// Uniform numbers below 2^bits that make a draw finer by so many bits.
+struct Refinement {
+  std::size_t uniforms;
+  int bits;
+};
+
+// Fine Gaussian draws: those of the table, refined; `bits` in all.
+struct Fine {
+  Thresholds table;
+  std::vector<Refinement> refinements;
+  int bits;
+  std::int64_t mean;
+};
+
+// Rounding at random of grid points within ±limit, `unit` points of the noise's grid each, to the
+// levels 0, ..., last.
+struct Saturation {
+  float limit;
+  std::int64_t unit;
+  std::int64_t centre;
+  std::int64_t last;
+  int fraction_bits;
+};
+
 struct Kernels {
   double (*norm_squared_float)(const float*, std::size_t);
   double (*norm_squared_double)(const double*, std::size_t);
@@ -96,6 +121,11 @@ struct Kernels {
                      std::size_t);
   void (*encode_blurred)(const float*, const std::uint8_t* bytes, const Blur&, const Grouping&,
                          std::uint8_t* out, std::size_t);
+  // Noise of a lineage, and rounding at random with that noise.
+  void (*add_fine)(const std::uint8_t* bytes, const Fine&, std::int64_t weight, std::int64_t* total,
+                   std::size_t);
+  void (*saturate)(const float*, const std::uint8_t* coins, const std::int64_t* noise,
+                   const Saturation&, std::uint32_t* values, std::size_t);
   void (*pack)(const std::uint32_t* values, const Grouping&, std::uint8_t* out, std::size_t);
   void (*unpack)(const std::uint8_t*, const Grouping&, std::uint32_t* values, std::size_t);
   // Position of the first value that is not below `limit`, or n.

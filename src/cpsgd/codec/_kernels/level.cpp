@@ -6,6 +6,7 @@
 #include "blur.h"
 #include "coins.h"
 #include "inversion.h"
+#include "lineage.h"
 #include "modular.h"
 #include "norms.h"
 #include "packing.h"
@@ -147,6 +148,8 @@ extern const Kernels kernels = {
     encode_flips,
     blur_block,
     encode_blurred,
+    add_fine,
+    saturate,
     pack,
     unpack,
     find_out_of_range,

@@ -19,6 +19,8 @@ from cpsgd.codec._kernels.accounting_twin import log_sums as log_sums
 from cpsgd.codec._kernels.accounting_twin import raise_to_excess as raise_to_excess
 from cpsgd.codec._kernels.accounting_twin import tilted_sums as tilted_sums
 from cpsgd.codec._kernels.by_values import ByValues
+from cpsgd.codec._kernels.lineage_twin import UNIFORMS, inverted
+from cpsgd.codec._kernels.lineage_twin import FineGaussian as FineGaussian
 from cpsgd.codec._kernels.modular_twin import extension_powers as extension_powers
 from cpsgd.codec._kernels.modular_twin import extension_product as extension_product
 from cpsgd.codec._kernels.modular_twin import modular_gram as modular_gram
@@ -31,8 +33,6 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 Sums = NDArray[np.uint32] | NDArray[np.uint64]
 
 _PARTIAL_SUMS = 32
-# Uniform bytes in a draw of `GaussianRounder`.
-_UNIFORMS = 28
 
 
 def simd_level() -> str:
@@ -184,7 +184,7 @@ class Rounder(_Values):
         shifted = grid_points(grid, float(self._limit)).astype(np.int64) + self._limit
         values[:] = (shifted + ((words & 0xFFFF) >> (16 - self._bits))) >> self._bits
         if self._high.size:
-            values += self._base + _inverted(self._high, self._low, keystream[4 * grid.size : 20 * grid.size])
+            values += self._base + inverted(self._high, self._low, keystream[4 * grid.size : 20 * grid.size])
         else:
             values += _coins(self._trials, keystream, grid.size)
 
@@ -220,24 +220,31 @@ class GaussianRounder(_Values):
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
         """Writes noisy and rounded integers of grid points: 128-bit numbers come first, then planes of bytes."""
-        draws, planes = keystream[: 16 * grid.size], keystream[16 * grid.size : (16 + _UNIFORMS) * grid.size]
-        noise = _inverted(self._high, self._low, draws).astype(np.int64) - self._high.size // 2
+        draws, planes = keystream[: 16 * grid.size], keystream[16 * grid.size : (16 + UNIFORMS) * grid.size]
+        noise = inverted(self._high, self._low, draws).astype(np.int64) - self._high.size // 2
         noise *= 256
-        noise += planes.reshape(_UNIFORMS, grid.size).sum(axis=0, dtype=np.int64) - _UNIFORMS * 255 // 2
+        noise += planes.reshape(UNIFORMS, grid.size).sum(axis=0, dtype=np.int64) - UNIFORMS * 255 // 2
         noise += grid_points(grid, float(self._limit)).astype(np.int64)
         noise += (self._window << self._bits) >> 1
         values[:] = np.clip(noise >> self._bits, 0, self._window - 1)
 
 
-def _inverted(high: NDArray[np.uint64], low: NDArray[np.uint64], keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Returns the number of thresholds that each 128-bit number reaches."""
-    lows, highs = keystream.copy().view("<u8").reshape(-1, 2).T
-    reached = np.searchsorted(high, highs, side="left")
-    # Thresholds whose high half is the number's own: only the low halves tell.
-    ends = np.searchsorted(high, highs, side="right")
-    for i in np.flatnonzero(ends > reached):
-        reached[i] += np.searchsorted(low[reached[i] : ends[i]], lows[i], side="right")
-    return reached.astype(np.uint32)
+def saturate(
+    grid: NDArray[np.float32],
+    keystream: NDArray[np.uint8],
+    noise: NDArray[np.int64],
+    limit: int,
+    window: int,
+    grid_bits: int,
+    fraction_bits: int,
+    values: NDArray[np.uint32],
+) -> None:
+    """Writes grid points with noise, rounded at random by 64-bit numbers and kept within a window."""
+    points = grid_points(grid, float(limit)).astype(np.int64) << (fraction_bits - grid_bits)
+    coins = (keystream[: 8 * grid.size].view("<u8") >> np.uint64(64 - fraction_bits)).astype(np.int64)
+    # An even number of integers has its middle between two of them.
+    levels = (points + noise + coins + ((window - 1) << (fraction_bits - 1))) >> fraction_bits
+    values[:] = np.clip(levels, 0, window - 1)
 
 
 def _coins(trials: int, keystream: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
