@@ -36,8 +36,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Seeds]]:
     found: list[tuple[int, Seeds]] = []
     draw = SeedFile.draw
 
-    def recorded(self: SeedFile, place: Place, *, handed: bool = False) -> Seeds:
-        found.append((place.round, draw(self, place, handed=handed)))
+    def recorded(self: SeedFile, place: Place, **options: Any) -> Seeds:
+        found.append((place.round, draw(self, place, **options)))
         return found[-1][1]
 
     monkeypatch.setattr(SeedFile, "draw", recorded)
