@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -20,7 +19,7 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import keys, shamir
-from cpsgd.secagg.boxes import BOX_BYTES, PROOF_BYTES, SHARES_BYTES, ChannelKey, Route
+from cpsgd.secagg.boxes import BOX_BYTES, ChannelKey, Route
 
 from .local import DIM, RUN, Client, exchange, honest
 from .silos import Silos
@@ -124,55 +123,6 @@ def test_an_honest_round_blames_nobody() -> None:
     course = run({f"silo {i}": Client() for i in range(4)}, made(4, 1), rounds=2)
     assert [report.released for report in course.reports] == [True, True]
     assert not any(report.faults or report.accused or report.proved for report in course.reports)
-
-
-# ---------------------------------------------------------------------- one complaint
-
-
-CONTEXT, MASKS = bytes(32), (b"\1" * 32, b"\2" * 32)
-
-
-def pair() -> tuple[ChannelKey, ChannelKey, Route]:
-    sender, receiver = ChannelKey(os.urandom(32)), ChannelKey(os.urandom(32))
-    return sender, receiver, Route(CONTEXT, 3, 5, sender.public + MASKS[0], receiver.public + MASKS[1])
-
-
-def test_a_proof_shows_the_secret_of_two_clients_and_no_other() -> None:
-    sender, receiver, route = pair()
-    shares = bytes(SHARES_BYTES)
-    box = sender.seal(route, shares)
-    assert (len(box), receiver.open(route, box)) == (BOX_BYTES, shares)
-    proof = receiver._prove(route)
-    assert len(proof) == PROOF_BYTES
-    assert route.proved_secret(proof) == receiver.agree(sender.public) == sender.agree(receiver.public)
-    for place in (0, 31, 40, 70, 95):
-        with pytest.raises(ValueError, match=r"wrong|honest"):
-            route.proved_secret(proof[:place] + bytes([proof[place] ^ 1]) + proof[place + 1 :])
-    for other in (pair()[2], Route(CONTEXT, 4, 5, route.adverts[:64], route.adverts[64:])):
-        with pytest.raises(ValueError, match="wrong"):
-            other.proved_secret(proof)
-
-
-def test_an_honest_client_reveals_nothing_about_a_box_that_its_neighbour_did_not_sign() -> None:
-    """Else a server that changes boxes on the way would be told the secrets of honest clients."""
-    sender, receiver, route = pair()
-    box = sender.seal(route, bytes(SHARES_BYTES))
-    for changed in (bytes(BOX_BYTES), box[:20] + bytes([box[20] ^ 1]) + box[21:], box[:-1] + bytes([box[-1] ^ 1])):
-        with pytest.raises(ShareError, match="is not signed") as caught:
-            receiver.open(route, changed)
-        assert caught.value.proof == b""
-    # Nor if the two were shown other keys of each other.
-    elsewhere = Route(CONTEXT, 3, 5, sender.public + MASKS[1], receiver.public + MASKS[1])
-    with pytest.raises(ShareError, match="is not signed"):
-        receiver.open(route, sender.seal(elsewhere, bytes(SHARES_BYTES)))
-
-
-def test_a_complaint_is_short_enough_for_an_engines_error_text() -> None:
-    sender, receiver, route = pair()
-    with pytest.raises(ShareError) as caught:
-        receiver.open(route, sender.seal(route, b"\xff" * SHARES_BYTES))
-    assert len(str(caught.value)) + len("cpsgd.errors.ShareError: ") < 300
-    assert re.search(r" Proof: [A-Za-z0-9+/]{128}$", str(caught.value))
 
 
 # ---------------------------------------------------------------------- memories from a backup

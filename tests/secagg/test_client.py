@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,6 +216,18 @@ def test_a_damaged_state_is_refused() -> None:
         other = saved[:4] + bytes([version]) + saved[5:]
         with pytest.raises(SecureVersionError, match="take part in the next"):
             SecureClient.restore(other)
+
+
+def test_a_state_has_an_invitation_just_where_its_stage_has_one() -> None:
+    state = new_round(parameters(3)).until(Stage.MASK).clients[0]._state
+    assert state is not None
+    for wrong in (replace(state, stage=Stage.ADVERTISE), replace(state, invitation=None, adverts={}, received={})):
+        with pytest.raises(MessageError, match="contradicts itself"):
+            ClientState.from_bytes(wrong.to_bytes())
+    for wrong in (replace(state, seed=bytes(31)), replace(state, own_share=bytes(32))):
+        with pytest.raises(MessageError, match="wrong length"):
+            ClientState.from_bytes(wrong.to_bytes())
+    assert ClientState.from_bytes(state.to_bytes()) == state
 
 
 SAVED = [new_round(parameters(3)).until(stage).clients[0].export_state() for stage in (Stage.ADVERTISE, Stage.UNMASK)]

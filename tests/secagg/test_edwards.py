@@ -37,3 +37,22 @@ def test_only_the_neutral_element_is_the_identity() -> None:
 def test_bytes_that_are_no_point_are_refused(data: bytes) -> None:
     with pytest.raises(MessageError, match="honest client"):
         edwards.decode(data)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_points_and_their_bytes(number: int) -> None:
+    """Of keys with even and odd x, and with square roots of both kinds."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32).public_key().public_bytes_raw()
+    point = edwards.decode(key)
+    assert edwards.encode(point) == key
+    double = edwards.add(point, point)  # Z is not 1
+    assert edwards.decode(edwards.encode(double))[:2] == edwards.affine(double)
+    assert edwards.is_identity(edwards.add(double, edwards.negative(double)))
+    assert edwards.encode(edwards.negative(point)) == key[:31] + bytes([key[31] ^ 128])
+    assert edwards.multiply(edwards.ORDER - 1, point)[0] != point[0]
+    assert edwards.encode(edwards.multiply(edwards.ORDER - 1, point)) == edwards.encode(edwards.negative(point))
+
+
+def test_the_order_is_that_of_rfc_8032() -> None:
+    assert edwards.ORDER == 0x1000000000000000000000000000000014DEF9DEA2F79CD65812631A5CF5D3ED
+    assert edwards.encode(edwards.BASE).hex() == "58" + "66" * 31

@@ -155,3 +155,27 @@ def test_another_session_is_another_graph() -> None:
 def test_the_construction_is_fixed() -> None:
     """Clients and servers of different releases must see the same graph."""
     assert graph.neighbours(20, 4, bytes(range(16)), 0) == (6, 9, 14, 19)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "colluding", "insecure"),
+    [(6, 0, 0.0), (5, 0, 1.0), (6, 2, 1.0), (6, 1, 0.0), (7, 2, 0.0), (7, 4, 1.0)],
+)
+def test_two_secrets_of_one_client_take_twice_the_threshold(threshold: int, colluding: int, insecure: float) -> None:
+    """On a complete graph of ten: honest clients reveal one share each, colluding ones both."""
+    assert _risk(10, 9, threshold, 0, colluding).insecurity == insecure
+    # The quorum, too: a set of survivors more for the liars to sign.
+    fields = {"dim": 1, "bits": 8, "neighbours": 9, "fingerprint": FINGERPRINT, "round": 0}
+    safe = SecureParameters(clients=10, threshold=10, quorum=max(6, threshold), **fields)
+    assert risk(safe, dropout=0.0, colluding=colluding).insecurity == (insecure if threshold >= 6 else 0.0)
+
+
+def test_risks_are_probabilities() -> None:
+    assert _risk(100, 4, 4, 90, 0).failure == 1.0
+    assert _risk(100, 4, 4, 50, 0).insecurity == 1.0
+    assert _parts(100, 4, 50, 0) == 1.0
+    assert _risk(10, 9, 8, 2, 0).failure == 0.0
+    assert _risk(10, 9, 8, 3, 0).failure == 1.0
+    few = SecureParameters(clients=10, dim=1, bits=8, neighbours=9, threshold=6, fingerprint=FINGERPRINT, round=0)
+    assert risk(few, dropout=0.4).failure == 0.0
+    assert risk(few, dropout=0.5).failure == 1.0  # fewer than the quorum of 6

@@ -112,7 +112,10 @@ def test_other_private_keys_are_refused_without_a_word_of_them(tmp_path: Path) -
     }
     for name, data in wrong.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(IdentityFileError, match=name) as caught:
+        (tmp_path / name).chmod(0o600)
+        with pytest.raises(
+            IdentityFileError, match=f"{name} (is not an OpenSSH private key|has more than 16384 bytes)"
+        ) as caught:
             read_identity(tmp_path / name)
         assert "secret" not in str(caught.value)
         assert caught.value.__cause__ is None
@@ -181,3 +184,10 @@ def test_any_bytes_are_a_roster_or_refused(
     except CpsgdError:
         return
     assert all(len(key) == 32 for key in found)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 101, "a\nb"])
+def test_names_that_cannot_stand_in_a_roster(name: str) -> None:
+    with pytest.raises(ParameterError, match="1 to 100 printable"):
+        public_line(IDENTITIES[0], name)
+    assert public_line(IDENTITIES[0], "a" * 100).endswith(" " + "a" * 100)

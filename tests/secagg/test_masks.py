@@ -150,3 +150,11 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch, modulus: int) -> No
     monkeypatch.setattr(masks, "_BLOCK_BYTES", 800)
     kind.apply(blocks, [(bytes(16), -1), (bytes([1]) * 16, 1)])
     np.testing.assert_array_equal(whole, blocks)
+
+
+@pytest.mark.parametrize("modulus", [256, 257, 2**16])
+def test_integers_are_below_the_modulus(modulus: int) -> None:
+    kind = masks.Masks(modulus)
+    assert kind.to_words(np.array([0, modulus - 1], np.uint32), 2).tolist() == [0, modulus - 1]
+    with pytest.raises(ParameterError, match=f"below {modulus}"):
+        kind.to_words(np.array([0, modulus], np.uint32), 2)

@@ -105,6 +105,14 @@ def test_any_bytes_are_parameters_or_refused(data: bytes) -> None:
     assert found.to_bytes() == data
 
 
+def test_a_threshold_is_at_most_all_shares() -> None:
+    assert parameters(5, threshold=5).threshold == 5
+    assert parameters(20, neighbours=4, threshold=5).threshold == 5
+    for clients, neighbours in ((5, 4), (20, 4)):
+        with pytest.raises(ParameterError, match="threshold"):
+            parameters(clients, neighbours=neighbours, threshold=6)
+
+
 def test_a_threshold_of_half_the_shares_or_less_is_never_accepted() -> None:
     for clients in range(2, 12):
         with pytest.raises(ParameterError, match="threshold"):

@@ -15,6 +15,7 @@ from cpsgd.errors import (
     ShareError,
     SignatureError,
     StageError,
+    ThresholdError,
 )
 from cpsgd.secagg import SecureServer, Stage, offenders, packets, shamir
 from cpsgd.secagg.cohort import Advert
@@ -170,3 +171,39 @@ def test_a_session_has_sixteen_bytes() -> None:
         SecureServer(parameters(3), session=b"short")
     one, other = (SecureServer(parameters(3))._session.identifier for _ in range(2))
     assert one != other
+
+
+def test_a_round_needs_its_quorum_at_every_stage() -> None:
+    """More than may be summed: what fewer have signed, a server could have had signed twice."""
+    agreed = parameters(6, quorum=5, surviving=2, threshold=4)
+    for stage in (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM):
+        current = new_round(agreed).until(stage)
+        with pytest.raises(ThresholdError, match=r"needs 5|confirmed by 5"):
+            current.step(frozenset({4, 5}))
+        current.collect(frozenset({5}))
+        current.server.advance()
+    # Nor are fewer than were agreed summed, with a quorum or without.
+    current = new_round(parameters(6, quorum=4, surviving=5)).until(Stage.MASK)
+    with pytest.raises(ThresholdError, match="fewer than 5 stays hidden"):
+        current.step(frozenset({4, 5}))
+    current = new_round(parameters(6, quorum=4, surviving=5))
+    with pytest.raises(ThresholdError, match="needs 5"):
+        current.step(frozenset({4, 5}))
+
+
+def test_counters_are_kept_of_those_on_a_roster_and_of_nobody_else() -> None:
+    counters: dict[bytes, int] = {}
+    current = new_round(parameters(3), signed=True)
+    current.server._counters = counters
+    current.step()
+    assert set(counters) == {key.public_key().public_bytes_raw() for key in IDENTITIES[:3]}
+    unsigned = new_round(parameters(3))
+    unsigned.step()
+    assert unsigned.server._counters == {}
+
+
+def test_a_client_knows_its_number() -> None:
+    current = new_round(parameters(3))
+    for stage in STAGES:
+        current.until(stage)
+        assert [client.index for client in current.clients] == [0, 1, 2]

@@ -174,3 +174,27 @@ def test_more_shares_than_one_block_of_rows_and_wrong_ones_among_few() -> None:
     assert shamir.decode(zero, 3) == (bytes(32), frozenset())
     wrong = {**zero, 2: shares[3], 5: shares[6]}
     assert shamir.decode(wrong, 3) == (bytes(32), frozenset({2, 5}))
+
+
+def test_division_by_a_polynomial_of_higher_degree() -> None:
+    assert shamir._divided([5], [1, 1]) == ([0], [5])
+    assert shamir._divided([0, 0, 1], [1, 1]) == ([shamir.PRIME - 1, 1], [1])  # x² = (x - 1)(x + 1) + 1
+
+
+def test_the_order_in_which_shares_are_believed() -> None:
+    """First those of holders not in dispute, then what a decoder leaves, then runs, then all choices of liars."""
+    secret = bytes(range(32))
+    shares = shamir.split(secret, 3, range(7))
+    received = {**shares, 1: spoilt(shares[1], 5), 4: spoilt(shares[4], 9)}
+    recovery = shamir.Recovery(3, 2)
+    first, second, *others = (set(guess) for guess in recovery._guesses(received))
+    assert (first, second) == (set(range(7)), {0, 2, 3, 5, 6})
+    assert others[0] == {0, 1, 2}
+    assert others[-21:] == [set(range(7)) - {i, j} for i, j in combinations(range(7), 2)]
+    assert recovery.secret(0, received, lambda found: found == secret) == secret
+    assert recovery.disputed == {(0, 1), (0, 4)}
+    # Those holders are not believed at first any more.
+    assert set(next(recovery._guesses(shares))) == {0, 2, 3, 5, 6}
+    assert set(next(recovery._guesses({holder: shares[holder] for holder in (0, 1, 2, 3, 4)}))) == {0, 2, 3}
+    # Just enough shares are all believed, at once and no other ones.
+    assert [set(guess) for guess in shamir.Recovery(3, 1)._guesses({i: shares[i] for i in range(3)})] == [{0, 1, 2}] * 2

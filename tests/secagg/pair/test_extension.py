@@ -88,3 +88,22 @@ def test_primes_and_degrees() -> None:
 def test_what_is_no_field_is_refused(wrong: tuple[int, int]) -> None:
     with pytest.raises(ParameterError):
         Extension(*wrong)
+
+
+def test_primes_and_degrees_at_their_ends() -> None:
+    sieve = [n for n in range(400) if n > 1 and all(n % small for small in range(2, int(n**0.5) + 1))]
+    assert [n for n in range(400) if is_prime(n)] == sieve
+    # Strong pseudoprimes to some of the bases.
+    assert not any(is_prime(n) for n in (2_047, 1_373_653, 25_326_001))
+    assert least_prime(2**31 - 1) == 2**31 - 1
+    with pytest.raises(ParameterError):
+        least_prime(2**31)
+    assert [least_degree(prime) for prime in (2, 3, 257, 3_779, 65_537, 2**31 - 1)] == [128, 81, 16, 11, 8, 5]
+
+
+def test_known_polynomials() -> None:
+    """Clients and both servers find the same one."""
+    assert irreducible(337, 16) == (5, *[0] * 15)
+    assert irreducible(3_779, 11) == (7, 2, *[0] * 9)
+    assert irreducible(2**31 - 1, 5) == (3, 1, 0, 0, 0)
+    assert irreducible(17, 3) == (3, 1, 0)

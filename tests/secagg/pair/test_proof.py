@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import os
+import struct
 from contextlib import suppress
 from dataclasses import replace
 
@@ -362,3 +364,53 @@ def test_the_number_of_nodes_sends_the_least(dim: int, levels: int) -> None:
     chosen = RoundShape.choose(prime=65_537, dim=dim, task=b"t", levels=levels)
     others = [replace(chosen, nodes=nodes) for nodes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)]
     assert chosen.columns + chosen.quotients == min(each.columns + each.quotients for each in others)
+
+
+def test_one_integer_that_is_too_large_is_refused() -> None:
+    shape = SHAPES[1]
+    values = np.zeros(shape.dim, np.uint32)
+    values[5] = shape.levels
+    with pytest.raises(VectorError, match="below 2"):
+        make_report(shape, values)
+
+
+def test_a_message_of_another_length_is_refused() -> None:
+    shape = SHAPES[1]
+    report = make_report(shape, integers(shape, 0))
+    basis = Basis.of(shape, report.id, KEY)
+    message = proof.evaluation_message(shape, proof.open_leader(shape, report.id, report.leader), basis)
+    helper = proof.open_helper(shape, report.id, report.helper)
+    for other in (message[:-1], message + b"\0", b""):
+        with pytest.raises(MessageError, match="Expected evaluations of"):
+            proof.verify(shape, report.id, helper, basis, other)
+
+
+def test_digests_have_every_part_with_its_length() -> None:
+    shape = SHAPES[5]
+    parts = (b"cpsgd pair leader", shape.context, b"r" * 16, b"ab", b"c")
+    expected = hashlib.sha256(b"".join(struct.pack("<Q", len(part)) + part for part in parts)).digest()
+    assert (
+        digest("leader", shape, b"r" * 16, b"ab", b"c") == expected != digest("leader", shape, b"r" * 16, b"a", b"bc")
+    )
+
+
+def test_sizes_at_their_ends() -> None:
+    field = Extension(11, 2)
+    assert RoundShape(field, 2**32 - 1, 2, 2, b"t").dim == 2**32 - 1
+    # A point for each node and each value of the quotient: 4 + 3 of 7, 2 + 3 of 5.
+    assert RoundShape(Extension(7, 2), 5, 2, 3, b"t").quotients == 3
+    assert RoundShape(Extension(5, 2), 5, 3, 2, b"t").quotients == 3
+    for wrong in (
+        {"dim": 2**32},
+        {"dim": 0},
+        {"levels": 1},
+        {"levels": 257},
+        {"nodes": 1},
+        {"nodes": 6},
+        {"task": b""},
+    ):
+        with pytest.raises(ParameterError):
+            RoundShape(**{"field": field, "dim": 5, "levels": 2, "nodes": 5, "task": b"t", **wrong})
+    with pytest.raises(ParameterError, match="at least 4"):
+        RoundShape.choose(prime=3, dim=5, task=b"t")
+    assert RoundShape.choose(prime=5, dim=5, task=b"t").nodes == 2

@@ -79,7 +79,8 @@ class RoundShape:
         """
         degree = least_degree(prime)
         most = (prime + levels - 2) // levels
-        choices = [n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if n <= most]
+        # Beyond 64 nodes a client's matrices outgrow the cache and little is gained.
+        choices = [n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= most]
         if not choices:
             raise ParameterError(
                 f"Expected a prime of at least {levels + 2}, got prime={prime}: there are no points for a proof."
@@ -88,9 +89,7 @@ class RoundShape:
         def cost(nodes: int) -> int:
             return (levels - 1) * (nodes - 1) + 1 + math.ceil(dim / (nodes - 1))
 
-        # Beyond 64 nodes a client's matrices outgrow the cache and little is gained.
-        nodes = min((n for n in choices if n <= 64), key=cost)
-        return cls(Extension(prime, degree), dim, levels, nodes, task)
+        return cls(Extension(prime, degree), dim, levels, min(choices, key=cost), task)
 
     # ------------------------------------------------------------------ sizes
 
