@@ -9,6 +9,7 @@ import pytest
 
 from cpsgd.correlated import draws, run_gaussian, run_sums, saturating, shaped, uniform_fractions
 from cpsgd.correlated.draws import Lineages
+from cpsgd.correlated.fine_draws import FineLineages
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
@@ -127,13 +128,14 @@ def test_known_draws() -> None:
     for ratio in (8.0, 13.0):
         values[f"draw {ratio}"] = [draws.farthest_point(ratio), *draws.draw(ratio, stream(2).take(6 * 44), 6)]
         values[f"resolution {ratio}"] = run_gaussian.resolution(ratio)
-    for fine in (False, True):
+    for kind in (Lineages, FineLineages):
         for limit in (None, 1 << 20):
-            lineages = Lineages(Correlation(4, 9), 9.0, limit, fine)
-            key = f"{fine} {limit}"
+            lineages = kind(Correlation(4, 9), 9.0, limit)
+            key = f"{kind is FineLineages} {limit}"
             values[f"bytes {key}"] = lineages.draw_bytes
             values[f"fresh {key}"] = lineages.fresh(stream(3).take(7 * lineages.draw_bytes), 7)
-            values[f"expanded {key}"] = lineages.expanded(b"b" * 16, 2, 4100)
+            values[f"expanded {key}"] = np.zeros(4100, dtype=np.int64)
+            lineages.add(b"b" * 16, 2, 1, values[f"expanded {key}"])
             seeds = [b"a" * 16, b"b" * 16, None, b"d" * 16]
             values[f"noise {key}"] = [lineages.noise(seeds[:count], 5, 3) for count in (1, 2, 4)]
     for deviation in (0.0, 0.8, 3.0):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -64,10 +64,11 @@ class FineLineages(Lineages):
             self._add_stream(stream, weight, total[start : start + _SEGMENT])
 
     def _add_draws(self, keystream: NDArray[np.uint8], weight: int, total: Points) -> None:
-        self._kernel.add(keystream, weight, total)
+        _kernel(self.ratio).add(keystream, weight, total)
 
-    @cached_property
-    def _kernel(self) -> FineGaussian:
-        table = fine_gaussian.table(self.ratio, fine_gaussian.farthest(self.ratio))
-        uniforms, bits = np.array(REFINEMENTS, dtype=np.uint8).T.copy()
-        return FineGaussian(table.high, table.low, uniforms, bits)
+
+@lru_cache(maxsize=16)
+def _kernel(ratio: float) -> FineGaussian:
+    table = fine_gaussian.table(ratio, fine_gaussian.farthest(ratio))
+    uniforms, bits = np.array(REFINEMENTS, dtype=np.uint8).T.copy()
+    return FineGaussian(table.high, table.low, uniforms, bits)
