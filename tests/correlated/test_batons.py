@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from cpsgd.codec.wire import MAX_ROUND
 from cpsgd.correlated.batons import MAX_BANDS, Place, open_baton, seal
 from cpsgd.errors import BatonError, CpsgdError, MessageError, ParameterError, VersionError
 
@@ -112,3 +113,34 @@ def test_seeds_of_another_number_or_length_are_refused() -> None:
         replace(PLACE, bands=MAX_BANDS + 1)
     with pytest.raises(BatonError, match="fingerprint"):
         replace(PLACE, fingerprint=os.urandom(15))
+
+
+def test_the_ends_of_a_place() -> None:
+    for name, least, most in (("bands", 1, 1 << 12), ("round", 0, MAX_ROUND), ("lineage", 0, (1 << 32) - 1)):
+        for number in (least, most):
+            assert getattr(replace(PLACE, **{name: number}), name) == number
+        for number in (least - 1, most + 1):
+            with pytest.raises(ParameterError, match=name):
+                replace(PLACE, **{name: number})
+    # A bit for each of b - 1 seeds, in whole bytes.
+    assert [replace(PLACE, bands=bands).baton_bytes for bands in (1, 2, 9, 10)] == [
+        *(37 + 16, 37 + 1 + 16 + 16, 37 + 1 + 8 * 16 + 16, 37 + 2 + 9 * 16 + 16)
+    ]
+
+
+def test_a_baton_of_another_length_is_named_as_such() -> None:
+    baton = seal(SLOTS, PUBLIC, PLACE)
+    with pytest.raises(BatonError, match=f"has {PLACE.baton_bytes} bytes, got {PLACE.baton_bytes + 1}"):
+        open_baton(baton + b"\0", KEY, PLACE)
+
+
+@pytest.mark.parametrize(("round", "known"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3)])
+def test_seeds_are_of_rounds_from_the_first_on(round: int, known: int) -> None:
+    place = replace(PLACE, round=round)
+    for count in range(4):
+        slots = (b"a" * 16, b"b" * 16, b"c" * 16)[:count] + (None,) * (3 - count)
+        if count <= known:
+            assert open_baton(seal(slots, PUBLIC, place), KEY, place) == slots
+        else:
+            with pytest.raises(BatonError, match="before the first"):
+                open_baton(seal(slots, PUBLIC, place), KEY, place)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cpsgd import mechanisms
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import (
     Binomial,
@@ -20,12 +21,16 @@ from cpsgd.mechanisms import (
     SampledCoins,
     Skellam,
     binomial,
+    law,
 )
 from cpsgd.mechanisms.binomial import BinomialLaw, BinomialNoise
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
-from cpsgd.mechanisms.law import MAX_POINTS, check_points
+from cpsgd.mechanisms.interface import Search
+from cpsgd.mechanisms.law import MAX_POINTS, Law, check_points
 from cpsgd.mechanisms.noise import FairCoins
+from cpsgd.mechanisms.skellam import SkellamLaw
+from cpsgd.paper import bounds
 
 BINOMIAL = Binomial(levels=4, trials=20, coordinate_range=0.5)
 COINS = Coins(coins=3, theta=0.2, coordinate_range=0.5)
@@ -96,7 +101,7 @@ def test_where_nothing_is_added_there_is_no_law() -> None:
     ]
     for mechanism in silent:
         assert not mechanism.is_noisy
-        with pytest.raises(ConditionError, match="no privacy"):
+        with pytest.raises(ConditionError, match="adds no noise"):
             mechanism.noise.law(3)
     noisy: list[Mechanism] = [ROUNDED, COINS, Gaussian(sigma=1.0)]
     for each in noisy:
@@ -110,16 +115,30 @@ def test_where_nothing_is_added_there_is_no_law() -> None:
 
 
 def test_windows_of_as_many_points_as_are_computed() -> None:
-    law = BinomialLaw(10, 0.5)
-    check_points(MAX_POINTS, law)
+    few = BinomialLaw(10, 0.5)
+    check_points(MAX_POINTS, few)
     with pytest.raises(ConditionError, match=f"{MAX_POINTS + 1} points; at most {2**24}"):
-        check_points(MAX_POINTS + 1, law)
+        check_points(MAX_POINTS + 1, few)
     # 2^52 trials with hardly any heads are computed, more are not.
     assert BinomialLaw(2**52, 2.0**-51).window(5.0).first == 0
     with pytest.raises(ConditionError, match="at most N"):
         BinomialLaw(2**52 + 1, 2.0**-51).window(5.0)
     with pytest.raises(ConditionError, match="too many clients with too little noise"):
         DiscreteGaussianLaw(10**10, 0.1, 5).window(500.0)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [BinomialLaw(1000, 0.3), BinomialLaw(1000, 0.8), SkellamLaw(3, 40.0, 9), DiscreteGaussianLaw(3, 40.0, 9)],
+    ids=str,
+)
+def test_points_are_counted_to_the_last(of: Law, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = len(of.window(9.0, 2).mass)
+    monkeypatch.setattr(law, "MAX_POINTS", points)
+    assert len(of.window(9.0, 2).mass) == points
+    monkeypatch.setattr(law, "MAX_POINTS", points - 1)
+    with pytest.raises(ConditionError, match="would need"):
+        of.window(9.0, 2)
 
 
 def test_which_noise_is_counted_coins() -> None:
@@ -130,4 +149,46 @@ def test_which_noise_is_counted_coins() -> None:
     assert BinomialNoise(5, 0.3).on_device(2) is None
     # A sum of 2^31 coins is one draw, of more it is two.
     assert [BinomialNoise(2**31, 0.5)._parts(count) for count in (0, 1, 2)] == [[], [2**31], [2**31] * 2]
+    assert BinomialNoise(1, 0.3)._parts(2**31 + 1) == [2**31, 1]
     assert BinomialNoise(2**31 - 1, 0.5)._parts(2) == [2**31, 2**31 - 2]
+
+
+def test_no_more_noise_is_planned_than_is_certified() -> None:
+    for honest, values, trials in ((10**7, 10**6, 1000), (10**11, 10**6, 1), (10, 300, 298)):
+        search = Search(values, honest, 1e-20, 5, 1.0, True, lambda _: 1.0, lambda _: True)
+        assert Binomial.loudest(2, search).trials == trials
+    # A draw costs 15 √m 2^-127. With next to nothing left for it only counted coins will do.
+    for variation, trials in ((15.0 * 100.5 * 2.0**-127, 10_100), (0.0, 256)):
+        search = Search(10**6, 10, variation, 5, 1.0, True, lambda _: 1.0, lambda _: True)
+        assert Binomial.loudest(2, search).trials == trials
+
+
+@pytest.mark.parametrize(("rotate", "name"), [(True, "rotated_error"), (False, "rounding_error")])
+def test_error_bounds_are_the_papers(rotate: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(bounds, name, lambda **given: (asked.update(given) or 1.5, "a theorem"))
+    found = BINOMIAL.error_bound(clients=9, dim=4, clip_norm=1.0, rotate=rotate)
+    assert (found.squared_error, found.theorem) == (1.5, "a theorem")
+    assert asked == {
+        **{"clients": 9, "dim": 4, "clip_norm": 1.0, "coordinate_range": 0.5, "levels": 4, "noise_variance": 5.0},
+        "grid_step": BINOMIAL.scale / BINOMIAL.grid.unit / BINOMIAL.scale,
+    }
+
+
+def test_fields_of_files_are_not_made_up() -> None:
+    fields = BINOMIAL.to_fields(1.0)
+    for change in ({"p": None}, {"sigma": 1.0}, {"more": 1}):
+        with pytest.raises(ParameterError):
+            Binomial.of_fields({**fields, **change}, 1.0)
+    with pytest.raises(ParameterError, match="Missing"):
+        Binomial.of_fields({name: value for name, value in fields.items() if name != "trials"}, 1.0)
+    given = Gaussian(sigma=2.0).to_fields(1.5)
+    for change in ({"levels": 2}, {"coordinate_range": 1.4}, {"trials": 1}, {"p": 0.4}, {"more": 1}):
+        with pytest.raises(ParameterError):
+            Gaussian.of_fields({**given, **change}, 1.5)
+
+
+def test_mechanisms_of_other_rooms_have_their_names_here() -> None:
+    assert mechanisms.CorrelatedGaussian.name == "correlated-gaussian"
+    with pytest.raises(AttributeError, match=r"module 'cpsgd\.mechanisms' has no attribute 'Nothing'"):
+        _ = mechanisms.Nothing

@@ -270,7 +270,7 @@ def table(trials: int, p: float) -> Table:
     lower = [start]
     for j in range(mode, 0, -1):
         weight = lower[-1] * j * failure // ((trials - j + 1) * odds)
-        if weight < smallest and len(lower) > 1:
+        if weight < smallest:  # not the first: a failure has 2^-53 at least
             break
         lower.append(weight)
     return Table.of_weights(mode - len(lower) + 1, lower[:0:-1] + upper)
