@@ -145,6 +145,33 @@ def test_two_rounds_of_fixed_size_keep_the_theorem(norm: float, memory: float) -
         assert bound[0] < 2.0 * ndtr(mu / 2) - 1.0, "and less than what the server learns"
 
 
+def hinge(mean: float) -> Array:
+    return np.maximum((1.0 + ORDERS) * mean - (ORDERS - 1.0), 0.0)
+
+
+def mixed(laws: Array, own: int) -> Array:
+    """Returns the law of two bits of rounds of one client each, 2 and `own`; laws[:, 0] is of the first."""
+    rounds = [laws[:, 0, a, :, None] * laws[:, 1:, b] for a, b in ((own, 2), (2, own))]
+    return np.asarray(0.5 * sum(rounds, np.zeros(())).reshape(-1, 1, 4))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_all_adaptive_choices_of_two_binary_rounds_keep_the_theorem(epsilon: float) -> None:
+    """Rounds of one bit that are (ε, 0)-private: p = e^-ε costs nothing, and s is within ±tanh(ε/2)."""
+    p, s = math.exp(-epsilon), math.tanh(epsilon / 2)
+    one, two = (hinge(s) + hinge(-s)) / 2, (hinge(s) + 2.0 * hinge(0.0) + hinge(-s)) / 4
+    bound, nearest = (1.0 - p) * one + p * two, 0.0
+    # The bit's laws for x, x' and another client: in round one, and in round two after a 0 and after a 1.
+    choices = np.array(list(itertools.product((0, 1), repeat=9))).reshape(-1, 3, 3)
+    for low in (0.5 * p / (1.0 + p), p / (1.0 + p), 0.4, 0.8):
+        bit = np.where(choices, min(low / p, 1.0 - (1.0 - low) * p), low)
+        laws = np.stack([1.0 - bit, bit], axis=-1)
+        found = np.maximum(mixed(laws, 0) - ORDERS[:, None] * mixed(laws, 1), 0.0).sum(axis=2).max(axis=0)
+        assert np.all(found <= bound + 1e-12)
+        nearest = max(nearest, float(np.max(found[bound > 0.0] / bound[bound > 0.0])))
+    assert nearest > 0.85, "so a bound that is much smaller would be noticed"
+
+
 def test_three_rounds_of_fixed_size_keep_the_theorem() -> None:
     step = 0.25
     axis = np.arange(-5.0, 5.5, step)
