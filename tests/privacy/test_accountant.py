@@ -444,3 +444,12 @@ def test_numbers_of_rounds() -> None:
     # No δ is above 1.
     for spent in ({"tail_mass": 0.3}, {"slack": 1e-3, "mu": 50.0}):
         assert composed_delta([Rounds(**{"mu": 5.0, "count": 10} | spent)], epsilon=0.1, participation=EVERY) == 1.0
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.3, 0.5])
+def test_a_sampler_may_spend_half_of_delta(epsilon: float) -> None:
+    # So much that the search must not end too early: at the answer it spends a half and more of what is left.
+    delta, variation = 1e-2, 2.4e-3
+    mu = gdp_mu(epsilon, delta - variation * (1.0 + math.exp(epsilon)))
+    found = composed_epsilon([Rounds(mu, variation=variation)], delta=delta, participation=EVERY)
+    assert found == pytest.approx(epsilon, rel=1e-6)

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 from scipy.special import ndtri
+from scipy.stats import binom, norm
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.law import Window
 from cpsgd.privacy import (
     certified_epsilon,
     gaussian_certificate,
@@ -19,7 +22,9 @@ from cpsgd.privacy import (
     renyi_certificate,
 )
 from cpsgd.privacy.proofs import certified_gaussian as certificate
+from cpsgd.privacy.proofs.certified_gaussian import central_range
 from cpsgd.protocol import Protocol
+from tests import known_values as known
 
 from . import checks
 from .oracle import Exact, shift_epsilon
@@ -207,3 +212,125 @@ def test_sensitivity(adjacency: str, distance: float) -> None:
     assert cube <= checks.sensitivity(narrow, adjacency) <= cube * (1 + 1e-15)
     # Floats have no lattice: the distance itself.
     assert checks.sensitivity(Protocol.gaussian(clients=10, dim=4, clip_norm=3.0, sigma=1.0), adjacency) == 3 * distance
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def window(error: float = 0.01, outside: float = 1e-4) -> Window:
+    """A law whose errors are so large that they count."""
+    mass = binom.pmf(np.arange(13), 12, 0.4)
+    below = np.cumsum(mass)
+    return Window(-5, mass, below, mass[::-1].cumsum()[::-1] - mass, outside, 2.0 * outside, error)
+
+
+@pytest.mark.parametrize("mass", [1e-5, 1e-3, 0.02, 0.3, 1.0])
+def test_a_central_range_is_the_narrowest(mass: float) -> None:
+    law = window()
+    low, high, left_out = central_range(law, mass)
+    below = [*(float(law.below[i]) * 1.01 + 1e-4 for i in range(13))]
+    above = [*(float(law.above[i]) * 1.01 + 2e-4 for i in range(13))]
+    # Outside of [a, b] lie P(Z <= a - 1) and P(Z > b).
+    first = [a for a in range(-4, 8) if below[a - 1 + 5] <= 0.5 * mass]
+    last = [b for b in range(-5, 8) if above[b + 5] <= 0.5 * mass]
+    assert low == max(first, default=-5)
+    assert high == min(last, default=7)
+    expected = (below[low - 1 + 5] if first else 1e-4) + (above[high + 5] if last else 2e-4)
+    assert left_out == pytest.approx(expected, rel=1e-12)
+
+
+def test_quotients_are_upper_bounds_by_as_much_as_the_law_may_be_off() -> None:
+    law = window()
+    found, at = certificate._quotients(law), [0.0] * 11
+    for i in range(11):
+        side = [min(law.below[j], law.above[j]) * (1.0 - 0.02) for j in (i, i + 1)]
+        at[i] = law.mass[i + 1] * 1.02 / min(norm.pdf(norm.ppf(min(each, 0.5))) for each in side)
+    assert found[:-1] == pytest.approx(at, rel=1e-9)
+    assert found[-1] == math.inf
+    for low, high in ((-4, -4), (-3, 2), (-4, 6)):
+        assert certificate._unit_mu(law, found, low, high) == max(found[low + 4 : high + 5])
+    for low, high in ((-5, 2), (-4, 7)):
+        with pytest.raises(ConditionError, match="reaches probabilities under"):
+            certificate._unit_mu(law, found, low, high)
+
+
+def test_the_best_share_of_tails_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    class Profile:
+        def __init__(self, law: BinomialLaw, dim: int, sensitivity: float, levels: int, smallest_tail: float) -> None:
+            assert smallest_tail == pytest.approx(1e-6 * 0.5**20)
+
+        def certificate(self, tail: float) -> certificate.GaussianCertificate:
+            share = tail / 1e-6
+            asked.append(share)
+            if share < refused:
+                raise ConditionError("too wide")
+            mu = 0.3 * (1.0 + 4.0 * abs(math.log2(share) + 5.0) / 100.0)
+            return certificate.GaussianCertificate(mu, mu, 0.5 * tail)
+
+    monkeypatch.setattr(certificate, "_Profile", Profile)
+    given: dict[str, Any] = {"dim": 2, "sensitivity": 1.0, "levels": 2, "delta": 1e-6}
+    for refused, best in ((0.0, 5), (0.1, 3), (0.4, 1)):
+        asked.clear()
+        epsilon, found = certified_epsilon(BinomialLaw(100, 0.5), **given)
+        assert asked == pytest.approx([0.5**i for i in range(1, 21)][: len(asked)], rel=1e-12)
+        assert found.tail_mass == pytest.approx(0.5e-6 * 0.5**best, rel=1e-12)
+        assert epsilon == pytest.approx(gdp_epsilon(found.mu, 1e-6 - found.tail_mass), rel=1e-12)
+        # The first that does not fit ends the search.
+        assert len(asked) == (20 if not refused else best + 1)
+    refused = 2.0
+    with pytest.raises(ConditionError, match="too wide"):
+        certified_epsilon(BinomialLaw(100, 0.5), **given)
+    assert found.noise_multiplier == pytest.approx(1.0 / found.mu, rel=1e-12)
+
+
+def test_known_certificates() -> None:
+    values: dict[str, object] = {}
+    for law, dim, sensitivity, levels in ((BinomialLaw(900, 0.5), 8, 3.3, 4), (BinomialLaw(2000, 0.2), 1, 1.0, 2)):
+        for tail in (0.4, 1e-3, 1e-9):
+            found = gaussian_certificate(law, dim=dim, sensitivity=sensitivity, levels=levels, tail=tail)
+            values[f"{law} {tail}"] = [found.mu, found.unit_mu, found.tail_mass]
+        nats = certificate._Profile(law, dim, sensitivity, levels, 1e-9)
+        values[f"window {law}"] = [nats.window.first, nats.window.last, nats.steps]
+    values["steps"] = [
+        certificate.check_parameters(3, sensitivity, levels, 1e-6)
+        for sensitivity, levels in ((1.0, 2), (1.1, 5), (9.0, 5), (0.3, 5))
+    ]
+    values["shares"] = [
+        part for variance in (100.0, 1e4, 249_999.0, 250_000.0) for part in certificate._shares(variance)
+    ]
+    known.check("privacy/proofs/certified_gaussian", values, rel=1e-8)
+
+
+@pytest.mark.parametrize(("low", "high", "fits"), [(1, 19, True), (0, 19, False), (1, 20, False)])
+def test_a_range_and_its_neighbours_are_inside_the_support(low: int, high: int, fits: bool) -> None:
+    assert certificate.inside(BinomialLaw(20, 0.5), low, high) == fits
+
+
+def test_the_smallest_tails_that_are_computed() -> None:
+    smallest = certificate.SMALLEST_MASS
+    certificate.check_parameters(4, 1.0, 2, 4.0 * smallest)
+    certificate.check_delta(4.0 * smallest / 0.5, 4, 0.5)
+    with pytest.raises(ParameterError, match="Expected tail"):
+        certificate.check_parameters(4, 1.0, 2, 3.99 * smallest)
+    with pytest.raises(ParameterError, match="Expected delta"):
+        certificate.check_delta(3.99 * smallest / 0.5, 4, 0.5)
+
+
+@pytest.mark.parametrize(("trials", "dim", "levels", "tail"), [(40, 4, 9, 1e-6), (10, 1, 2, 1e-9)])
+def test_the_remedy_names_the_least_noise_that_is_enough(trials: int, dim: int, levels: int, tail: float) -> None:
+    def fits(many: int) -> bool:
+        try:
+            gaussian_certificate(BinomialLaw(many, 0.5), dim=dim, sensitivity=5.0, levels=levels, tail=tail)
+        except ConditionError:
+            return False
+        return True
+
+    with pytest.raises(ConditionError) as caught:
+        gaussian_certificate(BinomialLaw(trials, 0.5), dim=dim, sensitivity=5.0, levels=levels, tail=tail)
+    found = re.search(r"=(\d+) would do", str(caught.value))
+    assert found is not None
+    enough = int(found[1])
+    assert fits(enough)
+    assert not fits(enough - 1)

@@ -420,3 +420,16 @@ def test_a_filter_that_allows_nothing_is_refused() -> None:
     for order in (1, filters.MAX_ORDER + 1):
         with pytest.raises(ParameterError):
             Filter.of(1.0, 1e-6, order=order)
+
+
+@pytest.mark.parametrize(("mu", "rate", "order"), [(0.01, 1e-3, 1024), (0.05, 0.3, 400)])
+def test_roundings_of_a_thousand_terms_are_on_the_safe_side(mu: float, rate: float, order: int) -> None:
+    found = filters._poisson_divergence(mu, rate, order)
+    with mpmath.workdps(40):
+        q, square, ways = mpmath.mpf(rate), mpmath.mpf(mu) ** 2, mpmath.mpf(order)
+        total = mpmath.mpf(0)
+        for i in range(2, order + 1):
+            ways *= mpmath.mpf(order - i + 1) / i
+            total += ways * q**i * (1 - q) ** (order - i) * mpmath.expm1((i * i - i) * square / 2)
+        exact = mpmath.log1p(total) / (order - 1)
+        assert 0 < found / exact - 1 < 1e-9

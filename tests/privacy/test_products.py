@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cpsgd.errors import ConditionError, CpsgdError
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.coins import Coins
 from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.mechanisms.skellam import SkellamLaw
 from cpsgd.privacy import gaussian
+from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
+from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate
 from cpsgd.privacy.proofs.certified_smooth import smoothed_certificate, smoothed_epsilon, smoothed_sensitivity
+from cpsgd.promise import Claim
+from cpsgd.protocol import Protocol
+from cpsgd.run import Run
+from tests import known_values as known
 
 from . import product_checks as checks
 from . import product_oracle as oracle
@@ -240,3 +251,169 @@ def test_parameters_out_of_range(changes: dict[str, float]) -> None:
 def test_next_to_nothing_to_smooth() -> None:
     with pytest.raises(ConditionError, match="next to nothing to smooth"):
         smoothed_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, reach=1.0, tail=1e-6)
+
+
+# ---------------------------------------------------------------------- searches, where certificates are known
+
+STEPS = Protocol(
+    clients=40,
+    dim=30,
+    clip_norm=1.0,
+    mechanism=Coins(coins=2, theta=0.1, coordinate_range=0.3),
+)
+CLAIM = Claim(1.5, 1e-6)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Certificates whose μ is that of a Gaussian, times a factor; refused at scales that are too small."""
+
+    excess: float = 1.01
+    refused: float = 0.0
+    bend: float = 0.0
+    least: float = 0.0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, asked: list[float]) -> None:
+        def certificate(run: Run, tail: float, rounds: int = 1, draft: bool = False) -> GaussianCertificate:
+            scale = run.protocol.mechanism.scale
+            asked.append(-scale if draft else scale)
+            if scale < self.refused:
+                raise ConditionError("not smooth")
+            ideal = base.distance(run) * math.sqrt(rounds) / products._deviation(run, scale)
+            mu = max(self.least, ideal * (self.excess + (0.02 if draft else 0.0) + self.bend * ideal))
+            return GaussianCertificate(mu, mu, 0.5 * tail)
+
+        products._drafted.cache_clear()
+        monkeypatch.setattr(products, "_certificate", certificate)
+
+
+@pytest.mark.parametrize(
+    "known_as",
+    [Known(), Known(1.5), Known(1.01, 2.0), Known(1.003, 0.95), Known(1.0, 0.0, 2.0), Known(0.7)],
+    ids=str,
+)
+def test_known_searches_for_scales(known_as: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof, values = products.PROOFS[0], dict[str, object]()
+    for name, rounds, draft, wanted in (
+        ("one", 1, False, 0.0),
+        ("draft", 1, True, 0.0),
+        ("several", 7, False, 0.0),
+        ("wanted", 1, False, 4.0),
+        ("wanted in vain", 7, False, 1.0),
+    ):
+        run, asked = Run.of(STEPS, rounds=rounds), list[float]()
+        known_as.install(monkeypatch, asked)
+        allowed = products._Allowed.of(run, CLAIM)
+        assert (allowed.rounds, allowed.tail) == (rounds, 0.003e-6)
+        assert allowed.mu == gdp_mu(1.5, 1e-6 * (1.0 - 1.01 * 0.003))
+        found = proof.scale(run, CLAIM, draft=draft, wanted=wanted)
+        values |= {name: found, f"{name}, asked": asked}
+        mu = allowed.reached(run, found, draft)[1]
+        assert mu <= allowed.mu
+        if wanted < found and known_as.refused < 0.9 * found:
+            assert mu >= (0.98 if draft else 0.99) * allowed.mu
+        values[f"{name}, might"] = proof.might_keep(run, CLAIM)
+    known.check("privacy/proofs/certified_smooth", {f"{known_as} {key}": value for key, value in values.items()})
+
+
+def test_searches_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in (Known(refused=1e9), Known(least=0.36)):
+        asked: list[float] = []
+        at.install(monkeypatch, asked)
+        with pytest.raises(ConditionError, match="not smooth" if at.refused else "No scale of coins was found"):
+            products.PROOFS[0].scale(Run.of(STEPS), CLAIM, draft=True)
+        known.check("privacy/proofs/certified_smooth", {f"in vain {at}": asked})
+        assert products.PROOFS[0].might_keep(Run.of(STEPS), CLAIM) == bool(at.refused)
+
+
+def test_what_a_sampled_claim_asks_of_certificates() -> None:
+    run = Run.of(STEPS, rounds=5, participation="fixed-size:0.1")
+    allowed = products._Allowed.of(run, CLAIM)
+    assert allowed.rounds == 1
+    assert allowed.tail == pytest.approx(0.01 * 1e-6 / 5 / math.nextafter(0.1, 1.0), rel=1e-12)
+    assert allowed.mu == base.sampled_mu(run, CLAIM)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.7, 40.0])
+def test_the_scale_at_which_noise_is_so_many_times_louder(factor: float) -> None:
+    run = Run.of(STEPS)
+    found = products._quieter(run, 1.3, factor)
+    assert products._deviation(run, found) / products._deviation(run, 1.3) == pytest.approx(factor, rel=2e-4)
+    known.check("privacy/proofs/certified_smooth", {f"quieter {factor}": found})
+
+
+@pytest.mark.parametrize("failures", range(7))
+def test_budgets_are_doubled_where_there_is_too_little_to_smooth(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def growth(*given: object) -> object:
+        asked.append(given)
+        if len(asked) <= failures:
+            raise ConditionError("next to nothing")
+        return asked
+
+    monkeypatch.setattr(products, "_growth", growth)
+    law = checks.coins(0.1, 50)
+    with contextlib.nullcontext() if failures < 5 else pytest.raises(ConditionError, match="next to nothing"):
+        found: Any = products._first_growth(law, 2.0, 1e-9, 3.0, True)
+        assert found is asked
+    assert asked == [(law, 2.0, 1e-9, 3.0 * 2.0**i, True) for i in range(min(failures, 4) + 1)]
+
+
+def test_the_first_share_of_tails_that_will_do_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    law, given = checks.coins(0.1, 50), {"dim": 3, "sensitivity": 2.0, "reach": 2.0}
+    asked: list[float] = []
+
+    def certificate(law: object, *, tail: float, rounds: int, **more: float) -> GaussianCertificate:
+        assert more == given
+        asked.append(tail)
+        if len(asked) <= failures:
+            raise ConditionError(f"failure {len(asked)}")
+        return GaussianCertificate(0.3, 0.3, 0.5 * tail)
+
+    monkeypatch.setattr(products, "smoothed_certificate", certificate)
+    for failures, share in enumerate(products.SHARES):
+        asked.clear()
+        epsilon = products.smoothed_epsilon(law, **given, delta=1e-5, rounds=2)[0]
+        assert asked == pytest.approx([each * 1e-5 for each in products.SHARES[: failures + 1]])
+        assert epsilon == pytest.approx(gdp_epsilon(0.3, 1e-5 * (1.0 - 0.5 * share)), rel=1e-12)
+    failures = 3
+    asked.clear()
+    with pytest.raises(ConditionError, match="failure 3"):
+        products.smoothed_epsilon(law, **given, delta=1e-5, rounds=2)
+
+
+def test_known_products() -> None:
+    values: dict[str, object] = {}
+    law, coins = BinomialLaw(900, 0.5), checks.coins(0.1, 20, copies=2)
+    for name, each, rounds in (("law", law, 3), ("coins", coins, 3)):
+        found = smoothed_certificate(each, dim=9, sensitivity=1.7, reach=1.0, tail=1e-5, rounds=rounds, draft=True)
+        values[name] = [found.mu, found.unit_mu, found.tail_mass]
+    for reach, rounds in ((0.4, 3), (1.0, 3), (3.0, 7)):
+        found_most = smoothed_sensitivity(law, dim=50, reach=reach, mu=0.2, tail=1e-6, rounds=rounds, draft=True)
+        values[f"sensitivity {reach}"] = found_most
+    known.check("privacy/proofs/certified_smooth", values, rel=1e-8)
+
+
+def test_next_to_nothing_is_less_than_three_coordinates() -> None:
+    law = BinomialLaw(900, 0.5)
+    given: dict[str, Any] = {"reach": 1.0, "tail": 1e-6, "draft": True}
+    for dim, rounds, enough in ((2, 1, False), (3, 1, True), (1, 3, True)):
+        for call in (
+            lambda: smoothed_certificate(law, dim=dim, rounds=rounds, sensitivity=2.0, **given),  # noqa: B023
+            lambda: smoothed_sensitivity(law, dim=dim, rounds=rounds, mu=0.2, **given),  # noqa: B023
+        ):
+            with contextlib.nullcontext() if enough else pytest.raises(ConditionError, match="next to nothing"):
+                assert call()
+    # A Gaussian of the same variance must allow three coordinates at their largest distance.
+    for mu, enough in ((math.sqrt(3.0 / law.variance) * 1.001, True), (math.sqrt(3.0 / law.variance) * 0.999, False)):
+        with contextlib.nullcontext() if enough else pytest.raises(ConditionError, match="next to nothing"):
+            assert smoothed_sensitivity(law, dim=50, mu=mu, **given)
+    for call in (
+        lambda: smoothed_certificate(law, dim=4, sensitivity=2.0, reach=1.0, tail=7.99e-250, rounds=1),
+        lambda: smoothed_sensitivity(law, dim=4, mu=0.2, reach=1.0, tail=7.99e-250),
+    ):
+        with pytest.raises(ConditionError, match="for a tail of"):
+            call()
