@@ -23,8 +23,9 @@ from cpsgd.promise import Claim
 from cpsgd.simulation.cpu import RoundSimulator
 from cpsgd.statistics import ClippingWarning, Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.ranks import Ranges, beyond
-from cpsgd.statistics.rows import RowQuestion, users_of
+from cpsgd.statistics.rows import RowQuestion
 from cpsgd.statistics.table_noise import noise_for
+from cpsgd.statistics.users import users_of
 from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
@@ -374,7 +375,7 @@ def test_bounds_far_from_zero_keep_rows_in_the_cube() -> None:
 
 
 def test_a_user_with_very_many_rows_is_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cpsgd.statistics import rows
+    from cpsgd.statistics import rows, users
 
     table = {"id": np.array([0] * 500 + [1] * 3), "x": np.arange(503) % 10}
     question = Histogram("x", categories=range(10), rows=400)
@@ -384,7 +385,7 @@ def test_a_user_with_very_many_rows_is_one_user(monkeypatch: pytest.MonkeyPatch)
 
     whole = vectors()
     monkeypatch.setattr(rows, "_BLOCK", 10 * 64)  # rows of 64 at a time
-    monkeypatch.setattr(rows, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(users, "CHUNK_ROWS", 64)
     parts = vectors()
     assert len(whole) == 1
     assert [len(part) for part in parts] == [1, 1]

@@ -16,7 +16,8 @@ from cpsgd.privacy.gaussian import analytic_sigma
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.ranks import Ranges, root
-from cpsgd.statistics.rows import RowQuestion, users_of
+from cpsgd.statistics.rows import RowQuestion
+from cpsgd.statistics.users import users_of
 from cpsgd.tables import open_table
 
 QUICK: dict[str, Any] = {"bits": 8, "mechanism": "binomial"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cpsgd.statistics import Mean, Sum, prepare, spill
-from cpsgd.statistics.rows import users_of
+from cpsgd.statistics.users import users_of
 from cpsgd.tables import open_table
 
 

@@ -17,7 +17,8 @@ from cpsgd import _validate
 from cpsgd.errors import ColumnError, ParameterError
 from cpsgd.statistics.questions import Geometry, Matrix
 from cpsgd.statistics.results import Reading
-from cpsgd.statistics.rows import MOST_ROWS, Bounds, Groups, Missing, RowQuestion, size_of
+from cpsgd.statistics.rows import MOST_ROWS, Bounds, Groups, Missing, RowQuestion
+from cpsgd.statistics.users import size_of
 from cpsgd.tables import Chunk
 
 # The count of one where every column has its own.

@@ -21,8 +21,9 @@ from cpsgd._exact import Integers
 from cpsgd.errors import ParameterError, TableError
 from cpsgd.statistics.questions import Geometry, Matrix
 from cpsgd.statistics.results import Reading
-from cpsgd.statistics.rows import RowQuestion, Sizes, interval_width, users_of
+from cpsgd.statistics.rows import RowQuestion, interval_width
 from cpsgd.statistics.table_noise import SUM_LIMIT, TableNoise
+from cpsgd.statistics.users import Sizes, users_of
 from cpsgd.tables import Chunk, open_table
 
 # Jobs that this process has released.

@@ -26,7 +26,8 @@ from cpsgd.statistics.charge import Charge, events_of
 from cpsgd.statistics.planned import simulated
 from cpsgd.statistics.questions import Matrix, Vectors
 from cpsgd.statistics.results import Statistic
-from cpsgd.statistics.rows import Bounds, Missing, by_user, check_bounds, check_one_user, fill_of, own_rows, users_of
+from cpsgd.statistics.rows import Bounds, Missing, check_bounds, check_one_user, fill_of, own_rows
+from cpsgd.statistics.users import by_user, users_of
 from cpsgd.tables import Chunk, maybe_numbers, numbers, open_table
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from cpsgd.promise import Claim
 from cpsgd.statistics.charge import Charge
 from cpsgd.statistics.partial import Job
 from cpsgd.statistics.results import Statistic
-from cpsgd.statistics.rows import RowQuestion, check_one_user, users_of
+from cpsgd.statistics.rows import RowQuestion, check_one_user
 from cpsgd.statistics.table_noise import TableNoise, allot, noise_for, total
 from cpsgd.statistics.table_options import events_for
 from cpsgd.statistics.table_release import (
@@ -27,6 +27,7 @@ from cpsgd.statistics.table_release import (
     tasks_of,
     wishes_of,
 )
+from cpsgd.statistics.users import users_of
 from cpsgd.tables import DataTable, open_table
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from cpsgd.statistics.partial import SumTask
 from cpsgd.statistics.questions import Matrix
 from cpsgd.statistics.ranks import Quantiles
 from cpsgd.statistics.results import Reading
-from cpsgd.statistics.rows import Sizes
 from cpsgd.statistics.table_noise import SUM_LIMIT, TableNoise
+from cpsgd.statistics.users import Sizes
 from cpsgd.tables import Chunk
 
 CITATION = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -25,8 +25,8 @@ from cpsgd.errors import ParameterError, TableError, VectorError
 from cpsgd.statistics.categories import check_categories, codes
 from cpsgd.statistics.questions import Matrix, Question, Vectors
 from cpsgd.statistics.results import Reading, Statistic, told
-from cpsgd.statistics.spill import whole_users
-from cpsgd.tables import CHUNK_ROWS, Chunk, DataTable, labels, maybe_numbers, numbers, open_table
+from cpsgd.statistics.users import Sizes, by_user, size_of
+from cpsgd.tables import Chunk, DataTable, maybe_numbers, numbers, open_table
 
 if TYPE_CHECKING:
     from cpsgd.privacy import Guarantee
@@ -37,8 +37,6 @@ Groups = Mapping[str, Sequence[object]]
 Combine = Literal["mean", "sum"]
 Missing = Literal["drop", "bounds"] | float | str | None
 """A missing value counts as nothing ("drop"), as the middle of its bounds ("bounds"), as a value, or is refused."""
-Sizes = NDArray[np.int64]
-"""Numbers of rows of users whose rows follow each other."""
 
 # Coordinates of rows that are held at a time, 16 MiB.
 _BLOCK = 1 << 21
@@ -46,73 +44,6 @@ MOST_ROWS = 2**32 - 1
 """The most rows of a user that count: a sum of more could not be an integer of 62 bits."""
 # Sums of larger bounds may overflow.
 _LARGEST = 2.0**1000
-
-
-# ------------------------------------------------------------------ users
-
-
-def users_of(
-    table: DataTable,
-    user: str | None,
-    columns: Sequence[str],
-    *,
-    missing: bool = False,
-    drawn: bool = False,
-    advance: Callable[[int], object] | None = None,
-) -> Iterator[tuple[Chunk, Sizes]]:
-    """Yields all rows of some users at a time, with each user's number of rows.
-
-    Without a user column every row is a user. With one, rows of a user may be anywhere; see `whole_users`.
-
-    Args:
-        table: The table.
-        user: The column of users, or None.
-        columns: The columns that are needed; may be empty if there is a user column.
-        missing: Whether rows without a user are left out. Otherwise they are refused.
-        drawn: Whether each user's rows are put in a random order. They must be where others' rows may have a part in
-            it, as on clusters: which of them count has to depend on that user alone.
-        advance: Called with the number of rows that were just read.
-    """
-    advance = advance or (lambda rows: None)
-    if user is None:
-        for chunk in table.chunks(columns):
-            yield chunk, np.ones(size_of(chunk), dtype=np.int64)
-            advance(size_of(chunk))
-        return
-    for held in whole_users(table, user, columns):
-        number = held[user]
-        if number.dtype.kind not in "iu":
-            _, number = labels(user, number, table.title, missing=missing)
-        mixed = np.random.default_rng().permutation(len(number)) if drawn else np.arange(len(number))
-        order = mixed[np.argsort(number[mixed], kind="stable")]
-        if number is not held[user]:
-            order = order[np.count_nonzero(number < 0) :]  # rows of nobody
-        own = number[order]
-        starts = np.concatenate([[0], np.flatnonzero(own[1:] != own[:-1]) + 1, [len(own)]])[: len(own) + 1]
-        begin = 0
-        while begin < len(starts) - 1:
-            # The users who have at most so many rows together, and at least one user.
-            end = int(np.searchsorted(starts, starts[begin] + CHUNK_ROWS, side="right")) - 1
-            end = min(max(end, begin + 1), len(starts) - 1)
-            own = order[starts[begin] : starts[end]]
-            yield {name: column[own] for name, column in held.items()}, np.diff(starts[begin : end + 1])
-            advance(len(own))
-            begin = end
-
-
-def size_of(chunk: Chunk) -> int:
-    """Returns the number of rows."""
-    return len(next(iter(chunk.values())))
-
-
-def by_user(rows: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
-    """Returns the sum of each user's rows, some of whom may have none."""
-    found = np.zeros((len(sizes), *rows.shape[1:]), dtype=rows.dtype)
-    some = sizes > 0
-    if some.any():
-        starts = np.concatenate([[0], np.cumsum(sizes[some])[:-1]])
-        found[some] = np.add.reduceat(rows, starts, axis=0)
-    return found
 
 
 def own_rows(value: object) -> DataTable:

@@ -27,8 +27,8 @@ from cpsgd.errors import InfeasibleError, ParameterError
 from cpsgd.promise import Claim
 from cpsgd.randomness import Keystream
 from cpsgd.statistics.categories import combinations
-from cpsgd.statistics.rows import Sizes
 from cpsgd.statistics.table_noise import Neighbours
+from cpsgd.statistics.users import Sizes
 from cpsgd.tables import Chunk
 
 CITATION = (

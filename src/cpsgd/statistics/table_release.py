@@ -21,10 +21,11 @@ from cpsgd.statistics.questions import Matrix
 from cpsgd.statistics.rank_choice import RankChoice, RankTask
 from cpsgd.statistics.ranks import MUCH, Quantiles, Ranges, beyond
 from cpsgd.statistics.results import CutOff, Reading, Statistic, shares
-from cpsgd.statistics.rows import RowQuestion, Sizes, check_one_user, interval_width
+from cpsgd.statistics.rows import RowQuestion, check_one_user, interval_width
 from cpsgd.statistics.selection import CITATION, Selection, Tally
 from cpsgd.statistics.table_noise import TableNoise, Wish, allot, less_reserve, total
 from cpsgd.statistics.table_options import Asked, StatisticOptions, events_for, unlisted
+from cpsgd.statistics.users import Sizes
 from cpsgd.tables import Chunk
 
 if TYPE_CHECKING:
