@@ -4,7 +4,8 @@
 
 The files are written into a temporary folder (40 bytes a row), and deleted in the end. One machine: seconds, processor
 seconds and peak memory of a process that does nothing else, where each row is a person's and where a sixth column says
-whose it is. Spark: the ratio of elapsed times in one session, in turns, after one run of each that is not counted.
+whose it is. Spark: the ratios of elapsed times and of processor seconds in one session, in turns, after three runs of
+each that are not counted. Processor seconds depend less on a machine's other work; they are read from Linux's /proc.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +47,29 @@ def write(folder: Path, rows: int) -> None:
         parquet.write_table(pyarrow.table(table), part / "part-0.parquet", use_dictionary=False)
 
 
-def elapsed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def taken(call: Callable[[], object]) -> tuple[float, float]:
+    """Returns seconds, and processor seconds of this process and its descendants."""
+    start, before = time.perf_counter(), processor_seconds()
     call()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, processor_seconds() - before
+
+
+def processor_seconds() -> float:
+    """Returns what this process and its descendants have taken so far; Linux only."""
+    fields: dict[int, list[str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # a process that has ended
+            fields[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+    family = {os.getpid()}
+    while more := {process for process, each in fields.items() if int(each[1]) in family} - family:
+        family |= more
+    # Of each process itself and of its children that have ended.
+    ticks = sum(int(field) for process in family for field in fields[process][11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def spark_ratio(folder: Path) -> None:
-    """Prints the time of private sums over that of the exact mean of each user's means."""
+    """Prints what private sums take over what the exact mean of each user's means takes."""
     from pyspark.sql import SparkSession, functions
 
     from cpsgd.engines import spark
@@ -72,11 +89,13 @@ def spark_ratio(folder: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PySpark, about pandas
-        exact(), private()
-        turns = [(elapsed(exact), elapsed(private)) for _ in range(5)]
-    theirs, ours = (min(times) for times in zip(*turns, strict=True))
-    ratio = statistics.median(mine / other for other, mine in turns)
-    print(f"Spark: exact {theirs:.1f} s, private {ours:.1f} s at the least; ratio of a turn {ratio:.2f} (median of 5)")
+        for _ in range(3):
+            exact(), private()
+        turns = [(taken(exact), taken(private)) for _ in range(7)]
+    for kind, what in enumerate(["s", "processor s"]):
+        theirs, ours = (statistics.median(turn[i][kind] for turn in turns) for i in (0, 1))
+        ratio = statistics.median(mine[kind] / other[kind] for other, mine in turns)
+        print(f"Spark: exact {theirs:.1f} {what}, private {ours:.1f} {what}, ratio {ratio:.2f} (medians of 7 turns)")
     session.stop()
 
 
