@@ -6,7 +6,8 @@ import multiprocessing
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from cpsgd._durable import unseal
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError, PopulationError
 from cpsgd.federation import checkpoint
 from cpsgd.federation.course import LOST, Course
+from cpsgd.federation.extras import AdaptiveClip
 from cpsgd.federation.sessions import RoundReport, RoundSession
 from cpsgd.federation.terms import Settlement, Terms
 from cpsgd.ledger import Budget, Entry, Ledger
@@ -23,7 +25,7 @@ from cpsgd.secagg import Stage
 
 from . import stopped
 from .correlated import correlated_plan
-from .local import DIM, Client
+from .local import DIM, Client, with_protocol
 
 
 @pytest.fixture
@@ -341,3 +343,80 @@ def test_a_ledger_that_no_round_can_be_charged_to_is_refused_before_the_first_ro
         ledger.create(Budget(population="people", epsilon=20.0, delta=1e-5, **budget))
         with pytest.raises(error, match=told):
             Course(Terms(plan=small_plan, ledger=ledger, population=population), np.zeros(DIM, np.float32), run="1")
+
+
+# ---------------------------------------------------------------------- a course by itself
+
+
+class Momentum:
+    """An `apply` with a state."""
+
+    def __init__(self) -> None:
+        self.loaded: list[object] = []
+
+    def __call__(self, model: np.ndarray, mean: np.ndarray, round: int) -> np.ndarray:
+        return model + round * mean
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded.append(state)
+
+
+def ended(course: Course[str], mean: np.ndarray | None, **report: Any) -> RoundSession[str]:
+    """The session of a round that is over."""
+    course._ask("abcd")
+    found = SimpleNamespace(
+        release=lambda: mean, report=RoundReport(course.round, **report), prepared=None, nodes=tuple("abcd")
+    )
+    return cast("RoundSession[str]", found)
+
+
+def test_a_round_moves_the_model_or_leaves_it(small_plan: Plan, tmp_path: Path) -> None:
+    course: Course[str] = Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), run="r", apply=Momentum())
+    moved = course.finish(ended(course, np.ones(DIM, np.float32)))
+    assert moved is not None
+    assert set(moved) == set(course.model) == {1.0}
+    withheld = ended(course, None, dropped={"a": "gone", "z": "never asked"}, stages={"a": Stage.MASK})
+    assert course.finish(withheld) is None
+    assert set(course.model) == {1.0}
+    assert course._fell_out == {"a"}
+    assert (course.round, course.awaited) == (3, 4)
+    moved = course.finish(ended(course, np.ones(DIM, np.float32)))
+    assert moved is not None
+    assert set(moved) == {4.0}  # the third round's mean, three times
+
+
+def test_a_state_that_was_not_saved_is_not_loaded(small_plan: Plan, tmp_path: Path) -> None:
+    for saved in (True, False):
+        path, first, second = tmp_path / str(saved), Momentum(), Momentum()
+        if saved:
+            first.state_dict = lambda: {"v": np.ones(1)}  # type: ignore[method-assign]
+        options: dict[str, Any] = {"run": "r", "path": path}
+        course: Course[str] = Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), apply=first, **options)
+        course.finish(ended(course, None))
+        Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), apply=second, **options)
+        assert len(second.loaded) == saved
+
+
+def test_what_rides_on_updates_has_room_in_the_plan(small_plan: Plan) -> None:
+    terms, model = Terms(plan=with_protocol(small_plan, dim=DIM + 1)), np.zeros(DIM, np.float32)
+    measures, adaptive = {"loss": (0.0, 1.0)}, AdaptiveClip(initial=0.5)
+    assert Course(Terms(plan=small_plan), model, run="r").extras is None
+    found = Course(terms, model, run="r", measures=measures).extras
+    assert found is not None
+    assert (dict(found.measures), found.clip) == (measures, None)
+    found = Course(terms, model, run="r", adaptive=adaptive).extras
+    assert found is not None
+    assert (dict(found.measures), found.clip) == ({}, 0.5)
+    for options in ({}, {"measures": measures, "adaptive": adaptive}):
+        with pytest.raises(ParameterError, match=f"plan with dim={DIM + len(options)}"):
+            Course(terms, model, run="r", **options)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="single examples"):
+        Course(replace(terms, examples=5), model, run="r", measures=measures)
+    stated = with_protocol(small_plan, dim=DIM + 1, replace_one_distance=1.0, distance_reason="rows are one-hot")
+    with pytest.raises(ParameterError, match="further apart"):
+        Course(Terms(plan=stated), model, run="r", measures=measures)
+    with pytest.raises(ParameterError, match=f"plan with dim={DIM}"):
+        Course(Terms(plan=stated), model, run="r")

@@ -191,7 +191,7 @@ def test_rounds_of_one_kind_cost_what_they_cost_together() -> None:
 def test_rounds_of_two_kinds_meet_a_filter() -> None:
     limits = Limits(epsilon=1.0, delta=DELTA)
     first, second = kind_of(limits), kind_of(limits, TWICE)
-    ample, tight = (replace(limits, epsilon=factor * cost(rounds=2)) for factor in (1.15, 1.0))
+    ample, tight = (replace(limits, epsilon=factor * cost(rounds=2)) for factor in (1.05, 1.0))
     assert not refused(ample, {first: 1}, second)
     assert refused(tight, {first: 1}, second)  # the same cost, fixed in advance, would be just enough
     assert refused(ample, {first: 2}, second)

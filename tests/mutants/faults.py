@@ -382,6 +382,6 @@ FAULTS = (
         "federation/limits.py",
         "before.get(kind, 0) < rounds:",
         "before.get(kind, 0) <= rounds:",
-        ("tests/federation/test_client.py::test_a_client_answers_as_many_rounds_as_it_may_and_no_more",),
+        ("tests/federation/test_answering.py::test_a_client_answers_as_many_rounds_as_it_may_and_no_more",),
     ),
 )

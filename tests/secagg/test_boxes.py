@@ -112,6 +112,13 @@ def test_the_neutral_element_is_no_secret() -> None:
         route.proved_secret(forged(route, edwards.IDENTITY, 0))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_proof_of_any_key_is_taken(seed: int) -> None:
+    sender, receiver = ChannelKey(bytes([9]) * 32), ChannelKey(bytes([seed]) * 32)
+    route = Route(CONTEXT, 3, 5, sender.public + MASKS[0], receiver.public + MASKS[1])
+    assert route.proved_secret(receiver._prove(route)) == sender.agree(receiver.public)
+
+
 def test_a_proof_is_written_in_one_way() -> None:
     _, receiver, route = fixed()
     proof = receiver._prove(route)

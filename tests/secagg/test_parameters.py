@@ -105,6 +105,12 @@ def test_any_bytes_are_parameters_or_refused(data: bytes) -> None:
     assert found.to_bytes() == data
 
 
+def test_a_quorum_is_the_threshold_on_a_complete_graph_alone() -> None:
+    assert [parameters(6, threshold=threshold).quorum for threshold in (4, 5, 6)] == [4, 5, 6]
+    assert parameters(6, neighbours=4, threshold=5).quorum == 4
+    assert parameters(6, neighbours=4, threshold=5, surviving=5).quorum == 5
+
+
 def test_a_threshold_is_at_most_all_shares() -> None:
     assert parameters(5, threshold=5).threshold == 5
     assert parameters(20, neighbours=4, threshold=5).threshold == 5

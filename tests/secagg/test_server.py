@@ -17,7 +17,7 @@ from cpsgd.errors import (
     StageError,
     ThresholdError,
 )
-from cpsgd.secagg import SecureServer, Stage, offenders, packets, shamir
+from cpsgd.secagg import SecureClient, SecureServer, Stage, offenders, packets, shamir
 from cpsgd.secagg.cohort import Advert
 from cpsgd.secagg.packets import Kind
 
@@ -207,3 +207,9 @@ def test_a_client_knows_its_number() -> None:
     for stage in STAGES:
         current.until(stage)
         assert [client.index for client in current.clients] == [0, 1, 2]
+    current.finish()
+    assert [client.index for client in current.clients] == [0, 1, 2]
+    unnumbered = SecureClient(expected=parameters(3))
+    assert unnumbered.index is None
+    unnumbered.advertise(new_round(parameters(3)).waiting[2])
+    assert unnumbered.index == 2

@@ -216,7 +216,7 @@ def _check_examples(protocol: Protocol, examples: int, sampling: Participation) 
     from cpsgd.privacy.one_example import example_protocol, most_drawn
 
     planned = 1.0 if protocol.promise is None else protocol.promise.conditions.participation.rate
-    if planned != sampling.rate and (sampling.sampled or planned != 1.0):
+    if planned != sampling.rate:
         raise RoundRefusedError(
             f"The server's plan is for examples drawn with probability {planned:g}, and this client draws each of its "
             f"own with {sampling.rate:g}: plan with participation='poisson:{sampling.rate:g}', or set rate={planned:g}."

@@ -107,3 +107,4 @@ def test_known_polynomials() -> None:
     assert irreducible(3_779, 11) == (7, 2, *[0] * 9)
     assert irreducible(2**31 - 1, 5) == (3, 1, 0, 0, 0)
     assert irreducible(17, 3) == (3, 1, 0)
+    assert irreducible(3, 2) == (1, 0)  # the first that is tried

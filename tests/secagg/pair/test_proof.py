@@ -359,7 +359,7 @@ def seeded_report(values: Elements, number: int) -> ReportParts:
 
 
 @pytest.mark.parametrize("levels", [2, 3, 8])
-@pytest.mark.parametrize("dim", [1, 7, 100, 5000, 51_370])
+@pytest.mark.parametrize("dim", [1, 7, 25, 26, 41, 100, 5000, 51_370])
 def test_the_number_of_nodes_sends_the_least(dim: int, levels: int) -> None:
     chosen = RoundShape.choose(prime=65_537, dim=dim, task=b"t", levels=levels)
     others = [replace(chosen, nodes=nodes) for nodes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)]
