@@ -14,21 +14,21 @@ Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
   return Lattice{static_cast<float>(offset), offset, fraction_bits};
 }
 
-// Ascending thresholds in the order of the bisection's steps. A block holds sixteen of one step:
-// their least significant bytes, then the next ones. All are complemented, so that zero, which
-// fills up a step's last block and is what the kernels find beyond it, stands for the largest
-// number there is.
+// Ascending thresholds in the order of the bisection's steps. A block holds some of one step: their
+// least significant bytes, then the next ones. All are complemented, so that zero, which fills up a
+// step's last block and is what the kernels find beyond it, stands for the largest number there is.
 std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std::uint64_t* low,
                                             std::size_t count, std::size_t first_step) {
+  const std::size_t size = kernels().block;
   std::vector<std::uint8_t> blocks;
   for (std::size_t step = first_step; step != 0; step /= 2) {
     const std::size_t start = blocks.size();
-    blocks.resize(start + kBlockBytes * blocks_of_step(count, step));
+    blocks.resize(start + 16 * size * blocks_of_step(count, step, size));
     for (std::size_t i = 0; i < thresholds_of_step(count, step); ++i) {
       const std::size_t threshold = (2 * i + 1) * step - 1;
       for (std::size_t byte = 0; byte < 16; ++byte) {
         const std::uint64_t half = byte < 8 ? low[threshold] : high[threshold];
-        blocks[start + kBlockBytes * (i / 16) + 16 * byte + i % 16] =
+        blocks[start + 16 * size * (i / size) + size * byte + i % size] =
             static_cast<std::uint8_t>(~half >> (8 * (byte % 8)));
       }
     }

@@ -1,9 +1,9 @@
 // Binomial(m, p) by inversion: base + how many thresholds a 128-bit uniform number reaches.
 //
 // A bisection in a fixed number of steps. Neither its instructions nor the addresses they use
-// depend on the number drawn: every step reads all the thresholds that it may need, sixteen to a
-// register, and picks one with byte shuffles. For many numbers at once that takes less time than
-// looking each up, as long as there are not many thousand thresholds.
+// depend on the number drawn: every step reads all the thresholds that it may need, sixteen or 64
+// to a register, and picks one with byte shuffles. For many numbers at once that takes less time
+// than looking each up, as long as there are not many thousand thresholds.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,19 @@ constexpr std::size_t kDraws = sizeof(Bytes);
 
 typedef std::uint8_t Sixteen __attribute__((vector_size(16)));
 
-// In every lane: the byte of the sixteen at `entries` that `index` names, or 0 where that is 255.
+// Bytes that one pick chooses among.
+#if defined(__AVX512VBMI__)
+constexpr std::size_t kBlock = 64;
+#else
+constexpr std::size_t kBlock = 16;
+#endif
+
+// In every lane: the byte of those at `entries` that `index` names, or 0 where that is 255.
 static inline Bytes pick(const std::uint8_t* entries, Bytes index) {
-#if CPSGD_LANES == 16
+#if defined(__AVX512VBMI__)
+  const __mmask64 named = ~_mm512_movepi8_mask((__m512i)index);
+  return (Bytes)_mm512_maskz_permutexvar_epi8(named, (__m512i)index, _mm512_loadu_si512(entries));
+#elif CPSGD_LANES == 16
   // Masked, though all lanes are wanted: GCC 12 warns of the plain broadcast.
   const __m512i everywhere =
       _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_loadu_si128((const __m128i*)entries));
@@ -44,6 +54,33 @@ static inline Bytes pick(const std::uint8_t* entries, Bytes index) {
 #endif
 }
 
+#if CPSGD_LANES == 16
+// Complements of kDraws numbers, transposed: byte p of number i goes from draws[16 i + p] to
+// lane i of planes[p].
+static inline void transpose(const std::uint8_t* draws, Bytes (&planes)[16]) {
+  __m512i rows[16], mixed[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    const __m128i* row = (const __m128i*)draws + i;
+    rows[i] = _mm512_castsi128_si512(_mm_loadu_si128(row));
+    rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128(row + 16), 1);
+    rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128(row + 32), 2);
+    rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128(row + 48), 3);
+  }
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      mixed[2 * i] = _mm512_unpacklo_epi8(rows[i], rows[i + 8]);
+      mixed[2 * i + 1] = _mm512_unpackhi_epi8(rows[i], rows[i + 8]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) rows[i] = mixed[i];
+  }
+#pragma GCC unroll 16
+  for (int plane = 0; plane < 16; ++plane) planes[plane] = ~(Bytes)rows[plane];
+}
+#else
 template <std::size_t... kIndex>
 static inline Sixteen interleave(Sixteen a, Sixteen b, int half, std::index_sequence<kIndex...>) {
 #if defined(__clang__)
@@ -82,17 +119,30 @@ static inline void transpose(const std::uint8_t* draws, Bytes (&planes)[16]) {
   }
 }
 
-// A number below 2^20 in every lane: 4096 pages + 16 blocks + entries.
+#endif
+
+// A number below 2^20 in every lane: kBlock (256 pages + blocks) + entries.
 struct Positions {
   Bytes pages{}, blocks{}, entries{};
 
   // Twice the numbers, plus one where `plus` is all ones.
   void advance(Bytes plus) {
     pages = pages + pages - (Bytes)(blocks > std::uint8_t{127});  // a true comparison is -1
-    blocks = blocks + blocks - (Bytes)(entries > std::uint8_t{7});
-    entries = (entries + entries - plus) & std::uint8_t{15};
+    blocks = blocks + blocks - (Bytes)(entries >= std::uint8_t{kBlock / 2});
+    entries = (entries + entries - plus) & std::uint8_t{kBlock - 1};
   }
 };
+
+// Where the first number's byte is larger, or the same and `reached` is not zero: not zero.
+static inline Bytes decide(Bytes a, Bytes b, Bytes reached) {
+#if CPSGD_LANES == 16
+  const __m512i above = _mm512_subs_epu8((__m512i)a, (__m512i)b);
+  const __mmask64 least = _mm512_cmpge_epu8_mask((__m512i)a, (__m512i)b);
+  return (Bytes)_mm512_maskz_adds_epu8(least, above, (__m512i)reached);
+#else
+  return (Bytes)(a > b) | ((Bytes)(a == b) & reached);
+#endif
+}
 
 // How many thresholds each of kDraws numbers reaches. The largest number of all may seem to
 // reach more than there are.
@@ -102,7 +152,7 @@ static inline Positions search(const Bytes (&draws)[16], const Thresholds& table
   const std::uint8_t* thresholds = table.blocks;
   Positions next;  // which of the step's thresholds to compare with
   for (std::size_t step = table.first_step; step != 0; step /= 2) {
-    const std::size_t count = blocks_of_step(table.count, step);
+    const std::size_t count = blocks_of_step(table.count, step, kBlock);
     Bytes reached = ~Bytes{};
     for (int first = 0; first < 16; first += kAtOnce) {
       Bytes found[kAtOnce] = {};
@@ -112,20 +162,17 @@ static inline Positions search(const Bytes (&draws)[16], const Thresholds& table
         const std::size_t end = std::min<std::size_t>(count, start + 256);
         for (std::size_t block = start; block < end; ++block) {
           const Bytes index = entries | (Bytes)(next.blocks != static_cast<std::uint8_t>(block));
-          const std::uint8_t* bytes = thresholds + kBlockBytes * block + 16 * first;
+          const std::uint8_t* bytes = thresholds + kBlock * (16 * block + first);
 #pragma GCC unroll 8
-          for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(bytes + 16 * i, index);
+          for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(bytes + kBlock * i, index);
         }
       }
       // Both sides are complements: the larger byte belongs to the smaller number.
 #pragma GCC unroll 8
-      for (int i = 0; i < kAtOnce; ++i) {
-        reached = (Bytes)(found[i] > draws[first + i]) |
-                  ((Bytes)(found[i] == draws[first + i]) & reached);
-      }
+      for (int i = 0; i < kAtOnce; ++i) reached = decide(found[i], draws[first + i], reached);
     }
-    thresholds += kBlockBytes * count;
-    next.advance(reached);
+    thresholds += 16 * kBlock * count;
+    next.advance((Bytes)(reached != std::uint8_t{0}));
   }
   return next;
 }
@@ -145,8 +192,8 @@ static void add_inverted(const std::uint8_t* uniform, const Thresholds& table,
     std::memcpy(bytes[1], &reached.blocks, kDraws);
     std::memcpy(bytes[2], &reached.pages, kDraws);
     for (std::size_t i = 0; i < here; ++i) {
-      values[start + i] += base + std::min<std::uint32_t>(
-                                      4096u * bytes[2][i] + 16u * bytes[1][i] + bytes[0][i], count);
+      const std::uint32_t blocks = 256u * bytes[2][i] + bytes[1][i];
+      values[start + i] += base + std::min<std::uint32_t>(kBlock * blocks + bytes[0][i], count);
     }
   }
 }

@@ -33,14 +33,13 @@ struct Thresholds {
 };
 
 constexpr std::size_t kMostThresholds = (1u << 20) - 1;
-constexpr std::size_t kBlockBytes = 256;  // sixteen thresholds
 
 // A step compares with the thresholds at step, 3 step, 5 step, ... counted from 1.
 constexpr std::size_t thresholds_of_step(std::size_t count, std::size_t step) {
   return (count / step + 1) / 2;
 }
-constexpr std::size_t blocks_of_step(std::size_t count, std::size_t step) {
-  return (thresholds_of_step(count, step) + 15) / 16;
+constexpr std::size_t blocks_of_step(std::size_t count, std::size_t step, std::size_t block) {
+  return (thresholds_of_step(count, step) + block - 1) / block;
 }
 
 // How the noise is drawn: thresholds, or coins where `table.count` is zero.
@@ -91,6 +90,7 @@ struct Saturation {
 };
 
 struct Kernels {
+  std::size_t block;  // thresholds whose bytes of one significance lie together, see inversion.h
   double (*norm_squared_float)(const float*, std::size_t);
   double (*norm_squared_double)(const double*, std::size_t);
   double (*grid_norm_squared)(const float*, std::size_t, float limit);

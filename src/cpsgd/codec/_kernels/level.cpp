@@ -132,6 +132,7 @@ static void add_packed(const std::uint8_t* bytes, const Grouping& grouping, Sum*
 }
 
 extern const Kernels kernels = {
+    kBlock,
     norm_squared,
     norm_squared,
     grid_norm_squared,
