@@ -183,6 +183,9 @@ def test_known_parts() -> None:
     values["drawn"] = noise.of_sum(7, 30, Keystream(bytes(16)))
     values["silent"] = DiscreteGaussianNoise(0.0, 3).of_sum(7, 4, Keystream(bytes(16)))
     values["window"] = [len(discrete_gaussian.sum_table(variance, 3).high) for variance in (0.4, 9.0)]
+    # The bound on what is outside counts the error of the ratio there: here it is large.
+    window = DiscreteGaussianLaw(10**6, 1.7, 0).window(30.0)
+    values["outside"] = [window.error, window.outside_above, window.outside_below, len(window.mass)]
     values["variation"] = [DiscreteGaussianNoise(size, 3).sum_variation(2) for size in (0.0, 1.0)]
     values["truncation"] = [DiscreteGaussianNoise.truncation(9.0, limit) for limit in (0, 1, 20)]
     known.check("mechanisms/discrete-gaussian", values)
