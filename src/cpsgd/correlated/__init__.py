@@ -3,7 +3,7 @@
 | module | content |
 |---|---|
 | `weights` | the weights of earlier rounds' noise, and their price in sensitivity |
-| `draws` | a client's noise from its seeds, on one grid of integers |
+| `draws`, `fine_draws` | a client's noise from its seeds, on one grid of integers, or on a finer one |
 | `run_memory` | `RunMemory`: state, checks and charging of a run |
 | `mechanism` | `CorrelatedGaussian` |
 | `run_sums`, `device_sums` | the noise of a run's sums, for simulations |

@@ -17,6 +17,7 @@ DIGEST = """
 import hashlib, numpy as np
 from cpsgd import Protocol
 from cpsgd.codec import pipeline
+from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.mechanisms import Coins, RoundedGaussian, SampledCoins
 from cpsgd.randomness import Keystream
 digest = hashlib.sha256()
@@ -32,6 +33,8 @@ for dim in (1, 1000, 4097, 51_370):
         Coins(coins=5, theta=0.05, coordinate_range=0.02),
         SampledCoins(rate=0.05, theta=0.5, coordinate_range=0.02),
         RoundedGaussian(noise_deviation=1.9, step=0.01, window=33, coordinate_range=0.02),
+        RoundedCorrelated(noise_deviation=1.9, step=0.01, window=33, coordinate_range=0.02, inherited_range=3.0,
+                          bands=2, run_length=9),
     ):
         protocol = Protocol(clients=10, dim=dim, clip_norm=1.0, mechanism=mechanism)
         digest.update(pipeline.integers(protocol, vector, 3, Keystream(bytes(16))).tobytes())
