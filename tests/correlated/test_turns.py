@@ -102,4 +102,4 @@ def test_a_client_needs_a_file_where_noise_is_carried_on() -> None:
         run_rules(ONCE).init(None, "run", bytes(16))
     state = run_rules(INDEPENDENT).init(None, "run", bytes(16))
     state.check(3)
-    assert state.update(3) == {}
+    assert state.meanwhile(3, 5, lambda: "trained") == ("trained", {})

@@ -118,9 +118,15 @@ def main() -> None:
     elif sys.argv[2] == "gaussian":
         mechanism = RoundedGaussian(noise_deviation=float(sys.argv[3]), step=1.0, window=24, coordinate_range=1.0)
     elif sys.argv[2] == "lineage":
-        room = {"step": 1.0, "window": 32, "coordinate_range": 1.0, "inherited_range": 4.0}
-        run = {"bands": 2, "run_length": 2}
-        mechanism = RoundedCorrelated(noise_deviation=float(sys.argv[3]), **room, **run)
+        mechanism = RoundedCorrelated(
+            noise_deviation=float(sys.argv[3]),
+            step=1.0,
+            window=32,
+            coordinate_range=1.0,
+            inherited_range=4.0,
+            bands=2,
+            run_length=2,
+        )
     else:
         mechanism = Binomial(levels=2, trials=int(sys.argv[2]), p=float(sys.argv[3]), coordinate_range=1.0)
     assert mechanism.grid is not None
