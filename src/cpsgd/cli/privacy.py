@@ -23,8 +23,8 @@ else:
     Rounds = options.from_class(Requirements, "delta", "rounds", "participation", "adjacency", "colluding")
 
 _OUTSIDE = (
-    "against anyone who sees only results, if chance alone assigns clients to equal cohorts, in secret, "
-    "and loses messages"
+    "against anyone who sees only results, if chance assigns clients to equal cohorts, in secret, and no message is "
+    "lost because of who sent it"
 )
 
 app = new_app("privacy", example=COMMANDS["privacy"].example)
