@@ -197,17 +197,23 @@ LIMITED: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "secure": False}
 
 @pytest.mark.parametrize("limits", [{"rounds": 3}, {"epsilon": 8.0, "delta": 1e-5}])
 @pytest.mark.parametrize("runs", ["1111", "1234"])
+@pytest.mark.parametrize("remembered", [False, True])
 def test_a_client_answers_as_many_rounds_as_it_may_and_no_more(
-    small_plan: Plan, limits: dict[str, Any], runs: str, tmp_path: Path
+    small_plan: Plan, limits: dict[str, Any], runs: str, remembered: bool, tmp_path: Path
 ) -> None:
     """Quick, so that `make check` notices one round too many."""
+    state = b""
     for round, run in enumerate(runs, start=1):
-        client = remembering(tmp_path / "memory", run, secure=False, **limits)
+        settings = {"cpsgd-memory": str(tmp_path / "memory")} if remembered else {}
+        client = Client(run=run, settings=settings, secure=False, **limits)
+        client.state = b"" if remembered else state
         if round == 4:
             with pytest.raises(RoundRefusedError):
                 client.ask(plain(small_plan, round=round))
         else:
             client.ask(plain(small_plan, round=round))
+            state = client.state
+            assert SessionState.from_bytes(state).answered == round
 
 
 def test_a_rehearsal_costs_what_it_costs_and_no_more(small_plan: Plan, tmp_path: Path) -> None:
