@@ -1,4 +1,4 @@
-"""Who did what, by the nodes' names, and who is invited again."""
+"""Who did what, by the nodes' names; who is invited again is in `test_course.py`."""
 
 from __future__ import annotations
 
@@ -11,83 +11,14 @@ from cpsgd import Plan
 from cpsgd.errors import WireError
 from cpsgd.federation.answering import SessionState
 from cpsgd.federation.choreography import begin_round
-from cpsgd.federation.course import ABSENCES, FAULTS, REST, Conduct
 from cpsgd.federation.messages import Request
-from cpsgd.federation.sessions import RoundReport, RoundSession
+from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage, keys, shamir
 
 from .local import RUN, Client, carry
 
 NODES = ["north", "south", "west", "east"]
-
-
-def conduct_after(*reports: RoundReport[str]) -> Conduct[str]:
-    conduct: Conduct[str] = Conduct()
-    for report in reports:
-        conduct.learn(report, NODES)
-    return conduct
-
-
-def chosen(conduct: Conduct[str], round: int, needed: int = 3) -> set[str]:
-    return set(conduct.choose(NODES, round, wanted=4, needed=needed))
-
-
-def test_repeated_faults_exclude_for_good() -> None:
-    bad = [RoundReport(i, dropped={"west": "x"}, faults={"west": "x"}) for i in range(1, FAULTS + 1)]
-    assert "west" in chosen(conduct_after(*bad[:-1]), FAULTS)
-    conduct = conduct_after(*bad)
-    assert conduct.excluded == {"west"}
-    assert chosen(conduct, 100) == {"north", "south", "east"}
-    # Not even if there are too few without it.
-    assert chosen(conduct, 100, needed=4) == {"north", "south", "east"}
-
-
-def test_absence_is_no_fault_and_costs_a_few_rounds() -> None:
-    absent = [RoundReport(i, dropped={"west": "no answer in time"}) for i in range(1, ABSENCES + 1)]
-    assert "west" in chosen(conduct_after(*absent[:-1]), ABSENCES)
-    conduct = conduct_after(*absent)
-    assert conduct.excluded == frozenset()
-    assert chosen(conduct, ABSENCES + 1) == {"north", "south", "east"}
-    # It is called where the round would have too few without it.
-    assert chosen(conduct, ABSENCES + 1, needed=4) == set(NODES)
-    assert chosen(conduct, ABSENCES + REST) == {"north", "south", "east"}
-    assert chosen(conduct, ABSENCES + REST + 1) == set(NODES)
-
-
-def test_no_more_resting_nodes_are_called_than_are_missing() -> None:
-    absent = [RoundReport(i, dropped=dict.fromkeys(NODES[:2], "no answer in time")) for i in range(1, ABSENCES + 1)]
-    found = chosen(conduct_after(*absent), ABSENCES + 1)
-    assert len(found) == 3
-    assert found > {"west", "east"}
-
-
-def test_who_spoils_one_other_node_per_round_is_found_out_as_well() -> None:
-    """One accuser per round proves nothing about it. But not all of them lie."""
-    victims = ["north", "south", "north", "east"]
-    rounds = [RoundReport(i, dropped={v: "x"}, accused={"west": [v]}) for i, v in enumerate(victims, start=1)]
-    assert conduct_after(*rounds[:-1]).excluded == frozenset()
-    assert conduct_after(*rounds).excluded == {"west"}
-    # One that accuses again and again is one.
-    assert conduct_after(*[rounds[0]] * 10).excluded == frozenset()
-    # More that may lie together prove less.
-    patient: Conduct[str] = Conduct(2)
-    for report in rounds:
-        patient.learn(report, NODES)
-    assert patient.excluded == frozenset()
-
-
-def test_one_good_round_makes_up_for_absences() -> None:
-    absent = [RoundReport(i, dropped={"west": "no answer in time"}) for i in range(1, ABSENCES)]
-    conduct = conduct_after(*absent, RoundReport(ABSENCES), *absent)
-    assert "west" in chosen(conduct, 2 * ABSENCES)
-
-
-def test_no_more_than_wanted_are_chosen() -> None:
-    many = [str(i) for i in range(100)]
-    first, second = (Conduct[str]().choose(many, 1, wanted=20, needed=10) for _ in range(2))
-    assert len(set(first)) == len(set(second)) == 20
-    assert set(first) != set(second)  # P < 1e-20
 
 
 # ---------------------------------------------------------------------- faults in a round

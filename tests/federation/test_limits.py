@@ -211,6 +211,20 @@ def test_a_client_that_protects_itself_counts_rounds_for_examples_in_full() -> N
     assert refused(cheap, {kind: 5}, kind)
 
 
+def test_rounds_of_drawn_examples_cost_less_and_a_whole_client_as_much_as_any() -> None:
+    own = Limits(epsilon=1.0, delta=DELTA, examples=5, rate=0.1, adjacency="zero-out")
+    kind = kind_of(own)
+    drawn = cost(rounds=6, examples=5, participation=Participation.poisson(0.1), adjacency="zero-out")
+    every = cost(rounds=6, examples=5, adjacency="zero-out")
+    assert drawn < 0.5 * every
+    assert not refused(replace(own, epsilon=1.01 * drawn), {kind: 5}, kind)
+    assert refused(replace(own, epsilon=0.99 * drawn), {kind: 5}, kind)
+    # As a whole it was in every one of them, whatever it drew.
+    whole = Limits(epsilon=0.9 * cost(rounds=4, adjacency="zero-out"), delta=DELTA, adjacency="zero-out")
+    assert refused(whole, {kind: 3}, kind_of(whole))
+    assert not refused(replace(whole, epsilon=1.2 * whole.epsilon), {kind: 3}, kind_of(whole))  # type: ignore[operator]
+
+
 def test_the_text_of_a_kind() -> None:
     kind = RoundKind.of(Limits(), PROTOCOL, 8)
     assert kind.rate == 1.0

@@ -372,7 +372,7 @@ FAULTS = (
         "if len(accusers) > self._colluding}",
         "if len(accusers) >= self._colluding}",
         (
-            "tests/federation/test_conduct.py::test_who_spoils_one_other_node_per_round_is_found_out_as_well",
+            "tests/federation/test_course.py::test_who_spoils_one_other_node_per_round_is_found_out_as_well",
             "tests/federation/test_conduct.py::test_few_accusers_prove_nothing",
         ),
     ),
