@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from fractions import Fraction
 from typing import Any
 
 import mpmath
@@ -21,9 +22,12 @@ from cpsgd.privacy import (
     gdp_epsilon,
     renyi_certificate,
 )
+from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs import certified_gaussian as certificate
 from cpsgd.privacy.proofs.certified_gaussian import central_range
+from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 from tests import known_values as known
 
 from . import checks
@@ -259,7 +263,7 @@ def test_the_best_share_of_tails_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
     class Profile:
         def __init__(self, law: BinomialLaw, dim: int, sensitivity: float, levels: int, smallest_tail: float) -> None:
-            assert smallest_tail == pytest.approx(1e-6 * 0.5**20)
+            assert smallest_tail == 1e-6 * 0.5**20
 
         def certificate(self, tail: float) -> certificate.GaussianCertificate:
             share = tail / 1e-6
@@ -287,7 +291,7 @@ def test_the_best_share_of_tails_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_known_certificates() -> None:
     values: dict[str, object] = {}
-    for law, dim, sensitivity, levels in ((BinomialLaw(900, 0.5), 8, 3.3, 4), (BinomialLaw(2000, 0.2), 1, 1.0, 2)):
+    for law, dim, sensitivity, levels in ((BinomialLaw(900, 0.5), 8, 3.3, 4), (BinomialLaw(2000, 0.8), 1, 1.0, 2)):
         for tail in (0.4, 1e-3, 1e-9):
             found = gaussian_certificate(law, dim=dim, sensitivity=sensitivity, levels=levels, tail=tail)
             values[f"{law} {tail}"] = [found.mu, found.unit_mu, found.tail_mass]
@@ -312,25 +316,80 @@ def test_the_smallest_tails_that_are_computed() -> None:
     smallest = certificate.SMALLEST_MASS
     certificate.check_parameters(4, 1.0, 2, 4.0 * smallest)
     certificate.check_delta(4.0 * smallest / 0.5, 4, 0.5)
+    certificate.check_delta(0.1, 1, 0.5)
+    louder = BinomialLaw(200_000, 0.5)
+    assert gaussian_certificate(louder, dim=4, sensitivity=1.0, levels=2, tail=4.0 * smallest).mu > 0.0
+    with pytest.raises(ParameterError, match="Expected delta"):
+        certified_epsilon(louder, dim=4, sensitivity=1.0, levels=2, delta=0.99 * 4.0 * smallest * 2.0**20)
     with pytest.raises(ParameterError, match="Expected tail"):
         certificate.check_parameters(4, 1.0, 2, 3.99 * smallest)
     with pytest.raises(ParameterError, match="Expected delta"):
         certificate.check_delta(3.99 * smallest / 0.5, 4, 0.5)
 
 
-@pytest.mark.parametrize(("trials", "dim", "levels", "tail"), [(40, 4, 9, 1e-6), (10, 1, 2, 1e-9)])
-def test_the_remedy_names_the_least_noise_that_is_enough(trials: int, dim: int, levels: int, tail: float) -> None:
+@pytest.mark.parametrize(
+    ("trials", "p", "dim", "levels", "tail"), [(40, 0.5, 4, 9, 1e-6), (10, 0.8, 1, 2, 1e-9), (40, 0.5, 2**30, 9, 1e-6)]
+)
+def test_the_remedy_names_the_least_noise_that_is_enough(
+    trials: int, p: float, dim: int, levels: int, tail: float
+) -> None:
     def fits(many: int) -> bool:
         try:
-            gaussian_certificate(BinomialLaw(many, 0.5), dim=dim, sensitivity=5.0, levels=levels, tail=tail)
+            gaussian_certificate(BinomialLaw(many, p), dim=dim, sensitivity=5.0, levels=levels, tail=tail)
         except ConditionError:
             return False
         return True
 
     with pytest.raises(ConditionError) as caught:
-        gaussian_certificate(BinomialLaw(trials, 0.5), dim=dim, sensitivity=5.0, levels=levels, tail=tail)
+        gaussian_certificate(BinomialLaw(trials, p), dim=dim, sensitivity=5.0, levels=levels, tail=tail)
     found = re.search(r"=(\d+) would do", str(caught.value))
     assert found is not None
     enough = int(found[1])
     assert fits(enough)
     assert not fits(enough - 1)
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.3, 3.0, 7.0])
+def test_a_noise_multiplier_is_rounded_down(mu: float) -> None:
+    found = certificate.GaussianCertificate(mu, mu, 0.0).noise_multiplier
+    assert found == math.nextafter(1.0 / mu, 0.0)
+    assert Fraction(found) * Fraction(mu) < 1
+
+
+def test_tails_of_planned_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof, asked = certificate.PROOFS[0], list[float]()
+    protocol = Protocol.binomial(clients=60, dim=8, clip_norm=1.0, levels=9, trials=700)
+    kept = certificate.gaussian_certificate
+
+    def noted(law: BinomialLaw, *, tail: float, **shape: Any) -> certificate.GaussianCertificate:
+        asked.append(tail)
+        return kept(law, tail=tail, **shape)
+
+    monkeypatch.setattr(certificate, "gaussian_certificate", noted)
+    monkeypatch.setattr(base, "sampled_mu", lambda run, claim: 0.01)
+    fixed, one = Run.of(protocol, rounds=5, participation="fixed-size:0.1"), Run.of(protocol)
+    rate = math.nextafter(0.1, 1.0)
+    # Under fixed-size sampling tails count only in the rounds that the client is in.
+    assert proof.cost(fixed, 1e-9).tail_mass <= 1e-9
+    proof.cost(one, 1e-9)
+    proof.cost(one, 0.9)
+    assert asked == [1e-9 / rate, 1e-9, 0.5]
+    asked.clear()
+    scales = [proof.scale(fixed, Claim(2.0, delta)) for delta in (1e-6, 0.9)]
+    assert asked == pytest.approx([0.01e-6 / 5 / rate, 0.009 / 5 / rate], rel=1e-12)
+    asked.clear()
+    scales += [proof.scale(Run.of(protocol, participation="fixed-size:0.01"), Claim(2.0, 0.9))]
+    scales += [proof.scale(run, Claim(0.03, 1e-8)) for run in (one, Run.of(protocol, rounds=4))]
+    assert asked[0] == 0.5
+    known.check("privacy/proofs/certified_gaussian", {"scales": scales, "tails": asked})
+
+
+@pytest.mark.parametrize(("trials", "p"), [(200, 0.9), (200, 0.1)])
+def test_both_ends_of_the_range_are_widened_by_the_distance(trials: int, p: float) -> None:
+    # Either end, as far as it goes, is inside; four lattice units farther it is not.
+    law = BinomialLaw(trials, p)
+    low, high, _ = central_range(law.window(60.0, margin=4), 1e-7)
+    assert certificate.inside(law, low, high)
+    assert (low - 4 < 1) or (high + 4 > trials - 1)
+    with pytest.raises(ConditionError, match="must stay inside the law's support"):
+        gaussian_certificate(law, dim=1, sensitivity=4.0, levels=5, tail=1e-7)

@@ -50,10 +50,19 @@ PROTOCOLS = {
     "coins": of(Coins(coins=2, theta=0.1, coordinate_range=0.4), clients=20, dim=20),
     "laplace": of(DiscreteLaplace(levels=3, coordinate_range=1.0, spread=20, shares=50, window=2**14)),
     "missing": of(DiscreteLaplace(levels=3, coordinate_range=1.0, spread=4, shares=90, window=2**12)),
-    "correlated": of(CorrelatedGaussian(noise_deviation=8.0, window=200, **ROUND, **RUN)),
+    "many": of(RoundedGaussian(noise_deviation=0.8, window=20, **ROUND), clients=600),
+    "pure": of(
+        DiscreteLaplace(levels=3, coordinate_range=1.0, spread=20, shares=50, window=2**14),
+        replace_one_l1_distance=1.5,
+        **STATED,
+    ),
+    "correlated": of(CorrelatedGaussian(noise_deviation=8.0, window=1 << 10, **ROUND, **RUN)),
     "shaped": of(ShapedGaussian(noise_deviation=3.0, window=80, separation=1, **ROUND, **RUN)),
+    "silent": of(ShapedGaussian(noise_deviation=1.0, window=64, separation=1, **ROUND, **RUN), clients=12),
     "slots": of(
-        RoundedCorrelated(noise_deviation=1.8, window=32, inherited_range=3.0, **ROUND, **RUN), clients=4000, dim=3
+        RoundedCorrelated(noise_deviation=1.8, window=16, step=0.05, coordinate_range=0.05, inherited_range=2.6, **RUN),
+        clients=4000,
+        dim=1000,
     ),
 }
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -73,7 +82,7 @@ RUNS = [
     *("coarse zero", "coarse several", "stated one", "stated zero", "binomial zero", "binomial several"),
     *("skellam sizes", "discrete one", "coins one", "coins fixed", "laplace one", "laplace sizes"),
     *("laplace fixed", "laplace poisson", "missing one", "missing zero", "correlated run", "shaped silos"),
-    *("slots run",),
+    *("slots run", "silent silos", "many one", "pure one", "pure several"),
 ]
 LONG = {"smoothed-certificate", "bounded-losses", "gaussian-analytic"}
 

@@ -16,6 +16,7 @@ from scipy.stats import binom, norm
 from cpsgd import Protocol
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.privacy import guarantee, outsiders_epsilon
 from cpsgd.privacy import outsiders as module
 from cpsgd.privacy.accountant import Rounds
@@ -334,7 +335,9 @@ def test_known_bounds() -> None:
         ]
         values[f"smallest {key}"] = [bound._smallest(1e-7, 1e-3, known) for known in (9.0, 0.9, 0.3, 0.01)]
         values[f"best {key}"] = [
-            bound.best(mu, rounds, stride, 5.0) for mu in (0.2, 1.5) for rounds, stride in ((900, 1), (900, 7), (2, 1))
+            bound.best(mu, rounds, stride, 5.0)
+            for mu in (0.2, 1.5)
+            for rounds, stride in ((900, 1), (900, 7), (2, 1), *((150 + i, 1) for i in range(8)))
         ]
     echo = np.array([1.0, 0.5, 0.3, -0.2, 0.1])
     for name, each, rounds in (("echo", echo, 12), ("alone", echo[:1], 40), ("short", echo, 3)):
@@ -351,3 +354,10 @@ def test_known_bounds() -> None:
 def test_a_delta_is_computed_where_exponentials_are(inner: float, finite: bool) -> None:
     bound = module._Bound(1e-5, Rounds(0.3), 0.0, 0.0)
     assert math.isfinite(bound._delta(0.0, 1e-3, inner)) == finite
+
+
+def test_without_a_delta_outsiders_are_told_what_the_server_is() -> None:
+    noise = DiscreteLaplace(levels=3, coordinate_range=1.0, spread=20, shares=50, window=2**14)
+    pure = Protocol(clients=60, dim=8, clip_norm=1.0, rotate=False, mechanism=noise)
+    run = Run.of(pure, rounds=50, participation="once")
+    assert outsiders_epsilon(run, 0.0) == guarantee(run, 0.0).epsilon

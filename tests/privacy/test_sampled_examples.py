@@ -216,7 +216,8 @@ def test_known_protocols_of_one_example() -> None:
     for examples in (1, 7, 5000):
         found = example_protocol(binomial(examples, 2**20), examples)
         exact = example_protocol(Protocol.gaussian(clients=3, dim=16, clip_norm=2.0, sigma=1.0), examples)
-        widest = [found.reach(adjacency) for adjacency in Adjacency]
+        coarse = example_protocol(binomial(examples, 33), examples)
+        widest = [coarse.clip_norm, *(found.reach(adjacency) for adjacency in Adjacency)]
         values[f"norms {examples}"] = [found.clip_norm, exact.clip_norm, *widest]
         assert found.largest_norm == math.inf
         # The smallest range of coordinates, and the fewest levels, that are enough.

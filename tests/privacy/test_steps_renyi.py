@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import astuple, replace
@@ -300,7 +301,7 @@ def test_cells_are_cut_until_no_work_is_left(monkeypatch: pytest.MonkeyPatch) ->
     low, high = np.array([0.9, 0.1]), np.array([0.1, 0.9])
     backgrounds, found = _backgrounds(low, high, 4, 20, math.log(9.0)), {}
     monkeypatch.setattr(step_norms, "_CLOSE", 1.0001)
-    for most in (1e6, 1e5, 1e4, 0.0):
+    for most in (5e5, 3e5, 0.0):
         monkeypatch.setattr(step_norms, "_MOST", most)
         found[f"most {most}"] = step_norms.bound(backgrounds, 20, Norms(1.0), 1e-9)
     monkeypatch.setattr(step_norms, "_MOST", 1e6)
@@ -308,4 +309,23 @@ def test_cells_are_cut_until_no_work_is_left(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(step_norms, "_DEPTH", depth)
         found[f"depth {depth}"] = step_norms.bound(backgrounds, 20, Norms(1.0), 1e-9)
     known.check("privacy/step_norms", found, rel=1e-8)
-    assert found["most 1000000.0"] < found["most 10000.0"] <= found["most 0.0"]
+    assert found["most 500000.0"] < found["most 300000.0"] <= found["most 0.0"]
+
+
+def test_ratios_of_either_side_count() -> None:
+    ends = (0.5, 0.5), (0.9, 0.1)
+    found = [
+        bounded_epsilon(Steps(low, high, 6), coordinates=2, budget=2.0, reach=1.5, delta=1e-6)
+        for low, high in (ends, ends[::-1], (ends[0], ends[1][::-1]))
+    ]
+    known.check("privacy/proofs/steps_renyi", {"either side": found}, rel=1e-8)
+
+
+def test_ratios_whose_powers_cannot_be_computed_are_refused() -> None:
+    # ρ^5 is above e^300 for the first of these alone, so that there is an order for the second.
+    for log_ratio, refused in ((60.5, True), (59.5, False)):
+        law = Steps((1.0, math.exp(-log_ratio)), (math.exp(-log_ratio), 1.0), 3)
+        with pytest.raises(ConditionError, match="not computed") if refused else contextlib.nullcontext():
+            assert norms_epsilon(law, norms=Norms(0.1), squares=0.01, delta=1e-6) > 0.0
+        with pytest.raises(ConditionError, match="too long") if refused else contextlib.nullcontext():
+            assert bounded_epsilon(law, coordinates=1, budget=0.01, reach=0.1, delta=1e-6) > 0.0
