@@ -141,7 +141,6 @@ def _write(path: Path, connection: sqlite3.Connection, file: IO[bytes]) -> None:
                 "What was spent is not known; restore the file from a copy."
             )
         file.write(line)
-    file.flush()
     if _HEAD in schema and connection.execute("SELECT number, hash FROM head").fetchall() not in (
         [],
         [(end.records - 1, end.hash)],
