@@ -71,7 +71,11 @@ def wide(sums: np.ndarray) -> np.ndarray:
     return middle + 3 * (sums - middle)
 
 
-FAULTS = [faultless, shifted, all_shifted, even, narrow, repeated, alike, wide]
+def outwards(sums: np.ndarray) -> np.ndarray:
+    return sums + np.sign(sums.mean(axis=0) - sums.mean()).astype(int)
+
+
+FAULTS = [outwards, faultless, shifted, all_shifted, even, narrow, repeated, alike, wide]
 
 
 def played(fault: Any, slack: float, laws: Sequence[SumLaw] = LAWS) -> tuple[list[Played], list[np.ndarray]]:
@@ -240,6 +244,7 @@ QUIET = Protocol(clients=3, dim=4, clip_norm=1.0, mechanism=Binomial(levels=5, t
 
 def test_known_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing, "_DELTAS", (0.003, 0.3))
+    monkeypatch.setattr(auditing, "_MAX_SIMULATED_NUMBERS", 4000)
     code, done = Honest(QUIET), list[int]()
     report = auditing.audit(
         QUIET,
@@ -328,6 +333,13 @@ def test_sizes_that_are_audited() -> None:
 def test_what_an_audit_refuses(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         auditing.audit(QUIET, 1e-2, **{"rounds": 1000, **change})
+
+
+def test_the_least_that_an_audit_takes() -> None:
+    assert auditing.FALSE_ALARM == 1e-6
+    # One message in round 0 will do: what is refused is what comes after.
+    with pytest.raises(ParameterError, match="adjacency"):
+        auditing.audit(QUIET, 1e-2, rounds=1000, surviving=1, few=1, round=0, adjacency="nobody")
 
 
 def test_what_proves_nothing() -> None:

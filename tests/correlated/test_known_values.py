@@ -13,7 +13,8 @@ from cpsgd.correlated.fine_draws import FineLineages
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
-from cpsgd.correlated.weights import Correlation
+from cpsgd.correlated.weights import Correlation, read_taps
+from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Mechanism
 from tests import known_values as known
 from tests.mechanisms.test_known_values import numbers, stream, values_of, values_of_law, values_of_noise
@@ -26,6 +27,9 @@ EXAMPLES: list[Any] = [
     RoundedCorrelated(noise_deviation=4.0, window=23, inherited_range=2.0, taps="2:9000", **SHARED),
     ShapedGaussian(noise_deviation=3.0, window=128, **SHARED),
     ShapedGaussian(noise_deviation=1.1, window=25, separation=1, **{**SHARED, "coordinate_range": 0.37}),
+    ShapedGaussian(noise_deviation=3.0, window=1200, **{**SHARED, "coordinate_range": 125.0}),
+    ShapedGaussian(noise_deviation=3.0, window=80, **{**SHARED, "coordinate_range": 1e-7}),
+    CorrelatedGaussian(noise_deviation=2000.0, window=1 << 17, **{**SHARED, "coordinate_range": 1e-5}),
 ]
 every = pytest.mark.parametrize("number", range(len(EXAMPLES)), ids=lambda number: f"{number}-{EXAMPLES[number].name}")
 
@@ -72,7 +76,7 @@ def test_known_messages(number: int) -> None:
     of = EXAMPLES[number]
     points = np.linspace(-of.grid.limit, of.grid.limit, 33).round().astype(np.float32)
     if isinstance(of, ShapedGaussian):
-        inherited = np.arange(-16, 17, dtype=np.int64) << (of.finest_bits - 3)
+        inherited = np.arange(-16, 17, dtype=np.int64) << (of.finest_bits + 2)
     else:
         inherited = of.lineages.noise([b"a" * 16, None, b"c" * 16], 9, 33)
     sent = np.empty(33, dtype=np.uint32)
@@ -145,3 +149,40 @@ def test_known_draws() -> None:
     past = {1: np.array([5, -7, 1 << 60]), 3: np.array([1, 1 << 40, -(1 << 61)])}
     values["correction"] = shaped.correction(past, (1 << 14, -8192, -2048, -1024), 3)
     known.check("correlated/draws", values)
+
+
+@every
+def test_nobody_hides_behind_no_noise(number: int) -> None:
+    with pytest.raises(ConditionError):
+        EXAMPLES[number].noise.law(0)
+
+
+def test_numbers_of_other_types_become_plain_ones() -> None:
+    whole: Any = np.int64
+    found = CorrelatedGaussian(
+        noise_deviation=8.0, step=0.25, window=512, coordinate_range=0.5, bands=whole(3), run_length=whole(40),
+        separation=whole(7), untrusted_holders=whole(1),
+    )  # fmt: skip
+    weights = Correlation(whole(3), whole(40), whole(7))
+    for each in (found.bands, found.run_length, found.separation, found.untrusted_holders):
+        assert type(each) is int
+    for each in (weights.bands, weights.rounds, weights.separation):
+        assert type(each) is int
+
+
+def test_taps_at_their_limits() -> None:
+    assert read_taps("1:16383") == {1: 16383}
+    assert read_taps("1:8,255:1") == {1: 8, 255: 1}
+    for text in ("1:16384", "1:8192,2:8192", "1:8,256:1", "2:1,1:1", "1:1,1:1", "0:1", "1:0", ""):
+        with pytest.raises(ParameterError):
+            read_taps(text)
+
+
+def test_as_many_dropouts_as_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uniform_fractions, "_MOST_COUNTS", 3)
+    weights = Correlation(3, 9)
+    assert uniform_fractions.excess(9.0, weights, honest=2, silos=5) < 1.0
+    with pytest.raises(ConditionError, match="More than 3 of 6"):
+        uniform_fractions.excess(9.0, weights, honest=2, silos=6)
+    with pytest.raises(ConditionError, match="two honest"):
+        uniform_fractions.excess(9.0, weights, honest=1, silos=3)

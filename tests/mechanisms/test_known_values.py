@@ -97,6 +97,7 @@ def values_of(mechanism: Mechanism) -> Iterator[tuple[str, Any]]:
         setting: dict[str, Any] = {"dim": dim, "clip_norm": clip_norm, "rotate": rotate}
         usual = type(mechanism).usual(clients=30, delta=1e-6, **setting)
         yield f"usual {dim}", usual
+        yield f"usual of many {dim}", type(mechanism).usual(clients=10**6, delta=1e-6, **setting)
         yield f"error {dim}", mechanism.predicted_error(clients=9, **setting)
         yield f"rounding {dim}", mechanism.expected_rounding(**setting)
         yield f"scales {dim}", mechanism.useful_scales(**setting)
@@ -167,6 +168,7 @@ def values_of_law(mechanism: Mechanism) -> Iterator[tuple[str, Any]]:
             yield f"law {honest}", law
         if isinstance(law, SlotsAndCoins):
             yield f"law {honest}", [law.saturating(margin) for margin in (0.0, 1.0, 9.0, 30.0)]
+            yield f"slots {honest}", [law.untold, law.told, law.deviation, law.point, law.room, law.farther]
         if isinstance(law, Law):
             yield f"law {honest}", [law.variance, law.lowest, law.highest, law.mirror, law.parts]
             middle = round(mechanism.noise.mean * honest)  # type: ignore[attr-defined]

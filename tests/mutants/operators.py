@@ -48,7 +48,7 @@ _EFFORT = {"maxiter", "rtol", "xtol", "tol", "stacklevel", "maxsize", "indent", 
 _TINY = 1e-6
 """Positive constants below are slack of floating point: twice as much is as right."""
 _ROUNDINGS = {"_UNIT", "_SPECIAL", "_NDTRI_RELATIVE", "_NDTRI_ABSOLUTE"}
-_NEARLY_ONE = {"_UP", "_SAFE", "_ROUNDING"}
+_NEARLY_ONE = {"_UP", "_SAFE", "_ROUNDING", "ROUNDING"}
 """Names that modules give to such a slack, and to 1 and so little."""
 _REPEATS = 20
 """A loop that repeats so often without counting is a search: once more finds the same."""
