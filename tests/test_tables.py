@@ -6,7 +6,7 @@ import gzip
 import math
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def test_one_missing_value_does_not_change_what_others_are(made: Any) -> None:
 def test_equal_times_are_not_named_by_the_first() -> None:
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     texts, number = labels("x", np.array([noon.astimezone(timezone(timedelta(hours=1))), noon], dtype=object))
-    assert texts[number[1]] == str(noon)
+    assert (texts, number.tolist()) == (["2026-01-01T12:00:00"], [0, 0])
 
 
 def test_names_must_differ() -> None:
@@ -235,6 +235,16 @@ def test_one_person_is_one_user_however_the_id_is_written(tmp_path: Path) -> Non
     assert [text_of(text) for text in alike] == [text if text != "1e300" else "1" + "0" * 300 for text in written]
     assert text_of(1e-7) == "0.0000001"
     assert text_of(1e22) == text_of("1e22") == text_of(10**22)
+
+
+def test_a_time_is_one_text_whatever_its_unit_and_type() -> None:
+    early, half = pandas.Timestamp("2026-01-01 08:30:00.5"), datetime(2026, 1, 1, 8, 30, 0, 500000)
+    ways = [half, early, *(np.datetime64(half, unit) for unit in ("ms", "us", "ns")), early.tz_localize("UTC")]
+    ways.append(early.tz_localize("UTC").tz_convert("Asia/Tokyo"))
+    assert {text_of(way) for way in ways} == {"2026-01-01T08:30:00.5"}
+    midnights = [date(2026, 1, 1), datetime(2026, 1, 1), np.datetime64("2026-01-01"), np.datetime64("2026-01-01", "us")]
+    assert {text_of(way) for way in midnights} == {"2026-01-01"}
+    assert text_of(datetime(2026, 1, 1, 0, 0, 10)) == "2026-01-01T00:00:10"
 
 
 def test_folders_that_are_no_table_are_refused(tmp_path: Path) -> None:

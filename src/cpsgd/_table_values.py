@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -105,11 +105,12 @@ def _is_missing(column: Column) -> NDArray[np.bool_]:
     if kind in "mM":
         return np.isnat(column)
     if kind in "OUS":
-        return np.fromiter(map(_is_none, column.tolist()), dtype=np.bool_, count=len(column))
+        return np.fromiter(map(is_none, column.tolist()), dtype=np.bool_, count=len(column))
     return np.zeros(len(column), dtype=np.bool_)
 
 
-def _is_none(entry: Any) -> bool:
+def is_none(entry: Any) -> bool:
+    """Returns whether an entry is None, NaN, no time, or blank text."""
     if isinstance(entry, str | bytes):
         return not entry.strip()
     # pandas' missing value is neither equal to itself nor different.
@@ -166,8 +167,9 @@ def labels(
 def text_of(value: object) -> str:
     """Returns a category or a user as text, one text for one value however it is written.
 
-    Blanks around it go, numbers are written in full without zeros at the end, and truth values are 1 and 0. As two
-    texts, one person would count as two users.
+    Blanks around it go, numbers are written in full without zeros at the end, and truth values are 1 and 0. Times have
+    no more digits than they need, and are in UTC where they have a time zone. As two texts, one person would count as
+    two users.
 
     Example:
         >>> [text_of(value) for value in (1, 1.0, True, "1.00", " 1e0", "01")]
@@ -175,6 +177,8 @@ def text_of(value: object) -> str:
     """
     if isinstance(value, bool | np.bool_):
         return str(int(value))
+    if isinstance(value, datetime | np.datetime64):
+        return _time_text(value)
     # Bytes that are not text stay different.
     text = (value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)).strip()
     if text.isdecimal() or not NUMBER.fullmatch(text):
@@ -182,6 +186,17 @@ def text_of(value: object) -> str:
     text = format(Decimal(text), "f")
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text == "-0" else text
+
+
+def _time_text(time: datetime | np.datetime64) -> str:
+    """Returns an ISO text that does not depend on the unit; of midnight only the date."""
+    if isinstance(time, datetime):
+        time = time if time.tzinfo is None else time.astimezone(UTC).replace(tzinfo=None)
+        text = time.isoformat()
+    else:
+        text = str(time)
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text.removesuffix("T00:00:00")
 
 
 def _check_types(name: str, column: Column, title: str) -> None:

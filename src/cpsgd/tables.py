@@ -19,6 +19,7 @@ from cpsgd._table_memory import DataTable as DataTable
 from cpsgd._table_memory import as_array, of_array, of_columns, of_frame, of_rows, unmasked
 from cpsgd._table_values import Chunk as Chunk
 from cpsgd._table_values import Column as Column
+from cpsgd._table_values import is_none as is_none
 from cpsgd._table_values import labels as labels
 from cpsgd._table_values import maybe_numbers as maybe_numbers
 from cpsgd._table_values import numbers as numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,11 @@ def bad_inputs(table: dict[str, np.ndarray]) -> dict[str, tuple[type[CpsgdError]
         "rows missing": (ParameterError, "sum", table, bounds | user),
         "rows without user": (ParameterError, "sum", table, bounds | {"rows_per_user": 2}),
         "confidence": (ParameterError, "mean", table, bounds | {"confidence": 1.0}),
+        "several users": (ParameterError, "mean", table, bounds | {"user": ["id"]}),
+        "a group twice": (ParameterError, "mean", table, bounds | {"group_by": ["sex", "sex"]}),
+        "a missing group": (ParameterError, "mean", table, bounds | {"group_by": {"sex": ["f", math.nan]}}),
+        "a quantile twice": (ParameterError, "quantiles", table, bounds | {"quantiles": [0.5, 0.5]}),
+        "nothing to count": (ParameterError, "histogram", table, {"column": "sex", "delta": 0.0}),
     }
 
 

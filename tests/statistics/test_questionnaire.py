@@ -73,6 +73,7 @@ def test_one_charge_or_none(tmp_path: Path) -> None:
         (QUESTIONS, {"wanted": {"nobody": 1.0}}),
         (QUESTIONS, {"epsilon": 0.0}),
         ({"id": Mean({"id": (0, 1)})}, {"user": "id"}),
+        (QUESTIONS, {"user": ["id"]}),
         ({"users": Count()}, {}),
     ],
 )

@@ -8,14 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError
-from cpsgd.tables import Chunk, labels, text_of
+from cpsgd.tables import Chunk, is_none, labels, text_of
 
 
 def check_categories(name: str, given: Iterable[object]) -> tuple[str, ...]:
     """Returns different categories as texts, or raises `ParameterError`."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ParameterError(f"Expected {name} to list categories.")
-    texts = tuple(text_of(entry) for entry in given)
+    entries = tuple(given)
+    if any(is_none(entry) for entry in entries if not isinstance(entry, str | bytes)):
+        raise ParameterError(f"Expected {name} to list no missing value: rows with one are in no category.")
+    texts = tuple(text_of(entry) for entry in entries)
     if not texts or len(set(texts)) < len(texts):
         raise ParameterError(f"Expected {name} to list at least one category, each once.")
     return texts

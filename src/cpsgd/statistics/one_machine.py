@@ -124,6 +124,8 @@ def histogram(
     if edges is None and categories is None:
         if options.get("group_by") is not None:
             raise ParameterError("Categories that are not listed are groups: count them with group_by and no column.")
+        if not options.get("delta"):
+            raise ParameterError("Give edges or categories, or delta: categories that are not listed need a δ.")
         counted = Count(rows=rows, missing=options.get("missing"))
         found = release(table, counted, (), lambda known: counted, options | {"group_by": [column]})
         return _as_histogram(found)

@@ -17,7 +17,7 @@ from cpsgd.statistics.partial import Job
 from cpsgd.statistics.results import Statistic
 from cpsgd.statistics.rows import RowQuestion, check_one_user
 from cpsgd.statistics.table_noise import TableNoise, allot, noise_for, total
-from cpsgd.statistics.table_options import events_for
+from cpsgd.statistics.table_options import check_user, events_for
 from cpsgd.statistics.table_release import (
     ClippingWarning,
     error_of,
@@ -154,8 +154,7 @@ def report(
     if strange := [name for name in wanted or {} if name not in questions]:
         raise ParameterError(f"There are wanted errors for {', '.join(strange)}, which questions does not name.")
     asked = {name: question.central("replace-one", user) for name, question in questions.items()}
-    if user is not None and any(user in question.needed for question in asked.values()):
-        raise ParameterError(f"{user!r} says whose a row is; it cannot be a column that is asked about, too.")
+    check_user(user, {name for question in asked.values() for name in question.needed})
     source = open_table(table)
     missing = any(question.missing is not None for question in asked.values())
     goals = {name: _validate.positive(f"wanted error of {name}", goal) for name, goal in (wanted or {}).items()}

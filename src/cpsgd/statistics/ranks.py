@@ -132,6 +132,10 @@ class Quantiles(RowQuestion):
         if isinstance(quantiles, float | int | str) or not len(quantiles):
             raise ParameterError("Expected quantiles to be a list of numbers between 0 and 1.")
         self.quantiles = tuple(_validate.probability("quantiles", each) for each in quantiles)
+        if len(set(self.quantiles)) < len(self.quantiles):
+            raise ParameterError(
+                "Expected each of quantiles once: a second answer would cost the first one's accuracy."
+            )
         self.bins = _validate.integer("bins", bins, low=2, high=_MOST_BINS)
         self._edges = {name: np.linspace(low, high, self.bins + 1) for name, (low, high) in self.bounds.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -71,6 +71,14 @@ def unlisted(options: StatisticOptions) -> tuple[str, ...]:
     return ()
 
 
+def check_user(user: object, asked: Collection[str]) -> None:
+    """Refuses a column of users that is no name, or one of the columns that are asked about."""
+    if user is not None and not isinstance(user, str):
+        raise ParameterError(f"Expected user to be the name of one column, got {user!r}.")
+    if user in asked:
+        raise ParameterError(f"{user!r} says whose a row is; it cannot be a column that is asked about, too.")
+
+
 @dataclass(frozen=True, eq=False)
 class Asked:
     """The options of a statistic, checked."""
@@ -94,9 +102,10 @@ class Asked:
             raise ParameterError(f"Unknown {unknown}; there are {', '.join(sorted(known))}.")
         if "epsilon" not in said:
             raise ParameterError("Missing epsilon: a statistic is released with it.")
-        user = options.get("user")
-        if user is not None and user in (*question.needed, *unlisted(options)):
-            raise ParameterError(f"{user!r} says whose a row is; it cannot be a column that is asked about, too.")
+        user, found = options.get("user"), unlisted(options)
+        check_user(user, (*question.needed, *found))
+        if len(set(found)) < len(found):
+            raise ParameterError("Expected group_by to name each column once.")
         epsilon = _validate.positive("epsilon", options["epsilon"], high=500.0)
         delta = _validate.fraction("delta", options.get("delta", 0.0))
         neighbours = options.get("neighbours", "replace-one")
