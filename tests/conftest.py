@@ -50,15 +50,34 @@ def invoke() -> Callable[..., Result]:
     return run
 
 
-@pytest.fixture(autouse=True)
-def _nothing_remembered(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Forgets guarantees before and after a test that patches something: what is remembered would hide the patch."""
-    guarantees = sys.modules.get("cpsgd.privacy.guarantees") if "monkeypatch" in request.fixturenames else None
-    if guarantees is not None:
-        guarantees._remembered.cache_clear()
-    yield
-    if guarantees is not None:
-        guarantees._remembered.cache_clear()
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_remembered() -> Iterator[None]:
+    """Forgets guarantees when a test patches something that they may depend on, and when it takes the patch back."""
+    change, undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
+    of_others = ("os", "tempfile", "time", "torch")
+    patched: set[int] = set()
+
+    def forget() -> None:
+        if guarantees := sys.modules.get("cpsgd.privacy.guarantees"):
+            guarantees._remembered.cache_clear()
+
+    def changed(self: pytest.MonkeyPatch, target: Any, *words: Any, **options: Any) -> None:
+        place = target if isinstance(target, str) else getattr(target, "__module__", None) or target.__name__
+        change(self, target, *words, **options)
+        if place.partition(".")[0] not in of_others:
+            patched.add(id(self))
+            forget()
+
+    def undone(self: pytest.MonkeyPatch) -> None:
+        undo(self)
+        if id(self) in patched:
+            patched.remove(id(self))
+            forget()
+
+    with pytest.MonkeyPatch.context() as ours:
+        ours.setattr(pytest.MonkeyPatch, "undo", undone)
+        ours.setattr(pytest.MonkeyPatch, "setattr", changed)
+        yield
 
 
 @pytest.fixture(scope="session")

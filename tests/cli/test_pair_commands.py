@@ -48,10 +48,11 @@ PLAN = (
     "coins",
     "--pair",
 )
+TASK = (*PLAN, *URLS, "--rounds", 2, "--server-messages", 20, "--out")  # planned once, and then remembered
 
 
 def test_a_plan_makes_a_task_and_its_secrets(cpsgd: Any, tmp_path: Path) -> None:
-    found = cpsgd.json(*PLAN, *URLS, "--rounds", 2, "--server-messages", 20, "--out", "phones.json")
+    found = cpsgd.json(*TASK, "phones.json")
     folder = tmp_path
     task = PairTask.read(folder / "phones.json")
     assert found["protocol"] == task.protocol.to_dict()
@@ -64,7 +65,7 @@ def test_a_plan_makes_a_task_and_its_secrets(cpsgd: Any, tmp_path: Path) -> None
     assert json.loads((folder / "collector.json").read_text()).keys() >= {"collector"}
     assert Secrets.read(folder / "collector.json").private == ()
     for name in ("phones.json", "others.json"):  # no secret is ever replaced
-        assert cpsgd(*PLAN, *URLS, "--out", name).exit_code == 2
+        assert cpsgd(*TASK, name).exit_code == 2
     assert PairTask.read(folder / "phones.json") == task
     assert not (folder / "others.json").exists()
     (folder / "leader.json").chmod(0o644)
@@ -73,7 +74,7 @@ def test_a_plan_makes_a_task_and_its_secrets(cpsgd: Any, tmp_path: Path) -> None
 
 
 def test_tokens_are_made_for_clients_and_servers(cpsgd: Any, tmp_path: Path) -> None:
-    words = (*PLAN, *URLS, "--out", "task.json", "--admission", "tokens")
+    words = (*TASK, "task.json", "--admission", "tokens")
     cpsgd.refuses("--tokens", *words)
     cpsgd.succeeds(*words, "--tokens", 5)
     lines = (tmp_path / "tokens.txt").read_text().splitlines()
@@ -134,7 +135,7 @@ def test_tasks_that_would_be_unsafe_are_refused(
 
 
 def test_servers_refuse_what_is_missing(cpsgd: Any) -> None:
-    cpsgd.succeeds(*PLAN, *URLS, "--out", "task.json")
+    cpsgd.succeeds(*TASK, "task.json")
     words = ("--task", "task.json", "--secrets", "helper.json", "--store", "helper.db")
     cpsgd.refuses("Missing --roster", "pair", "helper", *words)
     cpsgd.refuses("plain http", "pair", "helper", *words, "--host", "0.0.0.0")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from contextlib import chdir, nullcontext
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,27 @@ def finished(tmp_path_factory: pytest.TempPathFactory, invoke: Any) -> Path:
     return folder
 
 
-def command(*options: object) -> list[str]:
-    return [sys.executable, "-m", "cpsgd", "train", *map(str, options)]
+@contextmanager
+def started(folder: Path, invoke: Any, *options: object) -> Iterator[Any]:
+    """Trains in a process of its own, and waits for its end; what it writes to stderr comes to a file."""
+
+    def train() -> None:
+        os.chdir(folder)
+        result = invoke(app, "train", *options)
+        Path("stderr").write_text(result.stderr)
+        sys.exit(result.exit_code)
+
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    yield process
+    process.join(60)
 
 
-def process(folder: Path) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+def until_a_round(run: Path) -> None:
+    """Waits for the first."""
+    deadline = time.monotonic() + 60
+    while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -84,14 +99,14 @@ def test_the_report_needs_nothing_from_outside(finished: Path) -> None:
         assert word in page
 
 
-def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_path: Path, cpsgd: Any) -> None:
-    with subprocess.Popen(command(*SMALL, "--run", "whole"), **process(tmp_path)) as victim:
-        run = tmp_path / "runs" / "whole"
-        deadline = time.monotonic() + 60
-        while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        victim.send_signal(signal.SIGKILL)
-    assert victim.returncode == -signal.SIGKILL
+def test_killed_and_resumed_equals_the_uninterrupted_run(
+    finished: Path, tmp_path: Path, cpsgd: Any, invoke: Any
+) -> None:
+    run = tmp_path / "runs" / "whole"
+    with started(tmp_path, invoke, *SMALL, "--run", "whole") as victim:
+        until_a_round(run)
+        victim.kill()
+    assert victim.exitcode == -signal.SIGKILL
     assert not (run / "report.html").exists()
     cpsgd.succeeds("train", "--resume")
     assert rows(run) == rows(finished / "runs" / "whole")
@@ -100,19 +115,16 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(finished: Path, tmp_pat
     assert (run / "report.html").exists()
 
 
-def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path, cpsgd: Any) -> None:
+def test_a_second_process_is_refused_and_ctrl_c_says_how_to_go_on(tmp_path: Path, cpsgd: Any, invoke: Any) -> None:
     options = ("--cohort", 400, "--rounds", 20_000, "--model", "linear", "--no-baselines", "--run", "long", *PLANNED)
-    with subprocess.Popen(command(*options), **process(tmp_path)) as victim:
-        run = tmp_path / "runs" / "long"
-        deadline = time.monotonic() + 60
-        while not ((run / "metrics.jsonl").exists() and rows(run)) and time.monotonic() < deadline:
-            time.sleep(0.005)
+    with started(tmp_path, invoke, *options) as victim:
+        until_a_round(tmp_path / "runs" / "long")
         second = cpsgd("train", "--resume", "--run", "long")
-        victim.send_signal(signal.SIGINT)
-        _, complaint = victim.communicate(timeout=60)
+        os.kill(victim.pid, signal.SIGINT)
     assert second.exit_code == 2
     assert "Another process is at work on the run in runs/long" in " ".join(second.stderr.split())
-    assert victim.returncode == 130
+    assert victim.exitcode == 130
+    complaint = (tmp_path / "stderr").read_text()
     assert "cpsgd train --resume --run long" in complaint
     assert "Traceback" not in complaint
 

@@ -13,11 +13,12 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import runpy
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -491,9 +492,7 @@ def run(rank: int, workers: int, folder: Path, names: list[str]) -> None:
 
 def show(rank: int, workers: int, folder: Path, names: list[str]) -> None:
     """Runs the example in the docstring of each class of the engine, as torchrun would: the example makes the group."""
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(workers), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (folder / "port").read_text()}
+    _as_torchrun(rank, workers, folder)
     for name in names:
         (example,) = doctest.DocTestFinder(recurse=False).find(getattr(ddp, name), name, globs={})
         for line in example.examples:
@@ -502,6 +501,21 @@ def show(rank: int, workers: int, folder: Path, names: list[str]) -> None:
         found = doctest.DocTestRunner().run(example, out=seen.write)
         (folder / f"{name}.{rank}").write_text(f"{found.attempted} lines, {found.failed} failed\n{seen.getvalue()}")
         dist.destroy_process_group()
+
+
+def script(rank: int, workers: int, folder: Path, names: list[str]) -> None:
+    """Runs scripts as torchrun would, and keeps what they print."""
+    _as_torchrun(rank, workers, folder)
+    for name in names:
+        with redirect_stdout(io.StringIO()) as seen:
+            runpy.run_path(name, run_name="__main__")
+        (folder / f"{Path(name).name}.{rank}").write_text(seen.getvalue())
+
+
+def _as_torchrun(rank: int, workers: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(workers), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (folder / "port").read_text()}
 
 
 def start(folder: Path, count: int, names: list[str], work: Callable[..., None] = run) -> int:

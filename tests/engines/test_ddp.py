@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -18,6 +15,7 @@ import pytest
 from cpsgd import plan
 from cpsgd.engines.pair.running import free_port
 from cpsgd.errors import ParameterError
+from cpsgd.planner import plan_examples
 from cpsgd.privacy import guarantee_over_rounds
 
 torch = pytest.importorskip("torch", reason="the workers need PyTorch")
@@ -305,14 +303,15 @@ def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
     assert found[0]["bits"] == pytest.approx(12.8)
 
 
-def test_the_example_runs() -> None:
+def test_the_example_runs(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "at ε = 2.00" in done.stdout
-    assert "9.2 bits per coordinate" in done.stdout
+    plan_examples(2, 650, 2.0, 1e-6, rounds=40, examples=256, colluding=1)  # once: workers inherit what is remembered
+    (tmp_path / "port").write_text(str(free_port()))
+    assert ddp_workers.start(tmp_path, 2, [str(example)], ddp_workers.script) == 0
+    first, second = ((tmp_path / f"{example.name}.{rank}").read_text() for rank in range(2))
+    assert "at ε = 2.00" in first
+    assert "9.2 bits per coordinate" in first
+    assert second == ""
 
 
 def test_examples_print_what_they_show(tmp_path: Path) -> None:
@@ -322,6 +321,10 @@ def test_examples_print_what_they_show(tmp_path: Path) -> None:
     divided by 1,000 and rounded to 0.1. Another digit is more than 12 standard deviations away: below 1e-30.
     """
     names = ["PrivateMean", "ExampleGradients", "WorkerGradients", "PrivateOptimizer"]
+    # Once: workers inherit what is remembered.
+    plan(2, 3, 8.0, 1e-6, rounds=10, colluding=1)
+    for dim in (2, 3):
+        plan_examples(2, dim, 2.0, 1e-6, rounds=1, examples=1000, colluding=1)
     (tmp_path / "port").write_text(str(free_port()))
     torch.set_num_threads(1)
     assert ddp_workers.start(tmp_path, 2, names, ddp_workers.show) == 0

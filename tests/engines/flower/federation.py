@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,14 +37,34 @@ _STOP_SECONDS = 20.0
 _COMMAND_SECONDS = 120.0
 # Below the ports that systems give to outgoing connections, which could take one between the choice and its use.
 _PORTS = range(20_000, 30_000)
-_SUPEREXEC = Path(__file__).parent / "superexec.py"
-# `flwr supernode register` of all keys in one process: Flower's command line takes a second to start.
-_REGISTER = """
-import sys
-from flwr.cli.app import app
-for key in sys.argv[1:]:
-    assert not app(["supernode", "register", key, "local"], standalone_mode=False)
-"""
+_NURSERY = Path(__file__).with_name("nursery.py")
+
+
+class Process:
+    """A fork of the nursery, in a session of its own."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def ended(self) -> bool:
+        """Whether it has: the nursery leaves no zombies."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def wait(self, timeout: float) -> None:
+        """Waits until it has ended.
+
+        Raises:
+            TimeoutError: It has not.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.ended():
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"Process {self.pid} did not end within {timeout:g} s.")
+            time.sleep(0.05)
 
 
 class Federation:
@@ -58,20 +79,16 @@ class Federation:
         self._database, self._task = database, task
         self.nodes = nodes
         self.roster = directory / "roster"
-        self.supernodes: list[subprocess.Popen[bytes]] = []
+        self.supernodes: list[Process] = []
         self._mark = uuid.uuid4().hex
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._commands = itertools.count()
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._daemons: list[Process] = []
         self._port, *self._node_ports = free_ports(1 + nodes)
         self._killed: set[int] = set()
-        binaries = str(Path(sys.executable).parent)
-        own = directory / "bin"
-        own.mkdir()
-        (own / "flower-superexec").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{_SUPEREXEC}" "$@"\n')
-        (own / "flower-superexec").chmod(0o755)
         self.environment = {
             **os.environ,
             _MARK: self._mark,
-            "PATH": os.pathsep.join([str(own), binaries, os.environ["PATH"]]),
             "PYTHONPATH": str(Path(cpsgd.__file__).parents[1]),
             "FLWR_HOME": str(directory / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -97,6 +114,15 @@ class Federation:
 
     def start(self) -> None:
         """Starts the SuperLink, registers the nodes' keys, and starts the SuperNodes."""
+        with (self.directory / "nursery.log").open("ab") as log:
+            self._nursery = subprocess.Popen(
+                [sys.executable, _NURSERY],
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
         write_certificate(self.directory)
         home = self.directory / "home"
         home.mkdir()
@@ -110,9 +136,7 @@ class Federation:
         self.roster.write_text("".join(lines))
         for node in range(self.nodes):
             write_node_key(self.directory, node)
-        self._command(
-            sys.executable, "-c", _REGISTER, *(str(self.directory / f"node-{i}.pub") for i in range(self.nodes))
-        )
+            self._flwr("supernode", "register", str(self.directory / f"node-{node}.pub"), "local")
         for node in range(self.nodes):
             self.supernodes.append(self._start_node(node))
 
@@ -131,7 +155,7 @@ class Federation:
         )
         self._wait_for_port(self._superlink)
 
-    def _start_node(self, node: int) -> subprocess.Popen[bytes]:
+    def _start_node(self, node: int) -> Process:
         return self._spawn(
             f"node-{node}",
             "flower-supernode",
@@ -163,7 +187,7 @@ class Federation:
         while self._activated() == activated:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"The node was not let in within {timeout:g} s:\n{self.logs()}")
-            if self.supernodes[node].poll() is not None:
+            if self.supernodes[node].ended():
                 refused += 1
                 time.sleep(15.0)  # as RestartSec of a systemd unit
                 self.supernodes[node] = self._start_node(node)
@@ -205,8 +229,7 @@ class Federation:
         while time.monotonic() < deadline:
             time.sleep(0.5)
             self._check_nodes()
-            # Each question to Flower starts a Python of its own, which the nodes wait for: it is asked seldom.
-            if time.monotonic() < asked + (2.0 if last.exists() else 20.0):
+            if time.monotonic() < asked + (1.0 if last.exists() else 20.0):
                 continue
             status = json.loads(self._flwr("ls", "--run-id", number, "local", "--format", "json"))
             asked = time.monotonic()
@@ -241,12 +264,14 @@ class Federation:
 
     def stop(self) -> None:
         """Ends everything: politely, then by force."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
+        if self._nursery is None:
+            return
+        for process in self._daemons:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 5.0
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+        for process in self._daemons:
+            with contextlib.suppress(TimeoutError):
                 process.wait(max(0.1, deadline - time.monotonic()))
         # Again until none is left, for a process may have started another meanwhile; but not for ever.
         deadline = time.monotonic() + _STOP_SECONDS
@@ -254,11 +279,9 @@ class Federation:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for process in self._processes:
-                process.poll()
+            self._nursery.poll()
             time.sleep(0.1)
-        for process in self._processes:
-            process.wait(10)
+        self._nursery.communicate(timeout=10)
 
     def living(self) -> list[int]:
         """Processes that carry this federation's mark in their environment and have not ended."""
@@ -271,41 +294,41 @@ class Federation:
                         found.append(int(entry.name))
         return found
 
-    def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self._processes.append(process)
+    def _spawn(self, name: str, *command: str) -> Process:
+        """Starts a process that stays."""
+        process = self._fork(command, self.directory / f"{name}.log")
+        self._daemons.append(process)
         return process
 
-    def _flwr(self, *arguments: str) -> str:
-        return self._command("flwr", *arguments)
+    def _fork(self, command: Sequence[str], output: Path, **more: object) -> Process:
+        """Asks the nursery for a process."""
+        assert self._nursery is not None
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        asked = {"command": command, "session": True, "output": str(output), **more}
+        self._nursery.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._nursery.stdin.flush()
+        return Process(int(self._nursery.stdout.readline()))
 
-    def _command(self, *command: str) -> str:
-        done = subprocess.run(
-            command,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            raise AssertionError(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
-        return done.stdout
+    def _flwr(self, *arguments: str) -> str:
+        """Runs Flower's command line and returns what it prints."""
+        output = self.directory / f"flwr-{next(self._commands)}.log"
+        status = output.with_suffix(".status")
+        self._fork(("flwr", *arguments), output, status=str(status)).wait(_COMMAND_SECONDS)
+        if not status.exists() or status.read_text() != "0":
+            raise AssertionError(f"{' '.join(arguments)} failed:\n{self.logs()}")
+        return output.read_text()
 
     def _check_nodes(self) -> None:
         """A SuperNode that has ended by itself is waited for in vain."""
         for node, process in enumerate(self.supernodes):
-            if node not in self._killed and process.poll() is not None:
-                raise AssertionError(f"SuperNode {node} ended with {process.returncode}:\n{self.logs()}")
+            if node not in self._killed and process.ended():
+                raise AssertionError(f"SuperNode {node} has ended:\n{self.logs()}")
 
-    def _wait_for_port(self, superlink: subprocess.Popen[bytes]) -> None:
+    def _wait_for_port(self, superlink: Process) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            if superlink.poll() is not None:
+            if superlink.ended():
                 raise AssertionError(f"The SuperLink ended before it opened its port:\n{self.logs()}")
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
                 return

@@ -99,7 +99,7 @@ def run_federation(directory: Path, folder: Path, mechanism: str) -> Outcome:
         finally:
             stop.set()
             watcher.join(15.0)
-        assert federation.supernodes[1].poll() is not None
+        assert federation.supernodes[1].ended()
     assert not federation.living()
     protocol = Protocol.from_json((folder / "protocol.json").read_text())
     memories = [federation.memory(node) for node in range(NODES)]

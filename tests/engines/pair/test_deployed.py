@@ -59,8 +59,12 @@ def test_flowers_superlink_and_supernodes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.load(outcome / f"model-{round}.npy").reshape(-1), model)
 
 
+@pytest.mark.thorough
 def test_nvflares_server_and_sites(tmp_path: Path) -> None:
-    """Two rounds of five sites, one of which is killed in the second."""
+    """Two rounds of five sites, one of which is killed in the second.
+
+    `make test` has the parts: these rounds with sites in one process, and such sites in rounds of secure aggregation.
+    """
     pytest.importorskip("nvflare")
     from cpsgd.engines.nvflare import CpsgdController
     from tests.engines.nvflare import test_deployment as nvflare
