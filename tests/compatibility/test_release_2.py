@@ -156,6 +156,7 @@ def test_commands_print_the_same_keys_and_end_the_same(
 ) -> None:
     shutil.copytree(DATA / "cli", tmp_path, dirs_exist_ok=True)
     shutil.copyfile(DATA / "budgets.ledger", tmp_path / "budgets.ledger")
+    monkeypatch.setenv("CPSGD_SIMD", "this")  # an audit of other levels starts processes: tests/audit/test_surveys.py
     monkeypatch.chdir(tmp_path)
     for case in CASES:
         if case["group"] != group:

@@ -492,8 +492,8 @@ def run(rank: int, workers: int, folder: Path, names: list[str]) -> None:
 
 def show(rank: int, workers: int, folder: Path, names: list[str]) -> None:
     """Runs the example in the docstring of each class of the engine, as torchrun would: the example makes the group."""
-    _as_torchrun(rank, workers, folder)
-    for name in names:
+    for name, port in zip(names, (folder / "ports").read_text().split(), strict=True):  # no group meets an earlier one
+        _as_torchrun(rank, workers, port)
         (example,) = doctest.DocTestFinder(recurse=False).find(getattr(ddp, name), name, globs={})
         for line in example.examples:
             line.options.pop(doctest.SKIP)
@@ -505,17 +505,17 @@ def show(rank: int, workers: int, folder: Path, names: list[str]) -> None:
 
 def script(rank: int, workers: int, folder: Path, names: list[str]) -> None:
     """Runs scripts as torchrun would, and keeps what they print."""
-    _as_torchrun(rank, workers, folder)
-    for name in names:
+    for name, port in zip(names, (folder / "ports").read_text().split(), strict=True):
+        _as_torchrun(rank, workers, port)
         with redirect_stdout(io.StringIO()) as seen:
             runpy.run_path(name, run_name="__main__")
         (folder / f"{Path(name).name}.{rank}").write_text(seen.getvalue())
 
 
-def _as_torchrun(rank: int, workers: int, folder: Path) -> None:
+def _as_torchrun(rank: int, workers: int, port: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(workers), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (folder / "port").read_text()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def start(folder: Path, count: int, names: list[str], work: Callable[..., None] = run) -> int:

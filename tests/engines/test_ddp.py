@@ -37,6 +37,13 @@ Results = list[dict[str, Any]]
 Run = Callable[[str, int], Results]
 
 
+def free_ports(count: int) -> list[int]:
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
+
+
 def launch(folder: Path, count: int, names: list[str], expected: int) -> list[dict[str, Any]]:
     """Runs scenarios on `count` workers; returns what each of the `expected` ones that finish saw."""
     torch.set_num_threads(1)  # threads do not survive a fork
@@ -306,7 +313,7 @@ def test_it_learns_the_digits(tmp_path: Path, count: int) -> None:
 def test_the_example_runs(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "ddp_digits.py"
     plan_examples(2, 650, 2.0, 1e-6, rounds=40, examples=256, colluding=1)  # once: workers inherit what is remembered
-    (tmp_path / "port").write_text(str(free_port()))
+    (tmp_path / "ports").write_text(str(free_port()))
     assert ddp_workers.start(tmp_path, 2, [str(example)], ddp_workers.script) == 0
     first, second = ((tmp_path / f"{example.name}.{rank}").read_text() for rank in range(2))
     assert "at ε = 2.00" in first
@@ -325,7 +332,7 @@ def test_examples_print_what_they_show(tmp_path: Path) -> None:
     plan(2, 3, 8.0, 1e-6, rounds=10, colluding=1)
     for dim in (2, 3):
         plan_examples(2, dim, 2.0, 1e-6, rounds=1, examples=1000, colluding=1)
-    (tmp_path / "port").write_text(str(free_port()))
+    (tmp_path / "ports").write_text(" ".join(map(str, free_ports(len(names)))))
     torch.set_num_threads(1)
     assert ddp_workers.start(tmp_path, 2, names, ddp_workers.show) == 0
     found = [(tmp_path / f"{name}.{rank}").read_text() for name in names for rank in range(2)]

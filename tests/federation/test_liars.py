@@ -102,7 +102,7 @@ LIES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize(("clients", "colluding"), [(4, 1), (10, 2), (12, 2)])
+@pytest.mark.parametrize(("clients", "colluding"), [(4, 1), (10, 2), pytest.param(12, 2, marks=pytest.mark.thorough)])
 def test_liars_cost_a_round_each_at_most_and_are_out(
     monkeypatch: pytest.MonkeyPatch, clients: int, colluding: int, lie: str
 ) -> None:

@@ -1,18 +1,28 @@
-"""Both servers as processes on 127.0.0.1, which a test may kill and start again."""
+"""Both servers as processes on 127.0.0.1, which a test may kill and start again.
+
+They are forks of one that has imported what they need: a start from nothing takes a second of processor time. Tests of
+deployed federations and of the examples start them as users do.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from cpsgd import Protocol
-from cpsgd.engines.pair.running import free_port, start_server, stop_server, write_task
+from cpsgd.engines.pair.running import free_port, write_task
 from cpsgd.engines.pair.task import Admission, create_task
+from tests.engines.pair import forked
 
 from .local import protocol
+
+_FORKS = multiprocessing.get_context("forkserver")
+_SECONDS = 60.0
 
 
 class Servers:
@@ -35,18 +45,31 @@ class Servers:
         )
         self.folder, self._options = folder, options
         self._stores = stores or {role: str(folder / f"{role}.db") for role in urls}
-        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.running: dict[str, BaseProcess] = {}
         write_task(folder, self.task, self.secrets)
 
     def start(self, role: str) -> None:
         """Starts a server and returns when it listens."""
-        self.running[role] = start_server(
-            role, self.folder, store=self._stores[role], options=self._options, log=self.folder / f"{role}.log"
-        )
+        words = ["--task", str(self.folder / "task.json"), "--secrets", str(self.folder / f"{role}.json")]
+        words = ["pair", role, *words, "--store", self._stores[role], *self._options]
+        _FORKS.set_forkserver_preload(list(forked.NEEDED))
+        said, output = _FORKS.Pipe(duplex=False)
+        process = _FORKS.Process(target=forked.command, args=(words, output, self.folder / f"{role}.log"))
+        process.start()
+        output.close()
+        with said:
+            listens = os.read(said.fileno(), 1000).startswith(role.capitalize().encode())
+        self.running[role] = process
+        assert listens, (self.folder / f"{role}.log").read_text()
 
     def stop(self, role: str, how: signal.Signals = signal.SIGKILL) -> int:
-        """Ends a server, as kill -9 does if not said otherwise."""
-        return stop_server(self.running.pop(role), how)
+        """Ends a server, as kill -9 does if not said otherwise, and returns its exit code."""
+        process = self.running.pop(role)
+        assert process.pid is not None
+        os.kill(process.pid, how)
+        process.join(_SECONDS)
+        assert process.exitcode is not None
+        return process.exitcode
 
 
 @contextmanager
