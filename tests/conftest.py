@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,16 @@ def _nothing_remembered() -> Iterator[None]:
 
     def forget() -> None:
         if guarantees := sys.modules.get("cpsgd.privacy.guarantees"):
-            guarantees._remembered.cache_clear()
+            with suppress(AttributeError):  # a patch of the function itself, which remembers nothing
+                guarantees._remembered.cache_clear()
 
     def changed(self: pytest.MonkeyPatch, target: Any, *words: Any, **options: Any) -> None:
         place = target if isinstance(target, str) else getattr(target, "__module__", None) or target.__name__
-        change(self, target, *words, **options)
         package, room = (*place.split("."), "")[:2]
         if package not in others and not (package == "cpsgd" and room in above):
             patched.add(id(self))
             forget()
+        change(self, target, *words, **options)
 
     def undone(self: pytest.MonkeyPatch) -> None:
         undo(self)
