@@ -146,6 +146,7 @@ def test_much_clipping_is_said(cpsgd: Any, people: Path) -> None:
         ("table histogram", ("--columns", "age,sex", "--edges", "0,1"), "one column"),
         ("table quantiles", ("--columns", "age", "--bounds", "age=0:100", "--quantiles", "2"), "quantiles"),
         ("table sum", ("--columns", "age", "--bounds", "age=0:100", "--group-by", "sex=f;id"), "--group-by"),
+        ("table sum", ("--columns", "age", "--bounds", "age=0:100", "--group-by", "sex=f;sex=m"), "each column once"),
     ],
 )
 def test_bad_input_writes_and_charges_nothing(

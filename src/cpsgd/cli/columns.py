@@ -341,15 +341,16 @@ def split_bounds(text: str | None) -> dict[str, tuple[float, float]] | None:
 def split_groups(text: str) -> dict[str, list[str]] | list[str]:
     """Returns columns with their groups, or columns alone, or raises `ParameterError`."""
     parts = [part.partition("=") for part in text.split(";")]
+    columns = [column.strip() for column, _, _ in parts]
     listed = [bool(equals) for _, equals, _ in parts]
-    if not all(column.strip() for column, _, _ in parts) or (any(listed) and not all(listed)):
+    if not all(columns) or len(set(columns)) < len(columns) or (any(listed) and not all(listed)):
         raise ParameterError(
             "Expected --group-by as COLUMN=GROUP,GROUP;COLUMN=GROUP,GROUP where groups are known, or COLUMN;COLUMN "
-            "where they are to be found."
+            "where they are to be found, each column once."
         )
     if not all(listed):
-        return [column.strip() for column, _, _ in parts]
-    return {column.strip(): split_names(names) for column, _, names in parts}
+        return columns
+    return {column: split_names(names) for column, (_, _, names) in zip(columns, parts, strict=True)}
 
 
 def split_missing(text: str | None) -> str | float | None:
