@@ -382,6 +382,7 @@ def test_a_round_moves_the_model_or_leaves_it(small_plan: Plan, tmp_path: Path) 
     assert course.finish(withheld) is None
     assert set(course.model) == {1.0}
     assert course._fell_out == {"a"}
+    assert (course._progress.begun, course._progress.revealing, course._progress.asked) == (0, False, [])
     assert (course.round, course.awaited) == (3, 4)
     moved = course.finish(ended(course, np.ones(DIM, np.float32)))
     assert moved is not None
@@ -494,3 +495,14 @@ def test_no_more_than_wanted_are_chosen() -> None:
     first, second = (Conduct[str]().choose(many, 1, wanted=20, needed=10) for _ in range(2))
     assert len(set(first)) == len(set(second)) == 20
     assert set(first) != set(second)  # P < 1e-20
+
+
+@pytest.mark.parametrize(("apart", "rounds"), [(1, {4, 5, 6}), (2, {5, 6}), (3, {6}), (None, set())])
+def test_when_a_node_has_its_next_turn(apart: int | None, rounds: set[int]) -> None:
+    found = set()
+    for round in (4, 5, 6):
+        course: Any = SimpleNamespace(_trained={"a": 3}, _terms=SimpleNamespace(apart=apart), round=round)
+        assert Course._has_turn(course, "b")
+        if Course._has_turn(course, "a"):
+            found.add(round)
+    assert found == rounds

@@ -169,4 +169,5 @@ def test_known_bounds() -> None:
 def test_what_holds_whatever_the_noise_is() -> None:
     """By Hoeffding's lemma: integers in 0..k have w = k²/4 each."""
     silent = Protocol.binomial(clients=5, dim=33, clip_norm=1.0, levels=4, trials=0)
+    assert [set(bounds(replace(silent, dim=dim), 5).blocks) for dim in (1, 2, 32, 33)] == [set(), {1}, {1}, {1, 32}]
     assert _bounded(silent, 5) == (5 * 3**2 / 4, 0.0)

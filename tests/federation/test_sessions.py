@@ -11,7 +11,7 @@ import pytest
 
 from cpsgd.errors import ImplausibleMeanError, SenderError, StageError, ThresholdError, WireError
 from cpsgd.federation import terms as terms_module
-from cpsgd.federation.carrying import Reply
+from cpsgd.federation.carrying import Gathering, Pace, Reply, carry
 from cpsgd.federation.sessions import Exchange, RoundSession
 from cpsgd.federation.terms import Settlement, Terms
 from cpsgd.secagg import Stage
@@ -149,6 +149,18 @@ def test_a_reply_that_is_refused_drops_its_node() -> None:
     assert session.report.dropped == {"north": "WireError: It is bad.", "south": "no time"}
     assert session.report.upload_bytes == {"north": 3, "west": 4}
     assert session.waiting == frozenset()
+
+
+def test_when_a_round_is_not_waited_for_any_more() -> None:
+    """By a clock that began anywhere."""
+    waits = Gathering(Pace(nodes=60.0, grace=5.0), wanted=4, needed=3, began=1_000.0)
+    assert not waits.over(2, 1_059.0)
+    assert waits.over(2, 1_060.0)
+    assert not waits.over(3, 1_010.0)
+    assert not waits.over(2, 1_012.0)  # one has left: the grace period begins anew
+    assert [waits.over(3, now) for now in (1_013.0, 1_017.9, 1_018.0)] == [False, False, True]
+    assert Gathering(Pace(), wanted=4, needed=3, began=1_000.0).over(4, 1_001.0)
+    assert carry(cast(Any, SimpleNamespace(stage=None)), cast(Any, None), Pace())
 
 
 def test_a_stage_is_closed_early_where_the_round_can_go_on() -> None:

@@ -46,6 +46,8 @@ def test_terms_that_contradict_the_plan(small_plan: Plan, tmp_path: Path) -> Non
     ):
         with pytest.raises(ParameterError, match=said):
             Terms(plan=small_plan, **cast(dict[str, Any], options))
+    with pytest.raises(ParameterError, match="participation"):
+        Terms(plan=with_run(small_plan, participation="once"))
     with pytest.raises(ParameterError, match="for outsiders only"):
         Terms(plan=with_run(small_plan, colluding=0))
     silent = replace(small_plan, protocol=replace(small_plan.protocol, modulus=None))

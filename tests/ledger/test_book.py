@@ -13,6 +13,7 @@ from cpsgd.errors import (
     EntryError,
     LedgerAccessError,
     LedgerChainError,
+    LedgerFormatError,
     ParameterError,
     PopulationError,
 )
@@ -235,7 +236,13 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerAccessError, match="budget create"):
         ledger.reserve("people", EVENT)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "other").write_bytes(b"x")
+    with pytest.raises(LedgerFormatError, match="not a ledger"):
+        Ledger(tmp_path / "other")
+    (tmp_path / "other").unlink()
     (tmp_path / "empty.ledger").touch()
+    with pytest.raises(LedgerAccessError, match="empty"):
+        Ledger(tmp_path / "empty.ledger").seen()
     with pytest.raises(LedgerAccessError, match="empty"):
         Ledger(tmp_path / "empty.ledger").verify()
     with pytest.raises(LedgerAccessError, match="empty"):

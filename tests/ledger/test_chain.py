@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from cpsgd._plain import canonical
 from cpsgd.errors import DamagedFileError, LedgerError, LedgerFormatError, ParameterError
 from cpsgd.ledger import Budget, RoundEvent
-from cpsgd.ledger.chain import Head, read_release, read_reservation
+from cpsgd.ledger.chain import Head, closed, read_release, read_reservation
+from cpsgd.ledger.state import State
 from cpsgd.protocol import Protocol
 
 from .damage import chained, replayed
@@ -103,6 +104,22 @@ def test_what_is_read_as_a_reservation_is_one() -> None:
         with pytest.raises(ParameterError):
             read_reservation({**body, **wrong})
     assert read_reservation({**body, "octave": 62, "spent": 0.0}).octave == 62
+
+
+def test_an_entry_is_closed_by_a_record_about_it() -> None:
+    entry = read_reservation({"number": 2, "time": NOW, **BODIES[2]})
+    for kind, field in (("release", {"survivors": 950}), ("abandon", {"reason": "none"})):
+        body = {"number": 3, "time": NOW, "kind": kind, "entry": 2, **field}
+        assert closed(entry, body).closed_as == 3
+        with pytest.raises(ParameterError, match="another entry"):
+            closed(entry, {**body, "entry": 1})
+
+
+def test_a_state_without_a_first_period_is_refused() -> None:
+    accounts = [[population, period + 1, account] for population, period, account in STATE["accounts"]]
+    with pytest.raises(ParameterError, match="first period"):
+        State.from_text(canonical({**STATE, "accounts": accounts}), Head())
+    assert State.from_text(canonical(STATE), Head()).to_text() == canonical(STATE)
 
 
 def test_records_about_time_and_state_that_a_ledger_writes() -> None:

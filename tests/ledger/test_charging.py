@@ -598,7 +598,8 @@ def test_the_proof_of_the_last_reservation_holds_for_its_account_alone(monkeypat
     assert charging.spent(budget, [account]).epsilon == 1.2
     account.room = Room(kind_of(one, 1_000), 1, 0.9, "m")
     assert charging.spent(budget, [account]).epsilon == 0.9
-    assert charging.spent(replace(budget, epsilon=2.0), [account]).epsilon == 1.2
+    for enough in (1.2, 2.0):
+        assert charging.spent(replace(budget, epsilon=enough), [account]).epsilon == 1.2
     assert charging.spent(budget, [account, account_of(one, 3)]).epsilon == 2.0
 
 

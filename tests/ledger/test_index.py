@@ -486,3 +486,33 @@ def test_what_a_row_says_is_pinned() -> None:
     assert all(_hash_of("people", str(number)) >= 256 for number in range(100))  # larger than other kinds
     rows = np.arange(10, dtype=np.uint64).reshape(2, 5)
     assert [int(check) for check in _checks(rows, 7)] == [0xB8790BB57E445269, 0x3657A32EDE7E1046]
+
+
+def test_whose_index_is_believed(ledger: Ledger) -> None:
+    """One of this ledger, by somebody who may write to it; nor is more than a part of it read that fits."""
+    ledger.reserve("people", event(0))
+
+    def sound() -> bool:
+        return Ledger(ledger.path)._replica.index._sound
+
+    other = Ledger(ledger.path.with_name("other.ledger"))
+    other.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    index = index_of(ledger.path)
+    whole = index.read_bytes()
+    assert sound()
+    index.write_bytes(index_of(other.path).read_bytes())
+    assert not sound()
+    index.unlink()
+    assert not sound()
+    index.symlink_to(index_of(other.path))
+    assert not sound()
+    index.unlink()
+    index.write_bytes(whole)
+    assert sound()
+    with index.open("r+b") as file:
+        file.truncate((1 << 26) + 40)
+    assert not sound()
+    index.write_bytes(whole)
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        os.chown(index, 65534, 65534)
+        assert not sound()

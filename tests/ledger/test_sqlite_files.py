@@ -191,3 +191,28 @@ def test_other_databases(old: Path, tmp_path: Path) -> None:
         connection.execute("CREATE VIEW records AS SELECT * FROM old")
     with pytest.raises(LedgerFormatError):
         Ledger(old)
+
+
+@pytest.mark.parametrize("more", [0, 1 << 8, 7 << 8])
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        *((code, LedgerBusyError) for code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)),
+        *(
+            (code, LedgerAccessError)
+            for code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+        ),
+        *((code, OSError) for code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)),
+        *((code, LedgerFormatError) for code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)),
+    ],
+)
+def test_errors_of_the_database_are_the_ledgers_own(
+    tmp_path: Path, code: int, more: int, expected: type[Exception]
+) -> None:
+    path = tmp_path / "database"
+    sqlite3.connect(path).close()
+    path.touch()
+    error = sqlite3.OperationalError("it failed")
+    error.sqlite_errorcode = code | more
+    with pytest.raises(expected), sqlite_files._opened(path, 1.0):
+        raise error

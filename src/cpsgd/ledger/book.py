@@ -13,7 +13,6 @@ from cpsgd.errors import (
     BudgetExceededError,
     BudgetExpiredError,
     EntryError,
-    LedgerAccessError,
     LedgerError,
     PopulationError,
 )
@@ -334,8 +333,6 @@ class Ledger:
     def seen(self, identity: Ed25519PrivateKey | None = None) -> Line:
         """Returns the head as a line for a witness, signed if an identity is given."""
         with self._replica.latest() as state:
-            if state.head.number < 0:
-                raise LedgerAccessError(f"{self.path} is empty: it holds no ledger yet. Create a budget first.")
             line = Line(state.head, now(state))
         return line if identity is None else line.signed(identity)
 

@@ -414,3 +414,11 @@ def test_sizes_at_their_ends() -> None:
     with pytest.raises(ParameterError, match="at least 4"):
         RoundShape.choose(prime=3, dim=5, task=b"t")
     assert RoundShape.choose(prime=5, dim=5, task=b"t").nodes == 2
+
+
+def test_a_point_is_outside_the_base_field_and_nothing_else_is_asked_of_it() -> None:
+    shape = RoundShape(Extension(11, 3), 7, 2, 4, b"toy")
+    points = [evaluation_point(shape, number.to_bytes(16, "big"), KEY)[0] for number in range(300)]
+    assert all(point[1:].any() for point in points)
+    # Of 11^3 - 11 such points two in eleven have a zero beside a coefficient that is none.
+    assert 20 < sum(not point[1:].all() for point in points) < 100
