@@ -340,37 +340,24 @@ class _Test:
 
     def __init__(self, curves: _Curves, w: float, thresholds: Array, precision: float) -> None:
         self.w, self._curves = w, curves
-        self._c0, self._c1 = thresholds[:-1], thresholds[1:]
+        self._thresholds, self._c0, self._c1 = thresholds, thresholds[:-1], thresholds[1:]
         self._end, self._count = float(thresholds[-1]), len(thresholds)
-        self._y = 0.5 * (self._c0**2 + self._c1**2)
-        self._squares = np.minimum(self._c0**2, self._c1**2)
         self._longest = 1.0 + math.sqrt(precision)
         # The smallest and largest scale of the first curve between which distances decided.
         self.divided = (math.inf, 0.0)
         scales = curves.scales(w, self._end)[::-1]
         smallest = curves.smallest(w, self._end, scales[0] * curves.first.distance)
-        self._smallest = self._chords(np.full((1, self._count), math.log(smallest)))
+        self._smallest = np.array([[math.log(smallest)], [0.0]]) + np.zeros(self._count - 1)
         self._scales = np.array(scales)
         found = [*_scaled(curves.first, scales), *curves.family.others]
         self._measure(np.array([curve.distance for curve in found]), _moments(found, w, self._end, self._count))
 
     def _measure(self, distances: Array, moments: Array) -> None:
-        """Keeps R at all distances, and chords between them."""
+        """Keeps R at all distances, and chords between thresholds."""
+        rows, cells = len(distances), self._count - 1
         self._distances, self._values = distances, moments
-        self._moments = self._chords(np.log(moments))
-        # (a + b t)/t² is largest at an end or at 1/t = -b/(2a).
-        b = np.diff(moments, axis=0) / np.diff(distances)[:, None]
-        a = moments[:-1] - b * distances[:-1, None]
-        near, far = 1.0 / distances[:-1, None], 1.0 / distances[1:, None]
-        with np.errstate(over="ignore"):
-            vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
-        largest = np.maximum(np.maximum((a * near + b) * near, (a * far + b) * far), (a * vertex + b) * vertex)
-        self._largest = self._chords(np.log(largest * (1.0 + 1e-11)))
-
-    def _chords(self, logs: Array) -> Array:
-        """Returns the chords of log R between thresholds: their values at c = 0, and their slopes."""
-        rise = np.diff(logs, axis=1) / (self._c1 - self._c0)
-        return np.stack([logs[:, :-1] - rise * self._c0, rise])
+        self._moments, self._largest = np.empty((2 * rows, cells)), np.empty((2 * (rows - 1), cells))
+        kernels.chords(distances, moments, self._thresholds, self._moments, self._largest)
 
     def passes(self, rate: float) -> bool:
         """Returns whether the rate is enough."""
@@ -422,53 +409,12 @@ class _Test:
 
     def _gaps(self, rate: float) -> Array:
         """Returns upper bounds on log R - log J: up to the first distance, and from each distance to the next."""
-        w, t = self.w, self._distances
-        widths = rate * t * t
-        average, bend = _averages(w, widths, self._c0, self._c1)
-        average += math.log(rate)
-        found = np.full(len(t), -math.inf)
-        # Up to the smallest distance J/Δ is 1 at Δ = 0 or what it is at that distance, if less.
-        self._worst(found[:1], self._smallest, np.minimum(average[:1], math.log(rate)), 0.0 * bend[:1])
-        self._worst(found[:1], self._smallest, average[:1], bend[:1])
-        # Up to the `first` pair of distances J/Δ is flat, and the second comparison the sharper one.
-        first = max(0, int(np.searchsorted(widths * (self._end / w) ** 2, _NARROW, side="right")) - 1)
-        for part in (slice(0, first), slice(1, first + 1)) if first else ():
-            self._worst(found[1 : first + 1], self._largest[:, :first], average[part], bend[part])
-        if first < len(t) - 1:
-            self._wide(found[first + 1 :], first, rate, average[first:], bend[first:])
-        return found + 1e-8
-
-    def _wide(self, found: Array, first: int, rate: float, average: Array, bend: Array) -> None:
-        """Raises the bounds `found` for the pairs of distances from which on J/Δ changes with Δ."""
-        w, t = self.w, self._distances[first:]
-        widths = rate * t * t
-        value = average[:-1] + 2.0 * np.log(t[:-1])[:, None]
-        # J + (t' - t) ∂J/∂t, ∂J/∂t = 2 κ t exp g(v)
-        v = w + widths[:-1]
-        slope = (0.5 * widths[:-1] / (w * v))[:, None]
-        density = (-0.5 * np.log(v / w) - widths[:-1] / 8.0 + np.log(2.0 * rate * t[:-1] * np.diff(t)))[:, None]
-        density = density + slope * self._y
-        ahead, share = np.empty((2, *value.shape))
-        kernels.log_sums(value, density, ahead, share)
-        ahead_bend = bend[:-1] + share * (slope - bend[:-1])
-        v = w + widths[1:, None]
-        convex = (self._squares >= v * (1.0 + 0.25 * v)) | (widths[1:, None] <= w / (1.0 + 0.25 * w))
-        self._worst(found, self._moments[:, first:-1], value, bend[:-1], convex)
-        self._worst(found, self._moments[:, first + 1 :], ahead, ahead_bend, convex)
-        if not np.all(convex):
-            for part in (slice(0, -1), slice(1, None)):
-                self._worst(found, self._largest[:, first:], average[part], bend[part], ~convex)
-
-    def _worst(
-        self, found: Array, chords: Array, value: Array, bend: Array, where: NDArray[np.bool_] | None = None
-    ) -> None:
-        """Raises `found` to bounds on the largest log R - log J between thresholds, one per pair of distances.
-
-        log R is replaced by its chord between two thresholds, and log J by its tangent in c².
-        """
-        start, rise = chords
-        wanted = np.ones(value.shape, dtype=np.bool_) if where is None else where
-        kernels.raise_to_excess(start, rise, value, bend, wanted, self._y, self._c0, self._c1, found)
+        t = self._distances
+        average, bend = _averages(self.w, rate * t * t, self._c0, self._c1)
+        found = np.empty(len(t))
+        chords = self._smallest, self._largest, self._moments
+        kernels.gaps(self.w, rate, _NARROW, t, average, bend, *chords, self._c0, self._c1, found)
+        return found
 
 
 def _averages(w: float, widths: Array, c0: Array, c1: Array) -> tuple[Array, Array]:
@@ -490,22 +436,7 @@ def _averages(w: float, widths: Array, c0: Array, c1: Array) -> tuple[Array, Arr
 
 
 def _average(w: float, widths: Array, y0: Array, y1: Array, parts: int) -> tuple[Array, Array]:
-    """The same for c² between y0 and y1, over equal parts of [w, w + Δ].
-
-    J/Δ is an average over v of exp g(v), g(v) = -½ log(v/w) + (c²/2)(1/w - 1/v) - (v - w)/8. Where c² >= v/2, g is
-    concave and lies over its chord on each part. Elsewhere the average of exp g is at least exp of the average of g,
-    which is bounded below, since 1/v lies under its chord and log v under its tangent. Either way the bound is an
-    average of exponentials of functions affine in c².
-    """
-    y = 0.5 * (y0 + y1)
-    v = w + widths[:, None] * np.arange(parts + 1) / parts
-    constant, slope = -0.5 * np.log(v / w) - (v - w) / 8.0, 0.5 * (v - w) / (w * v)
-    middle = 0.5 * (v[:, 1:] + v[:, :-1])
-    mean_constant = -0.5 * np.log(middle / w) - (middle - w) / 8.0
-    mean_slope = 0.5 * (slope[:, 1:] + slope[:, :-1])
-    if parts == 1:
-        return mean_constant + mean_slope * y - 1e-12, np.broadcast_to(mean_slope, (len(v), len(y)))
-    value, bend = np.empty((2, len(v), len(y)))
-    enough = 0.5 * v[:, -1]
-    kernels.log_averages(constant, slope, mean_constant, mean_slope, y, np.minimum(y0, y1), enough, value, bend)
-    return value - 1e-9, bend
+    """The same for c² between y0 and y1, over equal parts of [w, w + Δ]."""
+    value, bend = np.empty((2, len(widths), len(y0)))
+    kernels.log_averages(w, widths, y0, y1, parts, value, bend)
+    return value, bend

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from cpsgd.codec._kernels import _native, accounting_twin, numpy_twin
 
+Array = NDArray[np.float64]
 MODULES = (_native, numpy_twin)
 # Around every boundary of the blocking: curves side by side, sums at a time, cells of a tile.
 SHAPES = [(1, 2, 1), (3, 5, 3), (7, 64, 15), (8, 65, 17), (9, 300, 37), (17, 290, 61), (40, 33, 129)]
@@ -58,83 +58,131 @@ def test_tilted_sums_are_the_same(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(found[0], exact, rtol=1e-12)
 
 
+def thresholds(w: float, cells: int) -> tuple[Array, Array]:
+    """Ends of cells of c, as neighbours compare them."""
+    ends = math.sqrt(w) * np.linspace(-7.0, 7.0, cells + 1)
+    return ends[:-1].copy(), ends[1:].copy()
+
+
+@pytest.mark.parametrize("w", [0.05, 1.0, 30.0])
 @pytest.mark.parametrize("parts", [1, 2, 6])
-@pytest.mark.parametrize("cells", [1, 7, 64, 65, 130])
-def test_averages_are_the_same(cells: int, parts: int) -> None:
-    source, rows = np.random.default_rng([cells, parts]), 11
-    constant, slope = np.cumsum(source.uniform(-0.3, 0.3, (2, rows, parts + 1)), axis=2)
-    # Also exponents that hardly rise.
-    constant[:3] *= 1e-3
-    slope[:3] *= 1e-3
-    means = source.uniform(-1.0, 1.0, (2, rows, parts))
-    y = np.linspace(0.0, 9.0, cells)
-    enough = source.uniform(0.0, 9.0, rows)
+@pytest.mark.parametrize("cells", [1, 16, 33, 130])
+def test_averages_are_the_same(cells: int, parts: int, w: float) -> None:
+    c0, c1 = thresholds(w, cells)
+    widths, value, bend = w * np.geomspace(1e-6, 5.0, 11), np.empty(0), np.empty(0)
     found = []
     for module in MODULES:
-        value, bend = np.full((2, rows, cells), np.nan)
-        module.log_averages(constant, slope, means[0], means[1], y, y, enough, value, bend)
+        value, bend = np.full((2, len(widths), cells), np.nan)
+        module.log_averages(w, widths, c0 * c0, c1 * c1, parts, value, bend)
         found.append((value, bend))
     np.testing.assert_array_equal(*[value for value, _ in found])
     np.testing.assert_array_equal(*[bend for _, bend in found])
-    value, bend = found[0]
-    place = np.linspace(0.0, 1.0, 2001)
-    for i in range(rows):
-        for j in range(0, cells, 13):
-            if y[j] >= enough[i]:
-                ends = constant[i] + slope[i] * y[j]
-                g = np.concatenate([a + place * (b - a) for a, b in itertools.pairwise(ends)])
-                by = [a + place * (b - a) for a, b in itertools.pairwise(slope[i])]
-                weights = np.tile(np.r_[0.5, np.ones(1999), 0.5] / 2000.0, parts) / parts * np.exp(g)
-                tilt = np.concatenate(by)
-            else:
-                weights, tilt = np.exp(means[0, i] + means[1, i] * y[j]) / parts, means[1, i]
-            assert value[i, j] == pytest.approx(math.log(weights.sum()), abs=1e-6)
-            assert bend[i, j] == pytest.approx(float(weights @ tilt / weights.sum()), abs=1e-6)
-
-
-def test_logarithms_of_sums_are_the_same() -> None:
-    source = np.random.default_rng(5)
-    a, b = source.uniform(-50.0, 50.0, (2, 13, 29))
-    found = []
-    for module in MODULES:
-        sums, shares = np.full((2, *a.shape), np.nan)
-        module.log_sums(a, b, sums, shares)
-        found.append((sums, shares))
-    np.testing.assert_array_equal(*[sums for sums, _ in found])
-    np.testing.assert_array_equal(*[shares for _, shares in found])
-    np.testing.assert_allclose(found[0][0], np.logaddexp(a, b), rtol=1e-14, atol=1e-14)
-    np.testing.assert_allclose(found[0][1], np.exp(b - np.logaddexp(a, b)), rtol=1e-13)
-
-
-@pytest.mark.parametrize("cells", [1, 8, 37])
-def test_the_largest_excess_is_the_same(cells: int) -> None:
-    source = np.random.default_rng(cells)
-    start, rise, value = source.standard_normal((3, 21, cells))
-    bend = source.uniform(0.0, 2.0, (21, cells))
-    bend[:4] = 0.0
-    wanted = source.uniform(size=bend.shape) < 0.7
-    ends = np.linspace(-3.0, 3.0, cells + 1)
-    c0, c1 = ends[:-1].copy(), ends[1:].copy()
+    assert np.all(bend > 0.0)
+    # A lower bound; the nearer, the more parts. Quadrature of exp g(v) by midpoints.
     y = 0.5 * (c0 * c0 + c1 * c1)
-    known = source.standard_normal(21)
-    known[5] = -math.inf
+    v = w + widths[:, None, None] * (np.arange(400) + 0.5) / 400
+    g = 0.5 * (y[:, None] * (1.0 / w - 1.0 / v) - np.log(v / w)) - (v - w) / 8.0
+    exact = np.log(np.mean(np.exp(g), axis=2))
+    assert np.all(value <= exact + 1e-3)
+    assert np.all(exact[:5] <= value[:5] + 0.05)
 
-    def raised(module: ModuleType, where: NDArray[np.bool_]) -> NDArray[np.float64]:
-        found = known.copy()
-        module.raise_to_excess(start, rise, value, bend, where, y, c0, c1, found)
+
+def test_chords_are_the_same() -> None:
+    source = np.random.default_rng(3)
+    for rows, cells in ((1, 1), (2, 16), (13, 37)):
+        t, c = np.cumsum(source.uniform(0.05, 0.4, rows)), np.linspace(-3.0, 3.0, cells + 1)
+        values = np.exp(source.uniform(-9.0, 9.0, (rows, cells + 1)))
+        first, second = (_chords(module, t, values, c) for module in MODULES)
+        np.testing.assert_array_equal(first[0], second[0])
+        np.testing.assert_array_equal(first[1], second[1])
+        for ends, of in ((c[:-1], values[:, :-1]), (c[1:], values[:, 1:])):
+            np.testing.assert_allclose(first[0][:rows] + first[0][rows:] * ends, np.log(of), atol=1e-12)
+        # The largest of the chord over t², between each two distances.
+        share = np.linspace(0.0, 1.0, 2001)[:, None, None]
+        between = t[:-1] + share[..., 0] * np.diff(t)
+        chord = values[:-1] + share * np.diff(values, axis=0)
+        largest = np.log(np.max(chord / between[..., None] ** 2, axis=0, initial=0.0))
+        found = first[1][: rows - 1] + first[1][rows - 1 :] * c[:-1]
+        np.testing.assert_allclose(found, largest[:, :-1], atol=1e-4)
+        assert np.all(found >= largest[:, :-1])
+
+
+def _chords(module: ModuleType, t: Array, values: Array, c: Array) -> tuple[Array, Array]:
+    moments, largest = (np.full((2 * rows, len(c) - 1), np.inf) for rows in (len(t), len(t) - 1))
+    module.chords(t, values, c, moments, largest)
+    return moments, largest
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.0, 1e-310])
+def test_chords_of_what_has_no_logarithm_are_not_numbers(wrong: float) -> None:
+    t, c = np.array([1.0, 2.0, 3.0]), np.arange(5.0)
+    values = np.ones((3, 5))
+    values[1, 2] = wrong
+    for module in MODULES:
+        moments, largest = _chords(module, t, values, c)
+        bad = np.isnan(moments)
+        assert np.argwhere(bad).tolist() == [[1, 1], [1, 2], [4, 1], [4, 2]]
+        # With next to nothing at one end the chord is a number still.
+        assert np.all(np.isnan(largest[:2, 1:3])) == (not wrong < 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("w", [0.05, 1.0, 30.0])
+@pytest.mark.parametrize(("rows", "cells"), [(1, 2), (2, 7), (9, 8), (17, 37)])
+def test_gaps_are_the_same(rows: int, cells: int, w: float) -> None:
+    source = np.random.default_rng([rows, cells])
+    c0, c1 = thresholds(w, cells)
+    t, rate = np.geomspace(0.02, 2.0, rows), 0.7 * w
+    average, bend = source.uniform(-0.2, 0.1, (rows, cells)), source.uniform(0.0, 0.5 / w, (rows, cells))
+    bend[0, :2] = 0.0
+    chords = [source.uniform(-1.0, 1.0, (2 * count, cells)) for count in (1, rows - 1, rows)]
+
+    def gaps(module: ModuleType) -> Array:
+        found = np.full(rows, 99.0)
+        module.gaps(w, rate, 0.05, t, average, bend, *chords, c0, c1, found)
         return found
 
-    first, second = (raised(module, wanted) for module in MODULES)
+    first, second = map(gaps, MODULES)
     np.testing.assert_array_equal(first, second)
-    inside = np.linspace(c0, c1, 1001)[:, None, :]
-    exact = np.max(start - value + bend * y + rise * inside - bend * inside**2, axis=0)
-    rows = np.maximum(known, np.max(np.where(wanted, exact, -math.inf), axis=1))
-    np.testing.assert_allclose(first, rows, atol=1e-3)
-    row = np.argwhere(wanted)[3 % wanted.sum()][0]
-    start[row] = np.nan
+    np.testing.assert_allclose(first, _gaps(w, rate, t, average, bend, chords, c0, c1), atol=2e-3, rtol=2e-3)
+    # What is not a number is not lost: from its distance to the next one it always counts.
+    row = int(source.integers(max(1, rows - 1)))
+    average[row, source.integers(cells)] = math.nan
     for module in MODULES:
-        assert np.flatnonzero(np.isnan(raised(module, wanted))).tolist() == [row]
-        np.testing.assert_array_equal(raised(module, np.zeros_like(wanted)), known)
+        assert np.isnan(gaps(module)[min(row + 1, rows - 1)])
+
+
+def _gaps(
+    w: float, rate: float, t: Array, average: Array, bend: Array, chords: list[Array], c0: Array, c1: Array
+) -> list[float]:
+    """The same bounds, each by looking at many c of each cell."""
+    c = c0 + np.linspace(0.0, 1.0, 801)[:, None] * (c1 - c0)
+    squares, y = c * c, 0.5 * (c0 * c0 + c1 * c1)
+    smallest, largest, moments = (each.reshape(2, -1, len(c0)) for each in chords)
+    flat = [math.log(rate) + average[i] + bend[i] * (squares - y) for i in range(len(t))]
+
+    def line(chords: Array, i: int) -> Array:
+        return chords[0, i] + chords[1, i] * c
+
+    least = np.minimum(flat[0], np.minimum(math.log(rate) + average[0], math.log(rate)))
+    found = [float(np.max(line(smallest, 0) - least))]
+    for i in range(len(t) - 1):
+        width, wider = rate * t[i] ** 2, rate * t[i + 1] ** 2
+        over = line(largest, i) - np.minimum(flat[i], flat[i + 1])
+        convex = np.minimum(c0 * c0, c1 * c1) >= (w + wider) * (1.0 + 0.25 * (w + wider))
+        convex = convex | (wider <= w / (1.0 + 0.25 * w))
+        if wider * (c1[-1] / w) ** 2 > 0.05:
+            v, value = w + width, average[i] + math.log(rate) + 2.0 * math.log(t[i])
+            slope = 0.5 * width / (w * v)
+            density = math.log(2.0 * rate * t[i] * (t[i + 1] - t[i])) - 0.5 * math.log(v / w) - width / 8.0
+            share = 1.0 / (1.0 + np.exp(value - density - slope * y))
+            ahead = np.logaddexp(value, density + slope * y)
+            tilted = ahead + (bend[i] + share * (slope - bend[i])) * (squares - y)
+            near = line(moments, i) - (flat[i] + 2.0 * math.log(t[i]))
+            over = np.where(convex, np.maximum(near, line(moments, i + 1) - tilted), over)
+        found.append(float(np.max(over)))
+    return found
 
 
 @pytest.mark.parametrize(("variance", "count"), [(0.3, 1), (20.0, 50), (1234.5, 400)])
@@ -161,11 +209,12 @@ def test_exponentials_and_logarithms_are_within_a_few_roundings() -> None:
 
 
 SQUARE, EMPTY = np.ones((3, 4)), np.ones((3, 5))
-ROW = np.ones(4)
+ROW, THREE = np.ones(4), np.ones(3)
 
 
-def _raised(wanted: NDArray[np.bool_], c1: NDArray[np.float64], found: NDArray[np.float64]) -> None:
-    _native.raise_to_excess(SQUARE, SQUARE, SQUARE, SQUARE, wanted, ROW, ROW, c1, found)
+def _compared(largest: int = 4, moments: int = 6, c1: Array = ROW, found: Array = THREE) -> None:
+    chords = [np.ones((rows, 4)) for rows in (2, largest, moments)]
+    _native.gaps(1.0, 1.0, 0.05, THREE, SQUARE, SQUARE, *chords, ROW, c1, found.copy())
 
 
 @pytest.mark.parametrize(
@@ -176,11 +225,16 @@ def _raised(wanted: NDArray[np.bool_], c1: NDArray[np.float64], found: NDArray[n
         lambda: _native.tilted_sums(SQUARE, EMPTY, 1.0, np.ones((3, 7))),
         lambda: _native.tilted_sums(SQUARE, SQUARE, 1.0, np.ones((3, 6))),
         lambda: _native.tilted_sums(SQUARE, SQUARE, 1.0, np.ones((2, 7))),
-        lambda: _native.log_averages(SQUARE, SQUARE, SQUARE, SQUARE, ROW, ROW, ROW[:3], SQUARE.copy(), SQUARE.copy()),
-        lambda: _native.log_sums(SQUARE, EMPTY, SQUARE.copy(), SQUARE.copy()),
-        lambda: _raised(np.ones((3, 5), bool), ROW, np.ones(3)),
-        lambda: _raised(np.ones((3, 4), bool), ROW[:3], np.ones(3)),
-        lambda: _raised(np.ones((3, 4), bool), ROW, np.ones(4)),
+        lambda: _native.log_averages(1.0, THREE, ROW, ROW[:3], 2, SQUARE.copy(), SQUARE.copy()),
+        lambda: _native.log_averages(1.0, THREE, ROW, ROW, 0, SQUARE.copy(), SQUARE.copy()),
+        lambda: _native.log_averages(1.0, ROW, ROW, ROW, 2, SQUARE.copy(), SQUARE.copy()),
+        lambda: _native.chords(THREE, EMPTY, ROW, np.ones((6, 4)), np.ones((4, 4))),
+        lambda: _native.chords(THREE, EMPTY, np.ones(5), np.ones((6, 4)), np.ones((6, 4))),
+        lambda: _native.chords(THREE[:0], EMPTY[:0], np.ones(5), np.ones((0, 4)), np.ones((0, 4))),
+        lambda: _compared(largest=6),
+        lambda: _compared(moments=4),
+        lambda: _compared(c1=ROW[:3]),
+        lambda: _compared(found=ROW),
         lambda: _native.bessel_ratios(1.0, 2, 0.1, 1.0, np.ones(3), np.ones(3)),
         lambda: _native.bessel_ratios(1.0, 9, 0.1, 1.0, np.ones(3), np.ones(4)),
     ],

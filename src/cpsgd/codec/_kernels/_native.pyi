@@ -123,26 +123,31 @@ def cell_masses(
 ) -> float: ...
 def tilted_sums(mass: NDArray[np.float64], x: NDArray[np.float64], step: float, sums: NDArray[np.float64]) -> None: ...
 def log_averages(
-    constant: NDArray[np.float64],
-    slope: NDArray[np.float64],
-    mean_constant: NDArray[np.float64],
-    mean_slope: NDArray[np.float64],
-    y: NDArray[np.float64],
-    least: NDArray[np.float64],
-    enough: NDArray[np.float64],
+    w: float,
+    widths: NDArray[np.float64],
+    y0: NDArray[np.float64],
+    y1: NDArray[np.float64],
+    parts: int,
     value: NDArray[np.float64],
     bend: NDArray[np.float64],
 ) -> None: ...
-def log_sums(
-    a: NDArray[np.float64], b: NDArray[np.float64], sums: NDArray[np.float64], shares: NDArray[np.float64]
+def chords(
+    t: NDArray[np.float64],
+    values: NDArray[np.float64],
+    c: NDArray[np.float64],
+    moments: NDArray[np.float64],
+    largest: NDArray[np.float64],
 ) -> None: ...
-def raise_to_excess(
-    start: NDArray[np.float64],
-    rise: NDArray[np.float64],
-    value: NDArray[np.float64],
+def gaps(
+    w: float,
+    rate: float,
+    narrow: float,
+    t: NDArray[np.float64],
+    average: NDArray[np.float64],
     bend: NDArray[np.float64],
-    wanted: NDArray[np.bool_],
-    y: NDArray[np.float64],
+    smallest: NDArray[np.float64],
+    largest: NDArray[np.float64],
+    moments: NDArray[np.float64],
     c0: NDArray[np.float64],
     c1: NDArray[np.float64],
     found: NDArray[np.float64],

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 namespace cpsgd {
@@ -188,113 +189,247 @@ static void tilted_sums(const double* mass, const double* x, double step, double
   }
 }
 
-// Logarithms of averages of exponentials of functions affine in y, and their slopes: see
-// `log_averages` of the NumPy twin.
-static void log_averages(const double* constant, const double* slope, const double* mean_constant,
-                         const double* mean_slope, const double* y, const double* least,
-                         const double* enough, double* value, double* bend, std::size_t rows,
-                         std::size_t parts, std::size_t cells) {
-  constexpr std::size_t kCells = 64;
+// Lower bounds on logarithms of averages, and their slopes: see `log_averages` of the NumPy twin.
+static void log_averages(double w, const double* widths, const double* y0, const double* y1,
+                         std::size_t parts, double* value, double* bend, std::size_t rows,
+                         std::size_t cells) {
+  constexpr std::size_t kCells = 16;
   const double share = 1.0 / static_cast<double>(parts);
-  for (std::size_t i = 0; i < rows; ++i) {
-    const double *at = constant + i * (parts + 1), *by = slope + i * (parts + 1);
-    const double *mean_at = mean_constant + i * parts, *mean_by = mean_slope + i * parts;
+  std::vector<double> v(parts + 1), at(parts + 1), by(parts + 1), mean_at(parts), mean_by(parts);
+  for (std::size_t i = 0; i < rows; ++i, value += cells, bend += cells) {
+    for (std::size_t p = 0; p <= parts; ++p) {
+      v[p] = w + widths[i] * static_cast<double>(p) / static_cast<double>(parts);
+      at[p] = -0.5 * logarithm(v[p] / w) - (v[p] - w) / 8.0;
+      by[p] = 0.5 * (v[p] - w) / (w * v[p]);
+    }
+    for (std::size_t p = 0; p < parts; ++p) {
+      const double middle = 0.5 * (v[p + 1] + v[p]);
+      mean_at[p] = -0.5 * logarithm(middle / w) - (middle - w) / 8.0;
+      mean_by[p] = 0.5 * (by[p + 1] + by[p]);
+    }
+    if (parts == 1) {
+      for (std::size_t j = 0; j < cells; ++j) {
+        value[j] = mean_at[0] + mean_by[0] * (0.5 * (y0[j] + y1[j])) - 1e-12;
+        bend[j] = mean_by[0];
+      }
+      continue;
+    }
+    const double enough = 0.5 * v[parts];
     for (std::size_t from = 0; from < cells; from += kCells) {
       const std::size_t here = std::min(kCells, cells - from);
-      const double* place = y + from;
-      double top[kCells], mean_top[kCells];
-      double total[kCells] = {}, tilt[kCells] = {}, mean_total[kCells] = {}, mean_tilt[kCells] = {};
+      double y[kCells], top[kCells], whole[kCells], tilt[kCells];
+      bool concave[kCells];
+      std::size_t count = 0;
       for (std::size_t j = 0; j < here; ++j) {
-        top[j] = at[0] + by[0] * place[j];
-        mean_top[j] = mean_at[0] + mean_by[0] * place[j];
+        const double low = y0[from + j], high = y1[from + j];
+        y[j] = 0.5 * (low + high);
+        concave[j] = (low < high ? low : high) >= enough;
+        count += concave[j];
       }
-      for (std::size_t p = 1; p <= parts; ++p) {
+      if (count < here) {
         for (std::size_t j = 0; j < here; ++j) {
-          const double next = at[p] + by[p] * place[j];
-          top[j] = next > top[j] ? next : top[j];
+          top[j] = mean_at[0] + mean_by[0] * y[j];
+          whole[j] = tilt[j] = 0.0;
+        }
+        for (std::size_t p = 1; p < parts; ++p) {
+          for (std::size_t j = 0; j < here; ++j) {
+            const double next = mean_at[p] + mean_by[p] * y[j];
+            top[j] = next > top[j] ? next : top[j];
+          }
+        }
+        for (std::size_t p = 0; p < parts; ++p) {
+          for (std::size_t j = 0; j < here; ++j) {
+            const double weight = exponential(mean_at[p] + mean_by[p] * y[j] - top[j]);
+            whole[j] += weight;
+            tilt[j] += weight * mean_by[p];
+          }
         }
       }
-      for (std::size_t p = 1; p < parts; ++p) {
-        for (std::size_t j = 0; j < here; ++j) {
-          const double next = mean_at[p] + mean_by[p] * place[j];
-          mean_top[j] = next > mean_top[j] ? next : mean_top[j];
+      if (count > 0) {
+        double highest[kCells], first[kCells], last[kCells], total[kCells] = {}, sum[kCells] = {};
+        for (std::size_t j = 0; j < here; ++j) highest[j] = at[0] + by[0] * y[j];
+        for (std::size_t p = 1; p <= parts; ++p) {
+          for (std::size_t j = 0; j < here; ++j) {
+            const double next = at[p] + by[p] * y[j];
+            highest[j] = next > highest[j] ? next : highest[j];
+          }
         }
-      }
-      double first[kCells], last[kCells];
-      for (std::size_t j = 0; j < here; ++j)
-        last[j] = exponential(at[0] + by[0] * place[j] - top[j]);
-      for (std::size_t p = 0; p < parts; ++p) {
+        for (std::size_t j = 0; j < here; ++j)
+          last[j] = exponential(at[0] + by[0] * y[j] - highest[j]);
+        for (std::size_t p = 0; p < parts; ++p) {
+          for (std::size_t j = 0; j < here; ++j) {
+            const double start = at[p] + by[p] * y[j], end = at[p + 1] + by[p + 1] * y[j];
+            const double rise = end - start;
+            first[j] = last[j];
+            last[j] = exponential(end - highest[j]);
+            const bool small = std::fabs(rise) < 0.01;
+            const double safe = small ? 1.0 : rise;
+            const double part =
+                small
+                    ? first[j] * (1.0 + rise * (1.0 / 2 +
+                                                rise * (1.0 / 6 + rise * (1.0 / 24 + rise / 120))))
+                    : (last[j] - first[j]) / safe;
+            const double moment =
+                small ? first[j] *
+                            (1.0 / 2 +
+                             rise * (1.0 / 3 + rise * (1.0 / 8 + rise * (1.0 / 30 + rise / 144))))
+                      : (last[j] - part) / safe;
+            total[j] += part;
+            sum[j] += part * by[p] + moment * (by[p + 1] - by[p]);
+          }
+        }
         for (std::size_t j = 0; j < here; ++j) {
-          const double start = at[p] + by[p] * place[j], end = at[p + 1] + by[p + 1] * place[j];
-          const double rise = end - start;
-          first[j] = last[j];
-          last[j] = exponential(end - top[j]);
-          const bool small = std::fabs(rise) < 0.01;
-          const double safe = small ? 1.0 : rise;
-          const double whole =
-              small
-                  ? first[j] *
-                        (1.0 + rise * (1.0 / 2 + rise * (1.0 / 6 + rise * (1.0 / 24 + rise / 120))))
-                  : (last[j] - first[j]) / safe;
-          const double moment =
-              small ? first[j] *
-                          (1.0 / 2 +
-                           rise * (1.0 / 3 + rise * (1.0 / 8 + rise * (1.0 / 30 + rise / 144))))
-                    : (last[j] - whole) / safe;
-          total[j] += whole;
-          tilt[j] += whole * by[p] + moment * (by[p + 1] - by[p]);
-          const double weight = exponential(mean_at[p] + mean_by[p] * place[j] - mean_top[j]);
-          mean_total[j] += weight;
-          mean_tilt[j] += weight * mean_by[p];
+          if (!concave[j]) continue;
+          top[j] = highest[j];
+          whole[j] = total[j];
+          tilt[j] = sum[j];
         }
       }
       for (std::size_t j = 0; j < here; ++j) {
-        const bool concave = least[from + j] >= enough[i];
-        const double sum = concave ? total[j] : mean_total[j];
-        value[i * cells + from + j] = (concave ? top[j] : mean_top[j]) + logarithm(sum * share);
-        bend[i * cells + from + j] = (concave ? tilt[j] : mean_tilt[j]) / sum;
+        value[from + j] = top[j] + logarithm(whole[j] * share) - 1e-9;
+        bend[from + j] = tilt[j] / whole[j];
       }
     }
   }
 }
 
-// log(exp a + exp b), and the share of b in the sum.
-static void log_sums(const double* a, const double* b, double* sums, double* shares,
-                     std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const double apart = b[i] - a[i], top = apart > 0.0 ? b[i] : a[i];
-    const double less = exponential(-std::fabs(apart));
-    sums[i] = top + logarithm(1.0 + less);
-    shares[i] = (apart > 0.0 ? 1.0 : less) / (1.0 + less);
+// The same; not a number where x is no normal positive number.
+static inline double safe_logarithm(double x) {
+  const bool safe =
+      x >= std::numeric_limits<double>::min() && x <= std::numeric_limits<double>::max();
+  return safe ? logarithm(x) : NAN;
+}
+
+// Chords of log R, and of the largest R/t² between distances: see `chords` of the NumPy twin.
+static void chords(const double* t, const double* values, const double* c, double* moments,
+                   double* largest, std::size_t rows, std::size_t cells) {
+  std::vector<double> logs(cells + 1);
+  const auto write = [&](double* starts, double* rises) {
+    for (std::size_t j = 0; j < cells; ++j) {
+      rises[j] = (logs[j + 1] - logs[j]) / (c[j + 1] - c[j]);
+      starts[j] = logs[j] - rises[j] * c[j];
+    }
+  };
+  for (std::size_t i = 0; i < rows; ++i) {
+    const double *here = values + i * (cells + 1), *next = here + cells + 1;
+    for (std::size_t j = 0; j <= cells; ++j) logs[j] = safe_logarithm(here[j]);
+    write(moments + i * cells, moments + (rows + i) * cells);
+    if (i + 1 == rows) break;
+    const double near = 1.0 / t[i], far = 1.0 / t[i + 1], apart = t[i + 1] - t[i];
+    for (std::size_t j = 0; j <= cells; ++j) {
+      const double b = (next[j] - here[j]) / apart, a = here[j] - b * t[i];
+      double vertex = -0.5 * b / (a < -1e-300 ? a : -1e-300);
+      vertex = vertex < far ? far : vertex;
+      vertex = vertex > near ? near : vertex;
+      const double at_near = (a * near + b) * near, at_far = (a * far + b) * far;
+      const double at_vertex = (a * vertex + b) * vertex;
+      double most = at_near > at_far ? at_near : at_far;
+      most = at_vertex > most ? at_vertex : most;
+      logs[j] = safe_logarithm(most * (1.0 + 1e-11));
+    }
+    write(largest + i * cells, largest + (rows - 1 + i) * cells);
   }
 }
 
-// Raises `found`, one per row, to the largest start - value + bend y + max over c in [c0, c1] of
-// rise c - bend c², over what is `wanted`; not a number if any of them is none.
-static void raise_to_excess(const double* start, const double* rise, const double* value,
-                            const double* bend, const bool* wanted, const double* y,
-                            const double* c0, const double* c1, double* found, std::size_t rows,
-                            std::size_t cells) {
-  std::vector<double> gaps(cells);
-  const auto* counted = reinterpret_cast<const unsigned char*>(wanted);
-  for (std::size_t i = 0; i < rows * cells; i += cells, ++found) {
-    for (std::size_t j = 0; j < cells; ++j) {
-      const double curved = bend[i + j] > 1e-300 ? bend[i + j] : 1e-300;
-      double c = rise[i + j] / (2.0 * curved);
-      c = c < c0[j] ? c0[j] : c;
-      c = c > c1[j] ? c1[j] : c;
-      const double here =
-          (start[i + j] - value[i + j] + bend[i + j] * y[j]) + (rise[i + j] - bend[i + j] * c) * c;
-      gaps[j] = counted[i + j] != 0 ? here : -INFINITY;
-    }
-    double row = *found;
-    std::size_t wrong = row != row;
-    for (std::size_t j = 0; j < cells; ++j) {
-      row = gaps[j] > row ? gaps[j] : row;
-      wrong += gaps[j] != gaps[j];
-    }
-    *found = wrong != 0 ? NAN : row;
+// The larger of `known` and the largest start - value + bend y + max over c in [c0, c1] of
+// rise c - bend c² over what is `wanted`; not a number if any of them is none.
+static double largest_excess(double known, const double* start, const double* rise,
+                             const double* value, const double* bend, const double* wanted,
+                             const double* y, const double* c0, const double* c1, double* room,
+                             std::size_t cells) {
+  for (std::size_t j = 0; j < cells; ++j) {
+    const double curved = bend[j] > 1e-300 ? bend[j] : 1e-300;
+    double c = rise[j] / (2.0 * curved);
+    c = c < c0[j] ? c0[j] : c;
+    c = c > c1[j] ? c1[j] : c;
+    const double here = (start[j] - value[j] + bend[j] * y[j]) + (rise[j] - bend[j] * c) * c;
+    room[j] = wanted[j] > 0.0 ? here : -INFINITY;
   }
+  // Side by side, as compilers do not reorder comparisons.
+  constexpr std::size_t kSide = 8;
+  double most[kSide];
+  std::size_t wrong = known != known, j = 0;
+  for (double& each : most) each = known;
+  for (; j + kSide <= cells; j += kSide) {
+    for (std::size_t i = 0; i < kSide; ++i) most[i] = room[j + i] > most[i] ? room[j + i] : most[i];
+  }
+  for (; j < cells; ++j) most[0] = room[j] > most[0] ? room[j] : most[0];
+  for (const double each : most) known = each > known ? each : known;
+  for (j = 0; j < cells; ++j) wrong += room[j] != room[j];
+  return wrong != 0 ? NAN : known;
+}
+
+// Upper bounds on log R - log J between distances: see `gaps` of the NumPy twin.
+static void gaps(double w, double rate, double narrow, const double* t, const double* average,
+                 const double* bend, const double* smallest, const double* largest,
+                 const double* moments, const double* c0, const double* c1, double* found,
+                 std::size_t rows, std::size_t cells) {
+  std::vector<double> numbers(11 * cells);
+  double *y = numbers.data(), *squares = y + cells, *room = y + 2 * cells, *value = y + 3 * cells;
+  double *other = y + 4 * cells, *slopes = y + 5 * cells;
+  double *now = y + 6 * cells, *next = y + 7 * cells;
+  double *convex = y + 8 * cells, *flat = y + 9 * cells, *all = y + 10 * cells;
+  std::fill_n(all, cells, 1.0);
+  for (std::size_t j = 0; j < cells; ++j) {
+    const double low = c0[j] * c0[j], high = c1[j] * c1[j];
+    y[j] = 0.5 * (low + high);
+    squares[j] = low < high ? low : high;
+  }
+  const double log_rate = logarithm(rate);
+  const auto raise = [&](double& bound, const double* chords, std::size_t count, std::size_t row,
+                         const double* over, const double* bends, const double* wanted) {
+    bound = largest_excess(bound, chords + row * cells, chords + (count + row) * cells, over, bends,
+                           wanted, y, c0, c1, room, cells);
+  };
+  for (std::size_t j = 0; j < cells; ++j) {
+    now[j] = average[j] + log_rate;
+    value[j] = now[j] > log_rate ? log_rate : now[j];
+    slopes[j] = 0.0 * bend[j];
+  }
+  found[0] = -INFINITY;
+  raise(found[0], smallest, 1, 0, value, slopes, all);
+  raise(found[0], smallest, 1, 0, now, bend, all);
+  const double steep = c1[cells - 1] / w * (c1[cells - 1] / w);
+  for (std::size_t i = 0; i + 1 < rows; ++i, bend += cells) {
+    double& bound = found[i + 1];
+    bound = -INFINITY;
+    const double width = rate * t[i] * t[i], wider = rate * t[i + 1] * t[i + 1];
+    const double* next_bend = bend + cells;
+    for (std::size_t j = 0; j < cells; ++j) next[j] = average[(i + 1) * cells + j] + log_rate;
+    if (wider * steep <= narrow) {
+      raise(bound, largest, rows - 1, i, now, bend, all);
+      raise(bound, largest, rows - 1, i, next, next_bend, all);
+    } else {
+      const double v = w + width, slope = 0.5 * width / (w * v), log_t = 2.0 * logarithm(t[i]);
+      const double density =
+          -0.5 * logarithm(v / w) - width / 8.0 + logarithm(2.0 * rate * t[i] * (t[i + 1] - t[i]));
+      const double end = w + wider, limit = end * (1.0 + 0.25 * end);
+      const bool short_enough = wider <= w / (1.0 + 0.25 * w);
+      double count = 0.0;
+      for (std::size_t j = 0; j < cells; ++j) {
+        convex[j] = short_enough || squares[j] >= limit ? 1.0 : 0.0;
+        flat[j] = 1.0 - convex[j];
+        count += flat[j];
+      }
+      for (std::size_t j = 0; j < cells; ++j) {
+        value[j] = now[j] + log_t;
+        // log(exp a + exp b), and the share of b in the sum.
+        const double b = density + slope * y[j], apart = b - value[j];
+        const double less = exponential(-std::fabs(apart));
+        const double share = (apart > 0.0 ? 1.0 : less) / (1.0 + less);
+        other[j] = (apart > 0.0 ? b : value[j]) + logarithm(1.0 + less);
+        slopes[j] = bend[j] + share * (slope - bend[j]);
+      }
+      raise(bound, moments, rows, i, value, bend, convex);
+      raise(bound, moments, rows, i + 1, other, slopes, convex);
+      if (count > 0.0) {
+        raise(bound, largest, rows - 1, i, now, bend, flat);
+        raise(bound, largest, rows - 1, i, next, next_bend, flat);
+      }
+    }
+    std::swap(now, next);
+  }
+  for (std::size_t i = 0; i < rows; ++i) found[i] += 1e-8;
 }
 
 // Ratios I_{j+1}/I_j of Bessel functions for j = count - 1, ..., 0, and bounds on their errors.

@@ -91,23 +91,25 @@ def tilted_sums(mass: Array, x: Array, step: float, sums: Array) -> None:
             term = term * by
 
 
-def log_averages(
-    constant: Array,
-    slope: Array,
-    mean_constant: Array,
-    mean_slope: Array,
-    y: Array,
-    least: Array,
-    enough: Array,
-    value: Array,
-    bend: Array,
-) -> None:
-    """Returns logs of averages over parts of exp of functions affine in y, and slopes: a row each, a column per y.
+def log_averages(w: float, widths: Array, y0: Array, y1: Array, parts: int, value: Array, bend: Array) -> None:
+    """Returns lower bounds on log J/Δ and their slopes in c², at c² in the middle between y0 and y1.
 
-    Where `least`, of the column, is at least `enough`, of the row, of what is linear between the `constant` + `slope` y
-    at the ends of each part; elsewhere of `mean_constant` + `mean_slope` y, one per part.
+    J/Δ is an average over v in [w, w + Δ] of exp g(v), g(v) = -½ log(v/w) + (c²/2)(1/w - 1/v) - (v - w)/8. The interval
+    is divided into equal parts. Where c² >= v/2, g is concave and lies over its chord on each part. Elsewhere the
+    average of exp g is at least exp of the average of g, which is bounded below, since 1/v lies under its chord and
+    log v under its tangent. Either way the bound is an average of exponentials of functions affine in c².
+
+    There is a row per width Δ and a column per cell.
     """
-    parts = mean_slope.shape[1]
+    y = 0.5 * (y0 + y1)
+    v = w + widths[:, None] * np.arange(parts + 1) / parts
+    constant, slope = -0.5 * logarithm(v / w) - (v - w) / 8.0, 0.5 * (v - w) / (w * v)
+    middle = 0.5 * (v[:, 1:] + v[:, :-1])
+    mean_constant = -0.5 * logarithm(middle / w) - (middle - w) / 8.0
+    mean_slope = 0.5 * (slope[:, 1:] + slope[:, :-1])
+    if parts == 1:
+        value[:], bend[:] = mean_constant + mean_slope * y - 1e-12, mean_slope
+        return
     ends = [constant[:, p, None] + slope[:, p, None] * y for p in range(parts + 1)]
     means = [mean_constant[:, p, None] + mean_slope[:, p, None] * y for p in range(parts)]
     top, mean_top = np.max(ends, axis=0), np.max(means, axis=0)
@@ -128,40 +130,101 @@ def log_averages(
         weight = exponential(means[p] - mean_top)
         mean_total += weight
         mean_tilt += weight * mean_slope[:, p, None]
-    concave = least >= enough[:, None]
+    concave = np.minimum(y0, y1) >= 0.5 * v[:, -1:]
     whole = np.where(concave, total, mean_total)
-    value[:] = np.where(concave, top, mean_top) + logarithm(whole * (1.0 / parts))
+    value[:] = np.where(concave, top, mean_top) + logarithm(whole * (1.0 / parts)) - 1e-9
     bend[:] = np.where(concave, tilt, mean_tilt) / whole
 
 
-def log_sums(a: Array, b: Array, sums: Array, shares: Array) -> None:
-    """Returns the logarithm of exp a + exp b, and the share of exp b."""
-    apart = b - a
-    less = exponential(-np.abs(apart))
-    sums[:] = np.where(apart > 0.0, b, a) + logarithm(1.0 + less)
-    shares[:] = np.where(apart > 0.0, 1.0, less) / (1.0 + less)
+def chords(t: Array, values: Array, c: Array, moments: Array, largest: Array) -> None:
+    """Returns chords of logarithms between the thresholds c: their values at c = 0, and below these their slopes.
+
+    Those of R, the `values`, a row per distance t; and those of the largest R/t² between distances, where R lies under
+    its chord. They are not numbers where R is no normal positive number.
+    """
+
+    def write(numbers: Array, out: Array) -> None:
+        tiny, huge = np.finfo(np.float64).tiny, np.finfo(np.float64).max
+        safe = (numbers >= tiny) & (numbers <= huge)
+        logs = np.where(safe, logarithm(np.where(safe, numbers, 1.0)), np.nan)
+        rise = np.diff(logs, axis=1) / np.diff(c)
+        out[:] = np.concatenate([logs[:, :-1] - rise * c[:-1], rise])
+
+    write(values, moments)
+    # (a + b t)/t² is largest at an end or at 1/t = -b/(2a).
+    b = np.diff(values, axis=0) / np.diff(t)[:, None]
+    a = values[:-1] - b * t[:-1, None]
+    near, far = 1.0 / t[:-1, None], 1.0 / t[1:, None]
+    with np.errstate(over="ignore"):
+        vertex = np.clip(-0.5 * b / np.minimum(a, -1e-300), far, near)
+    most = np.maximum(np.maximum((a * near + b) * near, (a * far + b) * far), (a * vertex + b) * vertex)
+    write(most * (1.0 + 1e-11), largest)
 
 
-def raise_to_excess(
-    start: Array,
-    rise: Array,
-    value: Array,
+def gaps(
+    w: float,
+    rate: float,
+    narrow: float,
+    t: Array,
+    average: Array,
     bend: Array,
-    wanted: NDArray[np.bool_],
-    y: Array,
+    smallest: Array,
+    largest: Array,
+    moments: Array,
     c0: Array,
     c1: Array,
     found: Array,
 ) -> None:
-    """Raises `found`, one per row, to the largest start - value + bend y + rise c - bend c², c from c0 to c1.
+    """Returns upper bounds on log R - log J: up to the first of the distances t, and from each to the next.
 
-    Only what is wanted counts. It is concave in c, hence largest where its slope is zero, or at the end that is nearest
-    to that. What is not a number is not lost.
+    `cpsgd.privacy.smoothed._Test` says why. J/Δ of a distance is over its `average`, a tangent in c² with the slope
+    `bend`. The chords of log R between the thresholds c0 and c1, values at c = 0 and then slopes, are those up to the
+    smallest distance, of the largest R/t² between two distances, and of R, the `moments`. Where Δ (c/w)² is at most
+    `narrow`, J/Δ is flat, and the second comparison is the sharper one.
     """
-    with np.errstate(over="ignore"):
-        c = np.clip(rise / (2.0 * np.maximum(bend, 1e-300)), c0, c1)
-    here = (start - value + bend * y) + (rise - bend * c) * c
-    found[:] = np.maximum(found, np.max(np.where(wanted, here, -np.inf), axis=1))
+    y, squares, widths = 0.5 * (c0 * c0 + c1 * c1), np.minimum(c0 * c0, c1 * c1), rate * t * t
+    log_rate = logarithm(np.array(rate))
+    average = average + log_rate
+    found[:] = -np.inf
+
+    def worst(rows: slice, chords: Array, value: Array, by: Array, where: NDArray[np.bool_] | bool = True) -> None:
+        """Raises bounds to the largest log R - log J; log J is over `value`, a tangent with the slope `by`."""
+        start, rise = chords
+        # Concave in c, hence largest where its slope is zero, or at the end that is nearest to that.
+        with np.errstate(over="ignore"):
+            c = np.clip(rise / (2.0 * np.maximum(by, 1e-300)), c0, c1)
+        here = (start - value + by * y) + (rise - by * c) * c
+        found[rows] = np.maximum(found[rows], np.max(np.where(where, here, -np.inf), axis=1))
+
+    # Up to the smallest distance J/Δ is 1 at Δ = 0 or what it is at that distance, if less.
+    smallest, largest, moments = (chords.reshape(2, -1, len(c0)) for chords in (smallest, largest, moments))
+    worst(slice(1), smallest, np.minimum(average[:1], log_rate), 0.0 * bend[:1])
+    worst(slice(1), smallest, average[:1], bend[:1])
+    steep = c1[-1] / w * (c1[-1] / w)
+    first = int(np.searchsorted(widths[1:] * steep, narrow, side="right"))
+    if first:
+        for part in (slice(0, first), slice(1, first + 1)):
+            worst(slice(1, first + 1), largest[:, :first], average[part], bend[part])
+    if first == len(t) - 1:
+        found += 1e-8
+        return
+    # J + (t' - t) ∂J/∂t, ∂J/∂t = 2 κ t exp g(v)
+    near, here, ahead = widths[first:-1], slice(first, -1), slice(first + 1, None)
+    value, v = average[here] + 2.0 * logarithm(t[here])[:, None], w + near
+    slope = (0.5 * near / (w * v))[:, None]
+    density = -0.5 * logarithm(v / w) - near / 8.0 + logarithm(2.0 * rate * t[here] * np.diff(t[first:]))
+    density = density[:, None] + slope * y
+    apart = density - value
+    less = exponential(-np.abs(apart))
+    share = np.where(apart > 0.0, 1.0, less) / (1.0 + less)
+    both = np.where(apart > 0.0, density, value) + logarithm(1.0 + less)
+    wider = widths[ahead, None]
+    convex = (squares >= (w + wider) * (1.0 + 0.25 * (w + wider))) | (wider <= w / (1.0 + 0.25 * w))
+    worst(ahead, moments[:, here], value, bend[here], convex)
+    worst(ahead, moments[:, ahead], both, bend[here] + share * (slope - bend[here]), convex)
+    for part in (here, ahead):
+        worst(ahead, largest[:, first:], average[part], bend[part], ~convex)
+    found += 1e-8
 
 
 def bessel_ratios(variance: float, start: int, ratio: float, error: float, ratios: Array, errors: Array) -> None:

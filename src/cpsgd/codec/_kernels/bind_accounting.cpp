@@ -34,60 +34,58 @@ void bind_accounting(nb::module_& m) {
       nb::arg("sums").noconvert());
   m.def(
       "log_averages",
-      [](Matrix<const double> constant, Matrix<const double> slope,
-         Matrix<const double> mean_constant, Matrix<const double> mean_slope, Input<double> y,
-         Input<double> least, Input<double> enough, Matrix<double> value, Matrix<double> bend) {
-        const std::size_t rows = mean_slope.shape(0), parts = mean_slope.shape(1);
-        const std::size_t cells = y.shape(0);
-        require(parts >= 1 && same_shape(constant, rows, parts + 1) &&
-                    same_shape(slope, rows, parts + 1) && same_shape(mean_constant, rows, parts) &&
-                    least.shape(0) == cells && enough.shape(0) == rows &&
+      [](double w, Input<double> widths, Input<double> y0, Input<double> y1, std::size_t parts,
+         Matrix<double> value, Matrix<double> bend) {
+        const std::size_t rows = widths.shape(0), cells = y0.shape(0);
+        require(parts >= 1 && parts <= 1024 && y1.shape(0) == cells &&
                     same_shape(value, rows, cells) && same_shape(bend, rows, cells),
-                "arrays have other shapes than each other");
+                "arrays have other shapes than each other, or the parts are out of range");
         unlocked([&] {
-          kernels().log_averages(aligned(constant), aligned(slope), aligned(mean_constant),
-                                 aligned(mean_slope), aligned(y), aligned(least), aligned(enough),
-                                 aligned(value), aligned(bend), rows, parts, cells);
+          kernels().log_averages(w, aligned(widths), aligned(y0), aligned(y1), parts,
+                                 aligned(value), aligned(bend), rows, cells);
         });
       },
-      nb::arg("constant").noconvert(), nb::arg("slope").noconvert(),
-      nb::arg("mean_constant").noconvert(), nb::arg("mean_slope").noconvert(),
-      nb::arg("y").noconvert(), nb::arg("least").noconvert(), nb::arg("enough").noconvert(),
-      nb::arg("value").noconvert(), nb::arg("bend").noconvert());
+      nb::arg("w"), nb::arg("widths").noconvert(), nb::arg("y0").noconvert(),
+      nb::arg("y1").noconvert(), nb::arg("parts"), nb::arg("value").noconvert(),
+      nb::arg("bend").noconvert());
   m.def(
-      "log_sums",
-      [](Matrix<const double> a, Matrix<const double> b, Matrix<double> sums,
-         Matrix<double> shares) {
-        const std::size_t rows = a.shape(0), cells = a.shape(1);
-        require(same_shape(b, rows, cells) && same_shape(sums, rows, cells) &&
-                    same_shape(shares, rows, cells),
+      "chords",
+      [](Input<double> t, Matrix<const double> values, Input<double> c, Matrix<double> moments,
+         Matrix<double> largest) {
+        const std::size_t rows = t.shape(0), cells = c.shape(0) - 1;
+        require(rows >= 1 && c.shape(0) >= 2, "there are no distances, or no cells");
+        require(same_shape(values, rows, cells + 1) && same_shape(moments, 2 * rows, cells) &&
+                    same_shape(largest, 2 * (rows - 1), cells),
                 "arrays have other shapes than each other");
         unlocked([&] {
-          kernels().log_sums(aligned(a), aligned(b), aligned(sums), aligned(shares), rows * cells);
+          kernels().chords(aligned(t), aligned(values), aligned(c), aligned(moments),
+                           aligned(largest), rows, cells);
         });
       },
-      nb::arg("a").noconvert(), nb::arg("b").noconvert(), nb::arg("sums").noconvert(),
-      nb::arg("shares").noconvert());
+      nb::arg("t").noconvert(), nb::arg("values").noconvert(), nb::arg("c").noconvert(),
+      nb::arg("moments").noconvert(), nb::arg("largest").noconvert());
   m.def(
-      "raise_to_excess",
-      [](Matrix<const double> start, Matrix<const double> rise, Matrix<const double> value,
-         Matrix<const double> bend, Matrix<const bool> wanted, Input<double> y, Input<double> c0,
-         Input<double> c1, Array<double> found) {
-        const std::size_t rows = start.shape(0), cells = y.shape(0);
-        require(same_shape(start, rows, cells) && same_shape(rise, rows, cells) &&
-                    same_shape(value, rows, cells) && same_shape(bend, rows, cells) &&
-                    same_shape(wanted, rows, cells) && c0.shape(0) == cells &&
-                    c1.shape(0) == cells && found.shape(0) == rows,
+      "gaps",
+      [](double w, double rate, double narrow, Input<double> t, Matrix<const double> average,
+         Matrix<const double> bend, Matrix<const double> smallest, Matrix<const double> largest,
+         Matrix<const double> moments, Input<double> c0, Input<double> c1, Array<double> found) {
+        const std::size_t rows = t.shape(0), cells = c0.shape(0);
+        require(rows >= 1 && cells >= 1, "there are no distances, or no cells");
+        require(same_shape(average, rows, cells) && same_shape(bend, rows, cells) &&
+                    same_shape(smallest, 2, cells) && same_shape(largest, 2 * (rows - 1), cells) &&
+                    same_shape(moments, 2 * rows, cells) && c1.shape(0) == cells &&
+                    found.shape(0) == rows,
                 "arrays have other shapes than each other");
         unlocked([&] {
-          kernels().raise_to_excess(aligned(start), aligned(rise), aligned(value), aligned(bend),
-                                    aligned(wanted), aligned(y), aligned(c0), aligned(c1),
-                                    aligned(found), rows, cells);
+          kernels().gaps(w, rate, narrow, aligned(t), aligned(average), aligned(bend),
+                         aligned(smallest), aligned(largest), aligned(moments), aligned(c0),
+                         aligned(c1), aligned(found), rows, cells);
         });
       },
-      nb::arg("start").noconvert(), nb::arg("rise").noconvert(), nb::arg("value").noconvert(),
-      nb::arg("bend").noconvert(), nb::arg("wanted").noconvert(), nb::arg("y").noconvert(),
-      nb::arg("c0").noconvert(), nb::arg("c1").noconvert(), nb::arg("found").noconvert());
+      nb::arg("w"), nb::arg("rate"), nb::arg("narrow"), nb::arg("t").noconvert(),
+      nb::arg("average").noconvert(), nb::arg("bend").noconvert(), nb::arg("smallest").noconvert(),
+      nb::arg("largest").noconvert(), nb::arg("moments").noconvert(), nb::arg("c0").noconvert(),
+      nb::arg("c1").noconvert(), nb::arg("found").noconvert());
   m.def(
       "bessel_ratios",
       [](double variance, std::size_t start, double ratio, double error, Array<double> ratios,

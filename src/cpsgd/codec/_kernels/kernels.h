@@ -154,14 +154,15 @@ struct Kernels {
                         std::size_t curves, std::size_t points);
   void (*tilted_sums)(const double* mass, const double* x, double step, double* sums,
                       std::size_t curves, std::size_t points, std::size_t half);
-  void (*log_averages)(const double* constant, const double* slope, const double* mean_constant,
-                       const double* mean_slope, const double* y, const double* least,
-                       const double* enough, double* value, double* bend, std::size_t rows,
-                       std::size_t parts, std::size_t cells);
-  void (*log_sums)(const double* a, const double* b, double* sums, double* shares, std::size_t n);
-  void (*raise_to_excess)(const double* start, const double* rise, const double* value,
-                          const double* bend, const bool* wanted, const double* y, const double* c0,
-                          const double* c1, double* found, std::size_t rows, std::size_t cells);
+  void (*log_averages)(double w, const double* widths, const double* y0, const double* y1,
+                       std::size_t parts, double* value, double* bend, std::size_t rows,
+                       std::size_t cells);
+  void (*chords)(const double* t, const double* values, const double* c, double* moments,
+                 double* largest, std::size_t rows, std::size_t cells);
+  void (*gaps)(double w, double rate, double narrow, const double* t, const double* average,
+               const double* bend, const double* smallest, const double* largest,
+               const double* moments, const double* c0, const double* c1, double* found,
+               std::size_t rows, std::size_t cells);
   void (*bessel_ratios)(double variance, std::size_t start, double ratio, double error,
                         double* ratios, double* errors, std::size_t count);
   // Cohorts: see the NumPy twin.

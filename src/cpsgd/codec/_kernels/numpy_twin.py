@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from cpsgd.codec._kernels.accounting_twin import bessel_ratios as bessel_ratios
 from cpsgd.codec._kernels.accounting_twin import cell_masses as cell_masses
+from cpsgd.codec._kernels.accounting_twin import chords as chords
+from cpsgd.codec._kernels.accounting_twin import gaps as gaps
 from cpsgd.codec._kernels.accounting_twin import log_averages as log_averages
-from cpsgd.codec._kernels.accounting_twin import log_sums as log_sums
-from cpsgd.codec._kernels.accounting_twin import raise_to_excess as raise_to_excess
 from cpsgd.codec._kernels.accounting_twin import tilted_sums as tilted_sums
 from cpsgd.codec._kernels.by_values import ByValues
 from cpsgd.codec._kernels.lineage_twin import UNIFORMS, inverted
