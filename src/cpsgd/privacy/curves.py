@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,8 @@ _RATIO = 1.03
 _MOST_SHIFTS = 32
 # Nodes of a curve, in standard deviations of the log-likelihood ratio: close together where the mass is.
 _CENTRE, _FINE, _COARSE = 5.0, 1.0 / 28.0, 0.25
-# Beyond the centre, so many nodes at a time.
-_PIECE = 16
+# Beyond the centre, so many nodes at a time; more times than that are long.
+_PIECE, _LONG = 16, 3
 # A curve that has not fallen to the tail's mass this far out belongs to a law whose support ends there.
 _FARTHEST, _LARGEST = 400.0, 50.0
 # With more backgrounds than this, neighbouring ones are covered by one: the share 2θ/_MOST_BLOCKS of the noise is lost.
@@ -144,10 +145,11 @@ def _shifted(window: Window, t: float) -> _Pair:
     shift, fraction = divmod(abs(t), 1.0)
     r, n = int(shift), len(window.mass)
     noise = window.mass if t > 0.0 else window.mass[::-1]
-    zero = np.zeros(r + 2)
-    padded = np.concatenate([noise, zero])
-    moved = (1.0 - fraction) * np.roll(padded, r) + fraction * np.roll(padded, r + 1)
-    return _Pair(moved[: n + r + 1], padded[: n + r + 1], 2.0 * window.error + 4.0 * _UNIT)
+    padded, moved = np.zeros((2, n + r + 1))
+    padded[:n] = noise
+    moved[r : r + n] = (1.0 - fraction) * noise
+    moved[r + 1 :] += fraction * noise
+    return _Pair(moved, padded, 2.0 * window.error + 4.0 * _UNIT)
 
 
 # ---------------------------------------------------------------------- steps: the rounding is the noise
@@ -346,9 +348,18 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
         """Returns the excess at x, and at -x."""
         return excess((signs * x).ravel()).reshape(2, -1)
 
+    def over(x: Array, e: Array) -> NDArray[np.bool_]:
+        return e > tail * np.minimum(1.0, np.exp(signs * x))
+
+    limit = min(_FARTHEST * deviation, _LARGEST - _PIECE * width)
     x, e = centre, both(centre)
-    while np.any((over := e > tail * np.minimum(1.0, np.exp(signs * x)))[:, -1]):
-        if x[-1] > min(_FARTHEST * deviation, _LARGEST - _PIECE * width):
+    for pieces in count():
+        is_over = over(x, e)
+        if not np.any(is_over[:, -1]):
+            break
+        # It only falls: what is too much at the very end is so everywhere. That is looked at once it takes long.
+        end = np.array([limit + _PIECE * width])
+        if x[-1] > limit or (pieces == _LONG and np.any(over(end, both(end)))):
             raise ConditionError(
                 f"No smoothed certificate for {name}: more than {tail:.2g} of the noise in a coordinate lies where "
                 "the other neighbour has (next to) none. More noise or a larger tail would do."
@@ -356,9 +367,9 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
         more = x[-1] + width * np.arange(1.0, 1.0 + _PIECE)
         x, e = np.append(x, more), np.append(e, both(more), axis=1)
     sides = []
-    for sign, here, is_over in zip((1.0, -1.0), e, over, strict=True):
+    for sign, here, high in zip((1.0, -1.0), e, is_over, strict=True):
         # What lies beyond the first point under the tail is left out, but not the centre.
-        last = max(int(np.argmin(is_over)), round(1.0 / _FINE))
+        last = max(int(np.argmin(high)), round(1.0 / _FINE))
         sides.append((sign * x[: last + 1], here[: last + 1]))
     (right, above), (left, below) = sides
     return Curve(t, np.concatenate([left[:0:-1], right]), np.concatenate([below[:0:-1], above]))
@@ -384,17 +395,22 @@ class _Tails:
 
     def excess(self, log_ratios: Array) -> Array:
         """Returns upper bounds on e(s): a sum of A - s B over the points where it is positive, or of s B - A."""
-        s = np.exp(log_ratios)
+        found, over = np.empty_like(log_ratios), log_ratios >= 0.0
+        s = np.exp(log_ratios[over])
         # Points from `place` on have a ratio over s, or might have but for roundings.
         place = np.searchsorted(self.ratio, s * (1.0 - 0.75 * self.error), side="right")
         first, second = self.above
-        upper = first[place] * (1.0 + self.error) - s * second[place] * (1.0 - self.error)
+        found[over] = first[place] * (1.0 + self.error) - s * second[place] * (1.0 - self.error)
+        s = np.exp(log_ratios[~over])
         place = np.searchsorted(self.ratio, s * (1.0 + 0.75 * self.error), side="right")
         first, second = self.below
-        lower = s * second[place] * (1.0 + self.error) - first[place] * (1.0 - self.error)
-        return np.maximum(np.where(log_ratios >= 0.0, upper, lower), 0.0)
+        found[~over] = s * second[place] * (1.0 + self.error) - first[place] * (1.0 - self.error)
+        return np.maximum(found, 0.0)
 
 
 def _sums(masses: Array) -> Array:
     """Returns 0 and the partial sums."""
-    return np.concatenate([[0.0], np.cumsum(masses)])
+    found = np.empty(len(masses) + 1)
+    found[0] = 0.0
+    np.cumsum(masses, out=found[1:])
+    return found

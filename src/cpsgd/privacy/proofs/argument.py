@@ -197,32 +197,41 @@ def moved(run: Run) -> float:
     return draws * run.protocol.dim * run.protocol.mechanism.noise.variation
 
 
-def with_sampler(run: Run, delta: float, prove: Callable[[float], tuple[float, float]]) -> tuple[float, float]:
+def with_sampler(
+    run: Run, delta: float, prove: Callable[[float], tuple[float, float]], *, least: float = 0.0
+) -> tuple[float, float]:
     """Returns ε and the part of δ for tails, where the noise sampler's resolution is paid for, too.
 
     If both neighbours' output laws are within v of the ones the proof is about, (1 + e^ε) v must be left over from δ.
     A share is put aside first, and ε is accepted if the share turns out to be enough. A larger share only makes ε
-    larger: where the largest would not pay for the ε known so far (0 at first), the proof is not asked again.
+    larger: where the largest would not pay for the ε known so far, the proof is not asked again.
 
     Args:
         run: The run whose sampler is paid for.
         delta: δ in total.
         prove: From the δ that is left to ε and the part of it for tails.
+        least: An ε that `prove` does not come below. Shares that would not pay for it are not tried.
 
     Raises:
         ConditionError: The sampler would cost too much, or `prove` raised it.
     """
     variation = moved(run)
-    epsilon, spent = 0.0, 2.0 * variation
+
+    def price(epsilon: float) -> float:
+        return variation * (1.0 + math.exp(min(epsilon, 700.0))) * (1.0 + 1e-12)
+
+    epsilon = least
     for share in _SAMPLER_SHARES if variation else (0.0,):
-        if spent > _SAMPLER_SHARES[-1] * delta:
+        if price(epsilon) > _SAMPLER_SHARES[-1] * delta:
             break
+        if price(epsilon) > share * delta:
+            continue
         epsilon, tail = prove(delta * (1.0 - share))
         if epsilon > LARGEST_EPSILON and not alone(run):
             raise ConditionError(f"ε would be over {LARGEST_EPSILON:g}; run fewer rounds or add noise")
-        spent = variation * (1.0 + math.exp(min(epsilon, 700.0))) * (1.0 + 1e-12)
-        if spent <= share * delta * (1.0 - 1e-9) or not variation:
-            return epsilon, tail + spent
+        if price(epsilon) <= share * delta * (1.0 - 1e-9) or not variation:
+            return epsilon, tail + price(epsilon)
+    spent = price(epsilon)
     cost = f"{spent:.2g} of δ={delta:g} at ε={rounded_up(epsilon)}"
     raise ConditionError(f"the noise sampler's resolution would cost {cost}; {run.protocol.mechanism.sampler_remedy}")
 

@@ -162,6 +162,8 @@ def _growth(law: Law | Steps, reach: float, tail: float, budget: float, draft: b
 # The certificate is worth its time where it may be better by more than this; nearer to the Gaussian of equal variance
 # than this, nothing is worth it.
 _GAIN, _CLOSE = 1.002, 0.998
+# A certificate's μ is at least this share of the Gaussian's of equal variance.
+_SURELY = 0.999
 # How far sums without separate noise are from a Gaussian of equal variance.
 _STEPS_EXCESS = 1.0015
 # Certificates of sums without separate noise are tried until μ is this close to what is allowed.
@@ -221,10 +223,13 @@ class Smoothed(Proof):
     def _joint_epsilon(self, run: Run, delta: float, below: float) -> Proved:
         """Returns the ε of all rounds as one product of coordinates."""
         law, rounds, sensitivity = _law(run), base.counted(run), base.sensitivity(run)
+        least = 0.0
         if isinstance(law, Law):
-            floor = gdp_epsilon(sensitivity * math.sqrt(rounds) / math.sqrt(law.variance), delta) * _GAIN
-            if floor >= below:
+            # No certificate comes below a Gaussian of equal variance.
+            mu = sensitivity * math.sqrt(rounds) / math.sqrt(law.variance)
+            if (floor := gdp_epsilon(mu, delta) * _GAIN) >= below:
                 raise ConditionError(f"could not come below {rounded_down(floor)}, so not computed")
+            least = gdp_epsilon(mu * _SURELY, delta)
 
         def prove(left: float) -> tuple[float, float]:
             reach = run.protocol.reach(run.adjacency)
@@ -234,7 +239,7 @@ class Smoothed(Proof):
             return epsilon, certificate.tail_mass
 
         several = "" if base.alone(run) else "; rounds are more coordinates of one product"
-        return Proved(*base.with_sampler(run, delta, prove), self.citation + several)
+        return Proved(*base.with_sampler(run, delta, prove, least=least), self.citation + several)
 
     def cost(self, run: Run, tail: float) -> Rounds:
         """Returns the equivalent Gaussian of one round."""
