@@ -468,6 +468,15 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     if smallest_scale > _FARTHEST * widest:
         return None
 
+    def over(scale: float) -> float:
+        """Returns the logarithm of needed over allowed modulus; at most zero if it fits."""
+        needed = setting.needed_modulus(candidate.with_scale(scale)) or 0
+        return math.log(needed / values) if needed > values else math.log(needed / (values + 0.5))
+
+    # A wider scale makes the vectors small against the noise, until only the noise has to fit.
+    if setting.overflow is not None and over(_WIDEST * max(smallest_scale, widest)) > 0.0:
+        return None
+
     def at(scale: float) -> Design:
         return setting.design(candidate.with_scale(scale))
 
@@ -493,16 +502,8 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     if setting.overflow is None:
         return at(scale)
 
-    # A wider scale makes the vectors small against the noise, until only the noise has to fit.
-    def over(scale: float) -> float:
-        """Returns the logarithm of needed over allowed modulus; at most zero if it fits."""
-        needed = setting.needed_modulus(candidate.with_scale(scale)) or 0
-        return math.log(needed / values) if needed > values else math.log(needed / (values + 0.5))
-
     low = high = scale
     at_low = at_high = over(scale)
-    if at_high > 0.0 and over(_WIDEST * scale) > 0.0:
-        return None
     while at_high > 0.0:
         low, at_low = high, at_high
         high *= 2.0
