@@ -84,9 +84,9 @@ def test_the_law_is_that_of_two_draws_on_two_grids(monkeypatch: pytest.MonkeyPat
 
     def recorded(ratio: float, keystream: object, count: int) -> np.ndarray:
         drawn.append(ratio)
-        return np.full(count, 3 if len(drawn) == 1 else 5, dtype=np.int64)
+        return np.full(count, 3 if len(drawn) == 1 else 5, dtype=np.int32)
 
-    monkeypatch.setattr(sum_noise, "draw", recorded)
+    monkeypatch.setattr(sum_noise, "short_draw", recorded)
     out = np.zeros(2, dtype=np.int32)
     sum_noise._draw(out)
     assert out.tolist() == [3 * 512 + 5] * 2

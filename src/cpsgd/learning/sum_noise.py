@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._torch import torch
-from cpsgd.correlated.draws import FINER_BITS, draw
+from cpsgd.codec.rounding import kernels as native
+from cpsgd.correlated.draws import FINER_BITS, short_draw
 from cpsgd.errors import ParameterError
 from cpsgd.learning import device_noise
 from cpsgd.mechanisms import fine_gaussian
@@ -89,26 +90,24 @@ class SumNoise:
             return device_noise.noisy_mean(sums, step, divisor, ratios=(_RATIO, LEAST_RATIO), most=_MOST)
         if os.getpid() != self._process:  # a forked child: its parent will use what was drawn
             self._begin()
-        drawn, parts = self._next
+        noise, parts = self._next
         for part in parts:
             part.result()
-        noise = drawn.to(self._device, non_blocking=True)
         self._next = self._start()
-        points = (sums / step).nan_to_num_().clamp_(-_MOST, _MOST).round_().add_(noise)
-        return points.mul_(step).div_(divisor).float()
+        found = torch.empty(self.dim, dtype=torch.float32)
+        native.noisy_mean(sums.cpu().numpy(), noise, step, divisor, _MOST, found.numpy())
+        return found.to(self._device)
 
-    def _start(self) -> tuple[torch.Tensor, list[Future[None]]]:
+    def _start(self) -> tuple[NDArray[np.int32], list[Future[None]]]:
         if self._pool is None:
-            return torch.empty(0), []
-        # Pinned memory is copied to a GPU while the CPU goes on.
-        drawn = torch.empty(self.dim, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        numbers = drawn.numpy()
+            return np.empty(0, dtype=np.int32), []
+        drawn = np.empty(self.dim, dtype=np.int32)
         starts = range(0, self.dim, _BLOCK)
-        return drawn, [self._pool.submit(_draw, numbers[start : start + _BLOCK]) for start in starts]
+        return drawn, [self._pool.submit(_draw, drawn[start : start + _BLOCK]) for start in starts]
 
 
 def _draw(out: NDArray[np.int32]) -> None:
     """Writes noise, which is below 2^25, to `out`."""
     stream, size = Keystream(), DRAW_BYTES * out.size
-    coarse = draw(_RATIO, stream.take(size), out.size)
-    out[:] = (coarse << FINER_BITS) + draw(LEAST_RATIO, stream.take(size), out.size)
+    np.left_shift(short_draw(_RATIO, stream.take(size), out.size), FINER_BITS, out=out)
+    out += short_draw(LEAST_RATIO, stream.take(size), out.size)

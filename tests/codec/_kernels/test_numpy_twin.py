@@ -514,6 +514,21 @@ def test_the_first_word_that_no_digits_make_is_found(radix: int) -> None:
                 assert first == (position + 1) * grouping.digits - 1
 
 
+@pytest.mark.parametrize("dim", [1, 15, 1000])
+def test_noisy_means_are_the_same(dim: int) -> None:
+    source = np.random.default_rng(dim)
+    sums = np.append(source.normal(scale=1e3, size=dim), [0.125, 0.375, -1e300, 1e300, np.inf, -np.inf, np.nan])
+    noise = source.integers(-(2**25), 2**25, sums.size, dtype=np.int32)
+    found = [
+        written(module.noisy_mean, sums, noise, 0.25, 3.0, 2.0**52, size=sums.size) for module in (_native, numpy_twin)
+    ]
+    np.testing.assert_array_equal(*found)
+    # Halves are rounded to even, and what is not a number counts as zero.
+    points = [0.0, 2.0, -(2.0**52), 2.0**52, 2.0**52, -(2.0**52), 0.0]
+    exact = np.append(np.rint(sums[:dim] / 0.25), points) + noise
+    np.testing.assert_array_equal(found[0], (exact * 0.25 / 3.0).astype(np.float32))
+
+
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @pytest.mark.parametrize("dim", [1, 17, 1000, 4097])
 def test_sums_are_centred_the_same(dtype: type[np.uint32] | type[np.uint64], dim: int) -> None:
@@ -564,6 +579,9 @@ def test_checksum_check_value() -> None:
         lambda: _native.rotate_to_grid(
             np.zeros(0, np.float32), 1.0, np.zeros(8, np.uint8), 9.0, np.zeros(0, np.float32)
         ),
+        lambda: _native.noisy_mean(np.ones(3), np.ones(2, np.int32), 1.0, 1.0, 9.0, np.ones(3, np.float32)),
+        lambda: _native.noisy_mean(np.ones(3), np.ones(3, np.int32), 1.0, 1.0, 9.0, np.ones(4, np.float32)),
+        lambda: _native.noisy_mean(np.ones(3), np.ones(3, np.int32), 1.0, 1.0, 2.0**53, np.ones(3, np.float32)),
         lambda: _native.centre_and_rotate(
             np.zeros(65, np.uint32), 1.0, 1.0, np.zeros(8, np.uint8), np.zeros(65, np.float32)
         ),

@@ -108,6 +108,14 @@ def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDAr
 def add_signs(
     bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: NDArray[np.uint32] | NDArray[np.uint64]
 ) -> None: ...
+def noisy_mean(
+    sums: NDArray[np.float64],
+    noise: NDArray[np.int32],
+    step: float,
+    divisor: float,
+    most: float,
+    out: NDArray[np.float32],
+) -> None: ...
 def centre(
     sums: NDArray[np.uint32] | NDArray[np.uint64], middle: float, factor: float, out: NDArray[np.float32]
 ) -> None: ...

@@ -280,6 +280,20 @@ void bind_samplers(nb::module_& m) {
            nb::arg("total").noconvert());
 
   m.def(
+      "noisy_mean",
+      [](Input<double> sums, Input<std::int32_t> noise, double step, double divisor, double most,
+         Array<float> out) {
+        const std::size_t n = sums.shape(0);
+        require(noise.shape(0) == n && out.shape(0) == n,
+                "noise or out have another length than the sums");
+        require(most > 0.0 && most <= 4503599627370496.0, "sums are out of range");
+        unlocked([&] {
+          kernels().noisy_mean(aligned(sums), aligned(noise), step, divisor, most, aligned(out), n);
+        });
+      },
+      nb::arg("sums").noconvert(), nb::arg("noise").noconvert(), nb::arg("step"),
+      nb::arg("divisor"), nb::arg("most"), nb::arg("out").noconvert());
+  m.def(
       "saturate",
       [](const Input<float>& grid, const Input<std::uint8_t>& keystream,
          const Input<std::int64_t>& noise, std::uint32_t limit, std::uint32_t window, int grid_bits,

@@ -43,5 +43,19 @@ static void blur(const float* __restrict y, const std::uint8_t* draws,
   }
 }
 
+// Sums, rounded to multiples of `step` of which there are at most `most`, with noise, over a
+// divisor; what is not a number counts as zero.
+static void noisy_mean(const double* __restrict sums, const std::int32_t* __restrict noise,
+                       double step, double divisor, double most, float* __restrict out,
+                       std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    double point = sums[i] / step;
+    point = point == point ? point : 0.0;
+    point = point < -most ? -most : point;
+    point = point > most ? most : point;
+    out[i] = static_cast<float>((std::rint(point) + noise[i]) * step / divisor);
+  }
+}
+
 }  // namespace CPSGD_LEVEL
 }  // namespace cpsgd

@@ -124,6 +124,8 @@ struct Kernels {
   // Noise of a lineage, and rounding at random with that noise.
   void (*add_fine)(const std::uint8_t* bytes, const Fine&, std::int64_t weight, std::int64_t* total,
                    std::size_t);
+  void (*noisy_mean)(const double* sums, const std::int32_t* noise, double step, double divisor,
+                     double most, float* out, std::size_t);
   void (*saturate)(const float*, const std::uint8_t* coins, const std::int64_t* noise,
                    const Saturation&, std::uint32_t* values, std::size_t);
   void (*pack)(const std::uint32_t* values, const Grouping&, std::uint8_t* out, std::size_t);

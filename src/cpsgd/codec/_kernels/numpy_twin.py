@@ -327,6 +327,20 @@ def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums
     sums[positions] += bit + bit
 
 
+def noisy_mean(
+    sums: NDArray[np.float64],
+    noise: NDArray[np.int32],
+    step: float,
+    divisor: float,
+    most: float,
+    out: NDArray[np.float32],
+) -> None:
+    """Writes (sums, rounded to at most `most` multiples of `step` either way, + noise) / divisor; NaN counts as 0."""
+    with np.errstate(over="ignore"):
+        points = np.clip(np.nan_to_num(sums / step, nan=0.0), -most, most)
+        out[:] = (np.rint(points) + noise) * step / divisor
+
+
 def centre(sums: Sums, middle: float, factor: float, out: NDArray[np.float32]) -> None:
     """Writes (sums - middle) · factor, in float64."""
     out[:] = (sums.astype(np.float64) - middle) * factor
