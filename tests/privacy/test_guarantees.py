@@ -136,7 +136,7 @@ def test_samplers_total_variation_is_paid_from_delta(monkeypatch: pytest.MonkeyP
 def test_a_proof_whose_epsilon_no_share_could_pay_for_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.of(rotated(2, 16))
 
-    def asked(moved: float, epsilon: float) -> list[float]:
+    def asked(moved: float, epsilon: float, least: float = 0.0) -> list[float]:
         deltas: list[float] = []
 
         def prove(delta: float) -> tuple[float, float]:
@@ -145,13 +145,15 @@ def test_a_proof_whose_epsilon_no_share_could_pay_for_is_not_asked_again(monkeyp
 
         monkeypatch.setattr(base, "moved", lambda run: moved)
         with contextlib.suppress(ConditionError):
-            base.with_sampler(run, 1e-9, prove)
+            base.with_sampler(run, 1e-9, prove, least=least)
         return deltas
 
     assert asked(0.0, 30.0) == [1e-9]
     assert asked(1e-18, 1.0) == [1e-9 * (1 - 1e-6)]
-    assert len(asked(1e-13, 1.0)) == 2
-    assert len(asked(1e-13, 30.0)) == 1
+    assert asked(4e-16, 1.0) == [1e-9 * (1 - 1e-6), 1e-9 * (1 - 0.1)]
+    assert len(asked(4e-16, 30.0)) == 1
+    # A share that would not pay for an ε that is surely needed is passed over.
+    assert asked(4e-16, 1.0, least=0.99) == asked(1e-13, 1.0) == [1e-9 * (1 - 0.1)]
     assert asked(1e-10, 0.0) == []
 
 

@@ -213,7 +213,7 @@ ROW, THREE = np.ones(4), np.ones(3)
 
 
 def _compared(largest: int = 4, moments: int = 6, c1: Array = ROW, found: Array = THREE) -> None:
-    chords = [np.ones((rows, 4)) for rows in (2, largest, moments)]
+    chords = np.ones((2, 4)), np.ones((largest, 4)), np.ones((moments, 4))
     _native.gaps(1.0, 1.0, 0.05, THREE, SQUARE, SQUARE, *chords, ROW, c1, found.copy())
 
 
