@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cpsgd import mechanisms
@@ -22,6 +23,7 @@ from cpsgd.mechanisms import (
     Skellam,
     binomial,
     law,
+    skellam,
 )
 from cpsgd.mechanisms.binomial import BinomialLaw, BinomialNoise
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw
@@ -30,6 +32,7 @@ from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import MAX_POINTS, Law, check_points
 from cpsgd.mechanisms.noise import FairCoins
 from cpsgd.mechanisms.skellam import SkellamLaw
+from cpsgd.mechanisms.sums import Deviation
 from cpsgd.paper import bounds
 
 BINOMIAL = Binomial(levels=4, trials=20, coordinate_range=0.5)
@@ -192,3 +195,31 @@ def test_mechanisms_of_other_rooms_have_their_names_here() -> None:
     assert mechanisms.CorrelatedGaussian.name == "correlated-gaussian"
     with pytest.raises(AttributeError, match=r"module 'cpsgd\.mechanisms' has no attribute 'Nothing'"):
         _ = mechanisms.Nothing
+
+
+def test_numbers_of_other_types_become_plain_ones() -> None:
+    whole, real = np.int64, np.float32
+    made: list[Any] = [
+        Binomial(levels=whole(4), trials=whole(20), p=real(0.5), coordinate_range=whole(1)),
+        Coins(coins=whole(3), theta=real(0.25), coordinate_range=whole(1)),
+        SampledCoins(rate=real(0.25), theta=real(0.25), coordinate_range=whole(1)),
+        Skellam(levels=whole(4), variance=whole(5), coordinate_range=whole(1), noise_limit=whole(40)),
+        RoundedGaussian(noise_deviation=whole(2), step=whole(1), window=whole(45), coordinate_range=whole(1)),
+        DiscreteLaplace(levels=whole(5), spread=whole(4), shares=whole(8), window=whole(99), coordinate_range=whole(1)),
+        Gaussian(sigma=whole(2)),
+    ]
+    for mechanism in made:
+        for field in fields(mechanism):
+            assert type(getattr(mechanism, field.name)) in (int, float), f"{mechanism.name}: {field.name}"
+
+
+def test_bounds_end_where_they_say() -> None:
+    bound = Deviation(0.0, lambda slope: slope, 2.0)
+    assert [bound.at(2.0), bound.at(math.nextafter(2.0, 3.0))] == [2.0, math.inf]
+    noise = LAPLACE.noise
+    assert noise.cumulant((1.0 - 1e-9) / 4) == math.inf > noise.cumulant(math.nextafter((1.0 - 1e-9) / 4, 0.0))
+
+
+def test_what_is_cached_cannot_be_changed() -> None:
+    for found in skellam._ratios(9.0, 7)[:2]:
+        assert not found.flags.writeable
