@@ -192,3 +192,10 @@ def test_steps_without_thresholds_are_refused(low: list[float], high: list[float
     with pytest.raises(ConditionError, match="log-concave"):
         curves._check_steps(np.array(low), np.array(high), reach)
     curves._check_steps(np.array([0.7, 0.3, 0.0]), np.array([0.0, 0.3, 0.7]), 2.0)
+
+
+def test_steps_with_nothing_in_common_hide_nothing() -> None:
+    for low, high, free in (([1.0, 0.0], [0.0, 1.0], 5), ([0.9, 0.1], [0.1, 0.9], 0), ([1.0, 5e-7], [0.0, 1.0], 5)):
+        [(weight, law)], lost = curves._common(np.array(low), np.array(high), free, 1e-6)
+        assert (weight, lost, law.first, law.error, law.lost) == (1.0, 0.0, 0, 0.0, 0.0)
+        assert law.mass.tolist() == [1.0]

@@ -330,3 +330,10 @@ def test_known_profiles(name: str) -> None:
     known.check(
         "privacy/fixed_size", {f"{name} {key}": value for key, value in values.items()}, rel=1e-7, absolute=1e-299
     )
+
+
+def test_pairs_of_rounds_stand_alone() -> None:
+    kind = SampledRounds(0.5, 0.1, 20, ((0.3, 0.2), (1.0, 0.02)))
+    alone = [SampledRounds(mu, rate, 20) for mu, rate in ((0.5, 0.1), (0.3, 0.2), (1.0, 0.02))]
+    assert kind.pairs == alone
+    assert alone[0].pairs == alone[:1]

@@ -316,7 +316,7 @@ def test_known_sums_of_moments() -> None:
 
 
 @pytest.mark.parametrize("a", [-1.0, 0.2])
-@pytest.mark.parametrize("b", [-0.5, 0.7, 3.0])
+@pytest.mark.parametrize("b", [-0.5, 0.43, 0.7, 3.0])
 def test_bounds_between_nodes_are_the_largest_of_their_parabola(a: float, b: float) -> None:
     left, right = (object.__new__(moments._Node) for _ in range(2))
     left.r, left.fraction, right.r, right.fraction = 1, 0.25, 1, 0.75
