@@ -55,7 +55,7 @@ def of_arrow(title: str, source: Any) -> DataTable:
 
 
 def _of_cells(cells: Any) -> Column:
-    """Returns an array. Large whole numbers stay what they are, also where others are missing."""
+    """Returns a column as an array. Whole numbers too large for float64 stay exact, also beside missing values."""
     from pyarrow import types
 
     found: Column = cells.to_numpy(zero_copy_only=False)

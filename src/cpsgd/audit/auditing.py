@@ -139,13 +139,13 @@ def audit(
         delta: δ of the claim.
         adjacency: Which data sets are neighbours.
         rounds: Rounds to play; the more, the closer the lower bound comes to the truth.
-        surviving: Messages of a round; all of the protocol's if None. The claim is for as many.
-        few: Messages of the rounds in which most clients drop out.
+        surviving: Number of messages in a round, for which ε is claimed; all of the protocol's clients if None.
+        few: Number of messages in the rounds in which most clients drop out.
         round: Number of the round that is played again and again; it fixes the rotation.
-        encode: The client's half of the code under audit; the product's if None.
+        encode: The client's half of the code under audit; the package's own if None.
         start: Starts the server's half.
         seed: Makes the auditor's own choices repeatable, not the noise.
-        false_alarm: Probability that honest code fails, at most.
+        false_alarm: Largest probability with which honest code may fail.
         progress: Called with the number of rounds just played.
 
     Returns:

@@ -75,7 +75,10 @@ def _quiet(sampler: str, mechanism: Mechanism, modulus: int | None = None) -> Ca
 
 
 def usual(name: str) -> tuple[Case, ...]:
-    """Returns cases of any mechanism: its usual parameters, and little noise; none where messages are floats."""
+    """Returns two cases of a mechanism: with its usual parameters, and with little noise.
+
+    There are none if its messages are floats.
+    """
     kind = MECHANISMS[name]
     mechanism = kind(**kind.usual(clients=4, dim=EVEN_DIM, clip_norm=1.0, rotate=True, delta=DELTA))
     if mechanism.grid is None:

@@ -299,7 +299,10 @@ class _View:
 
 
 def _views(uniforms: Array) -> tuple[_View, _View]:
-    """Returns the noise, u - ½, and its size, (u - ½)², which repeats where the same coordinates are included twice."""
+    """Returns two views of uniform numbers u: the noise u - ½, and its centred square (u - ½)² - 1/12.
+
+    Squares are correlated where the same coordinates are included twice.
+    """
     noise = uniforms - 0.5
     # With t = (u - ½)² - 1/12: E t² = 1/180, E t⁴ = 1/15120.
     return _View(noise, 1.0 / 12.0, 0.5, 1.0 / 180.0), _View(

@@ -64,7 +64,7 @@ class RoundLattice:
 
     @property
     def step(self) -> float:
-        """The distance of two levels, or of two integers where noise comes before the rounding."""
+        """The distance between neighbouring levels; between integers where noise is added before rounding."""
         mechanism = self.protocol.mechanism
         if mechanism.levels == 0:
             return mechanism.scale

@@ -92,11 +92,12 @@ class SumLaw:
         return folded
 
     def tail_ends(self, shares: Array) -> Array:
-        """Returns bounds on what the tails with these shares may gain or lose for each unit that a sum is moved by.
+        """Returns bounds on the probability that tails of a sum gain or lose, per unit by which its mean is moved.
 
-        To move the mean of one part by e is to move e of the rest of the sum by one, or half of it by two. So a tail
-        gains or loses at most e times a mass of the rest next to its end. That mass is at most `narrowing` times the
-        largest of the neighbouring masses of the sum.
+        Each tail is given by its share of the probability. If the mean of one summand moves by e, the rest of
+        the sum is shifted by one with probability e, or by two with probability e/2. So a tail gains or loses at most e
+        times a mass of the rest next to the tail's end. That mass is at most `narrowing` times the largest of the
+        neighbouring masses of the sum.
         """
         gains = np.zeros(len(shares))
         for row in self.mass:

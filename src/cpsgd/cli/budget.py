@@ -111,7 +111,7 @@ def show(
     }
     tables: list[object] = []
     for total in totals:
-        tables.append(output.facts([*_rows(total), *_more(book, total)], title=escape(total.population)))
+        tables.append(output.facts([*_rows(total), *_budget_rows(book, total)], title=escape(total.population)))
         if population is not None:
             tables.append(_entries(book, population, total.rounds))
     if plot is not None:
@@ -365,8 +365,8 @@ def _keys(path: Path | None) -> frozenset[bytes] | None:
     return None if path is None else read_roster(path)
 
 
-def _more(book: Ledger, total: Total) -> list[tuple[str, str]]:
-    """Returns rows: a budget's policy, the cost of all its periods, and how its rounds are chosen."""
+def _budget_rows(book: Ledger, total: Total) -> list[tuple[str, str]]:
+    """Returns the rows on a budget: its policy, the cost of all its periods, and how its rounds are chosen."""
     budget = book.budget(total.population)
     rows = _policy(budget)
     if budget.renews:

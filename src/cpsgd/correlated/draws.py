@@ -220,7 +220,7 @@ class LineageKernel(PythonKernel):
         )
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
-        """Writes the integers."""
+        """Writes the message's integers to `values`: the vector's `grid` with all noise, rounded and cut off."""
         width = DRAW_BYTES * grid.size
         points = np.rint(np.clip(grid, -self._limit, self._limit)).astype(np.int64) << self._shifts[0]
         for number, shift in enumerate(self._shifts):

@@ -54,7 +54,7 @@ class ServerView:
 
     @property
     def open_round(self) -> dict[str, Any] | None:
-        """The round that takes reports; with zeros where none came yet."""
+        """The counts of the open round, zero before its first report; None if no round is open."""
         if self.progress is None or self.progress["round"] is None:
             return None
         empty = {"round": self.progress["round"], "state": "open", "accepted": 0, "refused": 0}

@@ -189,15 +189,15 @@ Part = Sketch | Chosen | Found | Refused
 
 
 def answer(question: PlanQuestion) -> Iterator[Part]:
-    """Yields the answer part by part."""
+    """Yields quick sketches of errors, then the plan or its refusal, the other sketches, and the proved errors."""
     bits = _SECURE_BITS if question.secure else _BITS
-    whatever = replace(question, bits=None)  # the frontier is the same whichever bits are chosen
+    any_bits = replace(question, bits=None)  # the frontier is the same whichever bits are chosen
     try:
         # Those that were added last are the quickest to sketch, and mostly the best.
         kinds = list(Problem.of(question.requirements).setting.mechanisms)
-        soon = time.monotonic() + _SKETCHING
-        while kinds and time.monotonic() < soon:
-            yield _sketch(whatever, kinds.pop(), bits)
+        deadline = time.monotonic() + _SKETCHING
+        while kinds and time.monotonic() < deadline:
+            yield _sketch(any_bits, kinds.pop(), bits)
     except CpsgdError as error:
         yield Refused(str(error))
         return
@@ -206,9 +206,9 @@ def answer(question: PlanQuestion) -> Iterator[Part]:
     except CpsgdError as error:
         yield Refused(str(error))
     for kind in reversed(kinds):
-        yield _sketch(whatever, kind, bits)
+        yield _sketch(any_bits, kind, bits)
     for each in bits:
-        yield _found(whatever, each)
+        yield _found(any_bits, each)
 
 
 @lru_cache(maxsize=_REMEMBERED)

@@ -103,7 +103,7 @@ class FactorUnit(Layer):
         return length(a)
 
     def add_rest(self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]) -> None:
-        """Adds the weighted sums, of a and b by one product of matrices."""
+        """Adds the weighted sum of the products b ⊗ a to `sums["weight"]`, by one matrix product per portion."""
         for kept, back in self._factors:
             for a, b, weight, good in portions(self.bytes_of(kept, back), kept, back, weights, finite):
                 self.add_product(sums["weight"], a, weighed(b, weight, good).flatten(0, 1), good)

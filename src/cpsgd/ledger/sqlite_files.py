@@ -152,12 +152,16 @@ def _write(path: Path, connection: sqlite3.Connection, file: IO[bytes]) -> None:
 
 
 def _check_schema(path: Path, connection: sqlite3.Connection) -> set[str]:
-    """Returns the statements of the schema; refuses a database that is no ledger."""
+    """Returns the SQL statements of the database's schema.
+
+    Raises:
+        LedgerFormatError: The database is not a ledger.
+    """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")}
     if application != APPLICATION_ID or not 1 <= version <= _TAKEN_OVER or not found >= set(_RECORDS):
-        raise LedgerFormatError(f"{path} is a database, but not a ledger or not as a ledger is made.")
+        raise LedgerFormatError(f"{path} is a database, but not a ledger, or its tables were changed.")
     return found
 
 

@@ -169,7 +169,7 @@ class Binomial(Lattice):
 
     @classmethod
     def loudest(cls, levels: int, search: Search) -> Self:
-        """Returns the largest m for these levels and values, and at least 1."""
+        """Returns the mechanism with these levels and the largest number m of trials that fits, at least 1."""
         # One draw is within about 15 √m 2^-127 of its law; what a plan promises rests on `total_variation`.
         root = min(search.variation / 15.0 * 2.0**127, math.sqrt(MAX_TRIALS))
         affordable = max(math.floor(root * root), MAX_COINS)

@@ -81,8 +81,10 @@ class PolyaLaw:
     def losses(self, steps: int) -> float:
         """Returns an upper bound on log f(0)/f(steps) where there are fewer honest clients than shares.
 
-        f(z) = Σ_k p(k) p(k + z) with p(k + 1)/p(k) = α (k + r)/(k + 1) < α. What is left out of f(0) is less than
-        p(K)²/(1 - α²), and leaving terms out of f(steps) only lowers it. Every p is a product of at most K ratios.
+        f is the law of the difference of two draws from p: f(z) = Σ_k p(k) p(k + z), where
+        p(k + 1)/p(k) = α (k + r)/(k + 1) < α.
+        Both sums are cut off at K. The rest of f(0) is less than p(K)²/(1 - α²), and is added; the rest of f(steps) may
+        be left out, since that makes the bound larger. Every p is a product of at most K ratios.
         """
         masses = self._masses(120.0)
         if steps >= len(masses):

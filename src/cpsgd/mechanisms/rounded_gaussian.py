@@ -322,9 +322,10 @@ class RoundedNoise(Noise):
         return 2.1 * math.exp(-2.0 * math.pi**2 * self.of.noise_deviation**2)
 
     def cumulant(self, slope: float) -> float:
-        """Returns a bound on the cumulant of a client's integer Y; docs/planning.md has the proof.
+        """Returns an upper bound on the cumulant of a client's integer Y at λ = `slope` (proof: docs/planning.md).
 
-        E exp(λ(Y - x)) <= exp(λ²(σ² + 1/12)/2) (1 + 2.1 exp(-2π²σ²)), and cutting off adds at most its probability.
+        Without a window, E exp(λ(Y - x)) <= exp(λ²(σ² + 1/12)/2) (1 + 2.1 exp(-2π²σ²)). Cutting off at the window's
+        ends adds at most the probability that it happens.
         """
         square, constant = self._cumulant
         return square * slope * slope + constant

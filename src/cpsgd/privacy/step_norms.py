@@ -159,7 +159,10 @@ def _rates(log_moments: Array, order: int, norms: Norms, cells: Array) -> Array:
 
 
 def _cut(cells: Array, zero: bool) -> Iterator[Array]:
-    """Yields the parts of cells, which share their edges exactly."""
+    """Yields the parts of cells after each side is cut into `_CUT` pieces. Neighbours share their edges exactly.
+
+    If `zero`, one side of each cell has length 0, so that both sides are cut at once.
+    """
     spans = [
         [low + (high - low) * (i / _CUT) if i < _CUT else high for i in range(_CUT + 1)]
         for low, high in ((cells[:, 0], cells[:, 1]), (cells[:, 2], cells[:, 3]))

@@ -55,6 +55,7 @@ def score_text(result: Mapping[str, Any]) -> str:
 
 
 def _curves(axes: Axes, results: Sequence[Result], figure: str, factor: float) -> None:
+    """Draws one curve per result: the metric named `figure`, times `factor`, against the round."""
     from matplotlib.ticker import MaxNLocator
 
     for result in results:

@@ -69,6 +69,11 @@ class ChannelKey:
             raise ShareError(str(error), proof=self._prove(box)) from None
 
     def _prove(self, box: Route) -> bytes:
+        """Returns the secret shared with the box's sender, and a proof that it is that of their two public keys.
+
+        The proof is that of Chaum and Pedersen: one private number turns the base point into the receiver's public key,
+        and the sender's public key into the secret.
+        """
         scalar = int.from_bytes(self._scalar, "little") & ((1 << 254) - 8) | 1 << 254
         witness, theirs = scalar // 8, edwards.multiply(8, edwards.decode(box.sender_key))
         secret = edwards.encode(edwards.multiply(witness, theirs))

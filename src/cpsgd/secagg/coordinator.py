@@ -210,6 +210,7 @@ class SecureServer:
         self._signatures[client] = signature
 
     def _take_revelation(self, client: int, body: memoryview) -> None:
+        """Keeps the shares that a client reveals: those that other clients sent to it, and its own."""
         owners = sorted((*self._delivered[client], client))
         shares = packets.split_entries(body, shamir.SHARE_BYTES, len(owners))
         for share in shares:

@@ -63,7 +63,7 @@ def add_rows(rows: torch.Tensor, sums: torch.Tensor, encoding: plain.Encoding, f
     """Adds rows to `sums` as `device_plain.add_rows` does, with a rotation. The rows are overwritten."""
     assert encoding.signs is not None
     scales = _spread(rows, encoding.signs, encoding.bound, encoding.unit)
-    last = _finish(rows.device, _log(rows.shape[1]), encoding.rounding)
+    last = _last_kernel(rows.device, _log(rows.shape[1]), encoding.rounding)
     _last_pass(last, rows, scales, sums, first, encoding.keys)
 
 
@@ -181,7 +181,8 @@ def _pass(device: torch.device, log: int, kernel: str, **names: int) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _finish(device: torch.device, log: int, rounding: Rounding) -> _Last:
+def _last_kernel(device: torch.device, log: int, rounding: Rounding) -> _Last:
+    """Returns the kernel of the last pass, its shared memory in bytes, and the table that its noise is drawn from."""
     names = _definitions(log, rounding, _LAST_BLOCKS) | {"WRITE": 0}
     memory = 4 * (_TILE + kernels.sum_words(rounding, 32) * _THREADS) + kernels.table_bytes(rounding)
     kernel = kernels.compiled(device, "finish", _FILES, names, memory)

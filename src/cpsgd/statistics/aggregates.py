@@ -253,9 +253,9 @@ class Count(Sum):
         if isinstance(columns, str):
             raise ParameterError("Expected columns to be a list of names.")
         super().__init__(dict.fromkeys(columns or ("rows",), (0.0, 1.0)), rows=rows, group_by=group_by, missing=missing)
-        self._bounds_of_columns, self.bounds = self.bounds, {}
+        self.bounds = {}  # those of 0 and 1 are not the caller's
         if not columns:
-            self.columns = ()
+            self.columns = ()  # rows are counted by a column of ones, which no table needs to have
 
     @property
     def _is_centred(self) -> bool:

@@ -185,20 +185,22 @@ def _quantile(
 
     Let F(t) be the share of the users' rows in the bins up to t, W the share in all of them (1 unless there are groups)
     and G(t) = F(t) - qW, estimated with the standard deviation s(t) that follows from R. The quantile is in the bin t*
-    with G(t* - 1) < 0 <= G(t*). So the estimate of G(t*) is at least -z s(t*), except for half of the probability that
-    z leaves out. That of G(t* - 1) is at most z s(t* - 1), except for the other half. Hence t* is not before the first
-    t for which the former holds, and at most one after the last t for which the latter does. Both are asked of the
-    estimate after it was made to rise, which is nearer to G than s says: 97 to 99 intervals of 100 hold.
+    with G(t* - 1) < 0 <= G(t*).
 
-    Where bins are wide they always hold, and must. Clients tell their bins alone, so that an interval which is to hold
-    a quantile anywhere in a bin has the whole bin. Where G changes by many s within t*, the estimate is in t* for all
-    but certain. Fewer intervals would hold only if some were drawn without the estimate's own bin.
+    The interval needs two facts: the estimate of G(t*) is at least -z s(t*), and that of G(t* - 1) is at most
+    z s(t* - 1). Each fails with half of the probability that z leaves out. Hence t* is not before the first t whose
+    estimate is at least -z s(t), and at most one after the last t whose estimate is at most z s(t). Both are checked
+    on estimates that were first made non-decreasing. These are nearer to G than s says: 97 to 99 of 100 intervals hold.
+
+    Where bins are wide, intervals always hold. Clients report their bins only, so an interval that is to hold a
+    quantile anywhere in a bin must contain the whole bin. Where G changes by many s within t*, the estimate is almost
+    certainly in t*. Fewer intervals would hold only if some left out the estimate's own bin.
 
     Args:
-        edges: Of the bins.
+        edges: Edges of the bins.
         mean: The mean of the users' columns.
-        q: Which quantile.
-        variance: V, of each coordinate of the mean.
+        q: The quantile, from 0 to 1.
+        variance: V, the variance of each coordinate of the mean.
         width: z.
         whole: W where it is public; None where it is the last value of the distribution function.
     """

@@ -145,13 +145,13 @@ class Collector:
         return as_json(ask(self._servers[0], "GET", "/round"))
 
     def wait(self, round: int, *, count: int | None = None, seconds: float | None = None, pause: float = 0.5) -> None:
-        """Waits until a round is to be ended.
+        """Waits until a round has enough reports, the time is over, or the round is no longer open.
 
         Args:
             round: Its number.
-            count: Reports that are enough; as many as the task is for if not given.
-            seconds: Time after which fewer must do; for ever if not given.
-            pause: Seconds between two looks at the counts.
+            count: Number of reports that is enough; by default the task's number of clients.
+            seconds: Longest time to wait; by default there is no limit.
+            pause: Seconds between two requests for the counts.
 
         Raises:
             TransportError: The leader does not answer.

@@ -242,16 +242,16 @@ def counted_tail(scheme: Participation) -> float:
 
 
 def seen_cost(run: Run, proof: Proof, tail: float, sampling: Participation) -> Rounds:
-    """Returns one round as equivalent Gaussians, with a pair (μ, rate) for every number of colluders in the sum.
+    """Returns one round as equivalent Gaussians, for colluders who see how many of them take part.
 
-    Neighbouring numbers are taken together where there are many: with the noise beside the most colluders, and the rate
-    beside the fewest.
+    `seen` of the result has a pair (μ, rate) for every number of colluders in the sum. Where there are many numbers,
+    neighbouring ones share a pair: the μ beside the most colluders, and the rate beside the fewest.
 
     Args:
-        run: One round, the fewest messages that it may have.
+        run: One round with the fewest messages that it may have.
         proof: The proof that gives equivalent Gaussians.
-        tail: The mass of tails.
-        sampling: Who takes part, as colluders see it.
+        tail: The probability of tails that the proof may leave out.
+        sampling: The sampling scheme, as colluders see it.
     """
     if not isinstance(sampling, SeenSampling):
         return proof.cost(run, tail)

@@ -221,7 +221,11 @@ class Smoothed(Proof):
         return min(found, together, key=lambda each: each.epsilon)
 
     def _joint_epsilon(self, run: Run, delta: float, below: float) -> Proved:
-        """Returns the ε of all rounds as one product of coordinates."""
+        """Returns ε of all rounds together, whose coordinates are taken as those of one long vector.
+
+        Raises:
+            ConditionError: ε is not computed, since it would hardly be less than `below`; or the proof does not hold.
+        """
         law, rounds, sensitivity = _law(run), base.counted(run), base.sensitivity(run)
         least = 0.0
         if isinstance(law, Law):
