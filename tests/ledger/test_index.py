@@ -500,8 +500,11 @@ def test_whose_index_is_believed(ledger: Ledger) -> None:
     index = index_of(ledger.path)
     whole = index.read_bytes()
     assert sound()
-    index.write_bytes(index_of(other.path).read_bytes())
-    assert not sound()
+    for damaged in (index_of(other.path).read_bytes(), broken_row(whole, 1, 2)):
+        index.write_bytes(damaged)
+        assert not sound()
+        with pytest.raises(LedgerFormatError, match="cpsgd budget repair"):
+            Ledger(ledger.path).verify()
     index.unlink()
     assert not sound()
     index.symlink_to(index_of(other.path))
