@@ -453,3 +453,7 @@ def test_a_sampler_may_spend_half_of_delta(epsilon: float) -> None:
     mu = gdp_mu(epsilon, delta - variation * (1.0 + math.exp(epsilon)))
     found = composed_epsilon([Rounds(mu, variation=variation)], delta=delta, participation=EVERY)
     assert found == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_delta_at_an_epsilon_of_zero() -> None:
+    assert composed_delta([Rounds(0.3)], epsilon=0.0, participation=EVERY) == pytest.approx(gdp_delta(0.3, 0.0))

@@ -15,7 +15,7 @@ from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.accountant import Rounds, composed_delta
 from cpsgd.privacy.proofs import argument as base
-from cpsgd.privacy.proofs import supporting
+from cpsgd.privacy.proofs import joint_cost, round_cost, supporting
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -171,3 +171,10 @@ def test_colluders_are_told_apart_in_pieces() -> None:
         known.check("privacy/proofs/argument", {f"pieces {pieces}": [*mus, *rates]})
     few = Run.of(ROUNDED, rounds=3, participation="fixed-size:0.1", colluding=1)
     assert len(base.seen_cost(few, proof, 0.0, few.sampling).seen) == 2
+
+
+def test_rounds_together_want_a_tail() -> None:
+    run = Run.of(Protocol.binomial(clients=60, dim=8, clip_norm=1.0, levels=9, trials=700), rounds=2)
+    for cost in (joint_cost, round_cost):
+        with pytest.raises(ConditionError, match="at δ = 0"):
+            cost(run, 0.0)

@@ -433,3 +433,7 @@ def test_roundings_of_a_thousand_terms_are_on_the_safe_side(mu: float, rate: flo
             total += ways * q**i * (1 - q) ** (order - i) * mpmath.expm1((i * i - i) * square / 2)
         exact = mpmath.log1p(total) / (order - 1)
         assert 0 < found / exact - 1 < 1e-9
+
+
+def test_nothing_spent_needs_no_epsilon() -> None:
+    assert Filter.of(2.0, 1e-5).enough(Cost(tail=1e-9)) == 0.0

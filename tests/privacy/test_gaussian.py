@@ -133,3 +133,9 @@ def test_the_classical_lemma_holds_up_to_one() -> None:
         classical_sigma(epsilon=math.nextafter(1.0, 2.0), sensitivity=2.0, delta=1e-6)
     with pytest.raises(ConditionError, match=f"sigma >= {2.0 * factor:.6g}"):
         classical_epsilon(sigma=2.0 * factor * 0.9999, sensitivity=2.0, delta=1e-6)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_a_mu_is_asked_for_with_a_probability(delta: float) -> None:
+    with pytest.raises(ParameterError, match="delta"):
+        gdp_mu(1.0, delta)
