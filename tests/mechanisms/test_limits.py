@@ -31,6 +31,7 @@ from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import MAX_POINTS, Law, check_points
 from cpsgd.mechanisms.noise import FairCoins
+from cpsgd.mechanisms.rounded_gaussian import cut_off, reach_of
 from cpsgd.mechanisms.skellam import SkellamLaw
 from cpsgd.mechanisms.sums import Deviation
 from cpsgd.paper import bounds
@@ -223,3 +224,13 @@ def test_bounds_end_where_they_say() -> None:
 def test_what_is_cached_cannot_be_changed() -> None:
     for found in skellam._ratios(9.0, 7)[:2]:
         assert not found.flags.writeable
+
+
+def test_tails_are_probabilities_and_reaches_their_inverses() -> None:
+    assert [cut_off(deviations) for deviations in (-1.0, 0.0, 0.5)] == [1.0, 1.0, 1.0]
+    assert cut_off(3.0) == pytest.approx(2.0 * math.exp(-4.5), rel=1e-11)
+    assert [reach_of(probability) for probability in (2.0, 3.0)] == [0.0, 0.0]
+    assert [reach_of(probability) for probability in (1.0, cut_off(3.0))] == pytest.approx(
+        [math.sqrt(2.0 * math.log(2.0)), 3.0]
+    )
+    assert skellam.truncation(1e6, 0) == 1.0
