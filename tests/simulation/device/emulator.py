@@ -87,7 +87,7 @@ def forget() -> None:
     """Has all kernels compiled anew."""
     for function in (device_cuda._fused, device_cuda._lengths, device_cuda._step, device_cuda._summer):
         function.cache_clear()
-    for function in (device_cuda._tosser, device_cuda._player, device_long._pass, device_long._finish):
+    for function in (device_cuda._tosser, device_cuda._player, device_long._pass, device_long._last_kernel):
         function.cache_clear()
 
 

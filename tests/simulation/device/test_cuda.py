@@ -463,7 +463,7 @@ def test_all_kernels_compile(capability: str, monkeypatch: pytest.MonkeyPatch, t
     for rounding in (SMALL["three"], SMALL["one coin"], FIFTEEN, SMALL["grid points"]):
         cuda._fused(cpu, 51_370, rounding, PAPER)
         cuda._fused(cpu, 10_000, rounding, None)
-        long._finish(cpu, 17, rounding)
+        long._last_kernel(cpu, 17, rounding)
     for rounding in (SMALL["three"], SMALL["three coins"], COIN["many"]):
         cuda._summer(cpu, rounding)
     cuda._player(cpu, 30_000)

@@ -117,9 +117,9 @@ def test_sums_that_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = sums_of(rotated(rows, bound, unit), rounding, first=0)
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "definitions", lambda *arguments: {**usual(*arguments), "FLUSH": 3})
-        long._finish.cache_clear()
+        long._last_kernel.cache_clear()
         found = sums_by(long, rows, bound, unit, rounding, first=0)
-    long._finish.cache_clear()
+    long._last_kernel.cache_clear()
     assert torch.equal(found, expected)
 
 
