@@ -236,6 +236,17 @@ def test_steps_without_a_private_batch_are_refused() -> None:
         optimizer.step()
 
 
+def test_processes_that_join_later_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would draw from all examples, and the sum of their sums have one example as often as there are processes."""
+    model, optimizer, private = loop(small())
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ParameterError, match="init_process_group first"):
+        epoch(model, optimizer, private)
+    assert private.steps == 0
+
+
 def test_a_batch_of_ones_own_in_the_loop_is_refused() -> None:
     model, optimizer, private = loop(small())
     for _ in private:

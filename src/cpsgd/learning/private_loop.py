@@ -126,7 +126,7 @@ def make_private(
         multipliers=[noise_multiplier * factor for factor in factors],
         clip_norm=clip_norm,
         mean=loss_reduction == "mean",
-        first=processes[0] == 0,
+        processes=processes,
         canaries=_validate.integer("canaries", canaries, low=0),
     )
 
@@ -149,7 +149,7 @@ class Private:
         multipliers: list[float],
         clip_norm: float | Schedule,
         mean: bool,
-        first: bool,
+        processes: tuple[int, int],
         canaries: int,
     ) -> None:
         """Attaches to model and optimizer; see `make_private`."""
@@ -162,7 +162,7 @@ class Private:
                 "The optimizer has parameters that are not the model's: make it from model.parameters()."
             )
         self._clip_norm = clip_norm if callable(clip_norm) else _validate.positive("clip_norm", clip_norm)
-        self._loader, self._mean, self._first = loader, mean, first
+        self._loader, self._mean, self._processes = loader, mean, processes
         self._multipliers, self.delta = multipliers, delta
         self.steps, self.planned = 0, len(multipliers)
         self._model, self._sums = model, ClippedSums(model)
@@ -170,12 +170,12 @@ class Private:
         self._taken: MicroBatch | None = None
         self._norm: float | None = None
         self.dim = self._sums.total.numel()
-        self._noise = SumNoise(self.dim, self._sums.total.device) if first else None
+        self._noise = SumNoise(self.dim, self._sums.total.device) if self._first else None
         self._hook = optimizer.register_step_pre_hook(self._before_step)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for tensor in (*self._parameters, *model.buffers()):
                 torch.distributed.broadcast(tensor.data, 0)
-        self._canaries = Canaries.draw(canaries, self.dim) if canaries and first else None
+        self._canaries = Canaries.draw(canaries, self.dim) if canaries and self._first else None
 
     def __len__(self) -> int:
         """Returns the number of batches in an epoch."""
@@ -313,6 +313,11 @@ class Private:
         self._sums.forget()
         self._norm = None
 
+    @property
+    def _first(self) -> bool:
+        """Whether this process draws the noise."""
+        return self._processes[0] == 0
+
     def _strange(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Yields the optimizer's parameters that get no private gradients."""
         return (p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._owned)
@@ -321,6 +326,11 @@ class Private:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         """Puts the private mean where the optimizer looks for gradients; without one there it does nothing."""
+        if _processes(self._model) != self._processes:
+            raise ParameterError(
+                "torch.distributed was initialized or left after the loop was made private, so that processes do not "
+                "share the examples as they add them up: call init_process_group first, then make_private."
+            )
         part = self._loader.current
         if part is None:
             raise ParameterError("This batch is not of the private loop: iterate over what make_private returned.")
