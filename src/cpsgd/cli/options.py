@@ -27,11 +27,9 @@ COUNT = Parameter(converter=whole, validator=validators.Number(gte=0))
 """For options that are whole numbers from 0 on."""
 
 
-def file_option(help: str, *, name: str | None = None, metavar: str = "FILE", group: Group | None = None) -> Parameter:
+def file_option(help: str, *, name: str | None = None, metavar: str = "FILE") -> Parameter:
     """Returns the description of an option that takes a file."""
-    if group is None:  # given as None, it would leave the option out of the help
-        return Parameter(name=name, metavar=metavar, help=help)
-    return Parameter(name=name, metavar=metavar, help=help, group=group)
+    return Parameter(name=name, metavar=metavar, help=help)
 
 
 Json = Annotated[bool, Parameter(help="Print one JSON object instead of text.")]

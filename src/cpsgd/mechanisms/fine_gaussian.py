@@ -49,11 +49,6 @@ _DIGITS = 140
 _SHIFT = 420
 
 
-def variance_proxy(ratio: float) -> float:
-    """Returns V, in squared points, with E exp(λZ) <= exp(λ²V/2) for all λ, up to the total variation."""
-    return (ratio * CELL) ** 2
-
-
 @lru_cache(maxsize=16)
 def table(ratio: float, limit: int) -> Table:
     """Returns thresholds of the outcomes 0, ..., 2 limit, which mean H = -limit, ..., limit; the rest goes to the ends.

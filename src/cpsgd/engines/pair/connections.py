@@ -95,12 +95,12 @@ def configured(app: Any, certificate: Path | None = None, key: Path | None = Non
     return config
 
 
-def allow_files(count: int = 2 * MOST_CONNECTIONS) -> None:
+def allow_files() -> None:
     """Lets this process open enough files for all connections, as far as the system's own limit allows."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        enough = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        enough = 2 * MOST_CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * MOST_CONNECTIONS, hard)
         if soft != resource.RLIM_INFINITY and soft < enough:
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import secrets as randomness
-import signal
 import socket
 import subprocess
 import sys
@@ -236,14 +235,13 @@ def free_port() -> int:
 
 
 def start_server(
-    role: str, folder: Path, *, store: str | None = None, options: Sequence[str] = (), log: Path | None = None
+    role: str, folder: Path, *, options: Sequence[str] = (), log: Path | None = None
 ) -> subprocess.Popen[str]:
     """Starts a server as a process of its own, and returns when it listens. The caller ends it.
 
     Args:
         role: "leader" or "helper".
         folder: Holds the task's files, as `write_task` wrote them.
-        store: Where reports are counted; a file in the folder if not given.
         options: Further words for the command line.
         log: Where complaints go; stderr if not given.
 
@@ -251,7 +249,7 @@ def start_server(
         ParameterError: It does not start; it has complained why.
     """
     words = ["--task", str(folder / "task.json"), "--secrets", str(folder / f"{role}.json")]
-    words += ["--store", str(folder / f"{role}.db") if store is None else store, *options]
+    words += ["--store", str(folder / f"{role}.db"), *options]
     # One thread for arrays: the other cores have work of their own.
     settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with contextlib.nullcontext() if log is None else log.open("a") as complaints:
@@ -269,9 +267,9 @@ def start_server(
     return program
 
 
-def stop_server(program: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> int:
+def stop_server(program: subprocess.Popen[str]) -> int:
     """Ends a server's process and returns its exit code."""
-    program.send_signal(how)
+    program.terminate()
     code = program.wait(timeout=60.0)
     assert program.stdout is not None
     program.stdout.close()

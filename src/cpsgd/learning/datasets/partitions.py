@@ -136,7 +136,7 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Parti
     >>> partition.rows(np.array([0, 1]))[1].sum()
     np.int64(8)
     """
-    classes = check_labels("labels", labels)
+    classes = _classes(labels)
     _validate.integer("clients", clients, low=1)
     _validate.positive("alpha", alpha, high=1e12)
     generator = _generator(seed)
@@ -150,13 +150,13 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int) -> Parti
     return _owned(owners, clients)
 
 
-def check_labels(name: str, labels: ArrayLike) -> NDArray[np.int64]:
+def _classes(labels: ArrayLike) -> NDArray[np.int64]:
     """Returns classes 0, 1, ... as an array; raises `DataError` for anything else."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise DataError(f"Expected {name} to be a list of integers, got {array.dtype} of shape {array.shape}.")
+        raise DataError(f"Expected labels to be a list of integers, got {array.dtype} of shape {array.shape}.")
     if array.min() < 0:
-        raise DataError(f"Expected {name} 0, 1, ...: there is a negative one at position {int(array.argmin())}.")
+        raise DataError(f"Expected labels 0, 1, ...: there is a negative one at position {int(array.argmin())}.")
     return array.astype(np.int64)
 
 
