@@ -24,3 +24,6 @@ from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate as gaus
 from cpsgd.privacy.proofs.certified_renyi import RenyiCertificate as RenyiCertificate
 from cpsgd.privacy.proofs.certified_renyi import renyi_certificate as renyi_certificate
 from cpsgd.privacy.proofs.per_round import optimal_composition as optimal_composition
+
+RoundsGuarantee = Guarantee
+"""The name in 0.2.0 of a guarantee over rounds."""
