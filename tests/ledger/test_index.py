@@ -302,6 +302,24 @@ def test_no_flipped_bit_of_the_index_makes_a_released_round_one_that_never_was(l
     assert long.path.read_bytes() == log
 
 
+def test_an_index_of_a_fork_that_lands_beside_a_running_process_gets_no_rows(ledger: Ledger) -> None:
+    """With rows of ours after those of the fork, the next process would believe both and miss rounds of ours."""
+    fill(ledger, 0, 3)
+    fork = ledger.path.parent / "fork"
+    fork.mkdir()
+    for path in (ledger.path, index_of(ledger.path)):
+        shutil.copy(path, fork)
+    other, running = Ledger(fork / ledger.path.name), Ledger(ledger.path)
+    fill(other, 50, 58)
+    fill(running, 3, 11)
+    shutil.copy(index_of(other.path), index_of(ledger.path))
+    fill(running, 11, 20)
+    fresh = Ledger(ledger.path)
+    assert fresh.rounds("people", "r") == frozenset(range(20))
+    assert all(fresh.find("people", run="r", round=round) is not None for round in range(20))
+    assert fresh._replica.index._sound
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_no_flipped_bit_of_the_log_changes_what_is_said(long: Ledger, seed: int) -> None:
     """It is refused, at once or by those who read the record, or changes nothing that is asked."""

@@ -216,7 +216,11 @@ class Index:
             return False
 
     def _append(self) -> bool:
-        """Adds the rows that the file lacks; returns False if it must be written anew."""
+        """Adds the rows that the file lacks; returns False if it must be written anew.
+
+        The file may have been replaced since it was read. Its last row must be ours: that row has the hash of all
+        records up to it. Rows after those of another ledger would be believed together with them.
+        """
         if not self._sound:
             return False
         try:
@@ -227,9 +231,14 @@ class Index:
             size = os.fstat(descriptor).st_size
             if size % _ROW:  # a writer was killed
                 os.ftruncate(descriptor, size // _ROW * _ROW)
-            if size // _ROW > len(self):
+            count = size // _ROW
+            if count > len(self):
                 return False
-            file.write(self._all(size // _ROW).tobytes())
+            if count:
+                file.seek((count - 1) * _ROW)
+                if file.read(_ROW) != self._all(count - 1)[:1].tobytes():
+                    return False
+            file.write(self._all(count).tobytes())
         return True
 
     def _all(self, first: int) -> Rows:
