@@ -96,7 +96,7 @@ def _fill(file: IO[bytes], data: bytes | Callable[[IO[bytes]], object]) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Removes drafts of the target that killed writers have left, where the folder may be read."""
+    """Removes drafts of the target that killed writers left, if the folder is readable."""
     with suppress(OSError):
         for entry in os.scandir(target.parent):
             draft = entry.name.startswith(f".{target.name}.") and entry.name.endswith(".tmp")
@@ -145,7 +145,7 @@ def seal(kind: str, body: bytes) -> bytes:
 
 
 def unseal(kind: str, data: bytes) -> bytes:
-    """Returns what `seal` was given.
+    """Checks a sealed content and returns the body that `seal` was given.
 
     Raises:
         DamagedFileError: The content is of another kind, is not sealed, or was changed.
@@ -185,7 +185,7 @@ def lock_of(path: Path) -> FileLock:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keeps others that lock the same path waiting, so that a file read here and written back loses nothing.
+    """Holds the lock of a path: others that lock it wait, so that a read and a later write lose no changes.
 
     Raises:
         OSError: There is no such folder (filelock would make it), or nothing may be written there.

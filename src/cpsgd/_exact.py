@@ -56,7 +56,7 @@ def survives(numerators: Integers, denominator: int, keystream: Keystream) -> ND
 
 
 def survives_far(numerators: Integers, denominator: int, keystream: Keystream) -> NDArray[np.bool_]:
-    """Tosses coins with probabilities e^(-u/t), u >= 0: one with the fraction of u/t, and one with e^-1 per whole."""
+    """Tosses coins with probabilities e^(-u/t), u >= 0: a coin for the fraction of u/t, and one for each whole."""
     whole = numerators // denominator
     good = survives(numerators - whole * denominator, denominator, keystream)
     tossing = np.flatnonzero(good & (whole > 0))

@@ -77,7 +77,7 @@ class RecordLog:
     """A file of records, which need not exist yet."""
 
     def __init__(self, path: Path, domain: bytes, *, mode: int = 0o600, timeout: float | None = None) -> None:
-        r"""Opens nothing yet.
+        r"""Stores the settings; opens no file yet.
 
         Args:
             path: The file.
@@ -128,7 +128,7 @@ class OpenLog:
     """
 
     def __init__(self, file: IO[bytes], domain: bytes, *, reading: bool = False) -> None:
-        """Reads nothing yet. Where it is only read, torn tails stay as they are."""
+        """Takes a locked file; reads nothing yet. Where it is only read, torn tails stay as they are."""
         self._file, self._domain, self._reading = file, domain, reading
         self.end: End | None = None
 
@@ -206,7 +206,7 @@ class OpenLog:
         yield rest, ends
 
     def _following(self, lines: list[bytes], before: str) -> tuple[str, str] | None:
-        """Returns text and hash of the first of these lines that is a record after one with this hash."""
+        """Returns text and hash of the first line that is a valid record after one with this hash."""
         for line in lines:
             text, stated = line[:-_SUFFIX].decode("ascii", "replace"), _stated(line)
             if stated and before and text.isascii() and _hash(self._domain, before, text) == stated:
@@ -230,7 +230,7 @@ class OpenLog:
         return self._record(self._bytes(start.size, size - start.size - 1), start)
 
     def continues(self, end: End) -> bool:
-        """Returns whether the record before a place is the one that was there; mends its newline if it is the last."""
+        """Returns whether the record before a place is unchanged; restores its newline if it is the last."""
         size = self._file.seek(0, os.SEEK_END)
         if not end.written:
             return size >= end.size

@@ -26,7 +26,7 @@ _TEXT_BLOCK = 1 << 20
 
 
 def of_arrow(title: str, source: Any) -> DataTable:
-    """Returns the table of a pyarrow table or data set."""
+    """Wraps a pyarrow table or data set as a `DataTable`."""
     from pyarrow import dataset
 
     whole = source if isinstance(source, dataset.Dataset) else dataset.dataset(source)
@@ -68,7 +68,7 @@ def _of_cells(cells: Any) -> Column:
 def _of_text(title: str, files: Sequence[Path], separator: str) -> DataTable:
     """Returns the table of text files with the same header.
 
-    Cells stay texts until it is known what for: as numbers, the ids 7 and 07 would be one. pyarrow's data sets would
+    Cells stay text until their use is known: as numbers, the ids 7 and 07 would be one. pyarrow's data sets would
     read too far ahead in text, so each file has a reader of its own.
     """
     import pyarrow

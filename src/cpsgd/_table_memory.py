@@ -26,7 +26,7 @@ class DataTable:
         names: Names of the columns.
         count: Returns the number of rows. Text files are read once for it.
         read: Yields chunks of the given columns, which exist.
-        in_memory: Whether the rows are in memory anyway.
+        in_memory: Whether the rows are in memory already.
     """
 
     title: str
@@ -68,7 +68,7 @@ class DataTable:
         yield from chunks
 
     def columns(self, columns: Iterable[str]) -> Chunk:
-        """Returns whole columns, in memory; errors as of `chunks`."""
+        """Returns whole columns in memory; raises the errors of `chunks`."""
         found: dict[str, list[Column]] = {}
         for chunk in self.chunks(columns):
             for name, column in chunk.items():

@@ -30,12 +30,12 @@ _LARGE = 2.0**53
 
 
 def are_large(column: Column) -> bool:
-    """Returns whether some numbers are so large that two whole ones could be one float."""
+    """Returns whether some numbers are so large that two different integers could be the same float."""
     return bool((np.abs(column.astype(np.float64)) >= _LARGE).any())
 
 
 def join(columns: Sequence[Column]) -> Column:
-    """Returns one column. Large whole numbers stay what they are, also where other parts are floats.
+    """Concatenates parts of a column. Large whole numbers stay integers even if other parts are floats.
 
     As floats, one missing value would change the categories of everybody else.
     """
@@ -69,7 +69,7 @@ def numbers(name: str, column: Column, title: str = "The table") -> NDArray[np.f
 
 
 def maybe_numbers(name: str, column: Column, title: str = "The table") -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns a column as numbers, and which of them are there. Infinity is the largest number of its sign.
+    """Returns a column as numbers, and which are present. Infinity becomes the largest finite number of its sign.
 
     Missing are None, NaN, blanks, and among texts whatever is not a number.
 
@@ -189,7 +189,7 @@ def text_of(value: object) -> str:
 
 
 def _time_text(time: datetime | np.datetime64) -> str:
-    """Returns an ISO text that does not depend on the unit; of midnight only the date."""
+    """Returns a time as ISO text, independent of its unit; at midnight only the date."""
     if isinstance(time, datetime):
         time = time if time.tzinfo is None else time.astimezone(UTC).replace(tzinfo=None)
         text = time.isoformat()

@@ -122,7 +122,7 @@ class TableError(DataError):
 
 
 class ColumnError(TableError):
-    """A column is missing, or holds what it should not: NaN, infinity, text, several types, nothing within bounds."""
+    """A column is missing, or holds forbidden values: NaN, infinity, text, several types, nothing within bounds."""
 
 
 class DamagedFileError(CpsgdError):
@@ -138,7 +138,7 @@ class CheckpointError(CpsgdError):
 
 
 class DivergedError(CpsgdError):
-    """The model has become NaN or infinite, so that no client could say anything about it."""
+    """The model has become NaN or infinite, so that no client can compute an update."""
 
 
 class SecureAggregationError(CpsgdError):
@@ -289,7 +289,7 @@ class UserFunctionError(CpsgdError):
     def __init__(
         self, what: str, error: Exception, consequence: str = "Nothing was charged.", *, quoted: bool = False
     ) -> None:
-        """`quoted` adds the first line of what it said, where that cannot quote data; otherwise, where it happened."""
+        """Composes the message, with the first line of the error's text if `quoted`, else with the error's place."""
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
             place = place.tb_next

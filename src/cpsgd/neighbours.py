@@ -175,13 +175,13 @@ class Participation:
 
     @property
     def secrecy(self) -> str | None:
-        """The secret that sampling rests on, in words; None where it may be known who takes part."""
+        """A phrase that names the secret behind sampling; None if the participants may be known."""
         if not self.sampled or self.rate == 1.0:
             return None
         return "who was drawn for a round must stay secret, from everybody who sees a result: ε rests on it"
 
     def check(self, adjacency: Adjacency | str) -> None:
-        """Raises `ParameterError` where the amplification theorem does not cover this kind of neighbours."""
+        """Raises `ParameterError` if the amplification theorem does not cover these neighbours."""
         neighbours = Adjacency.parse(adjacency)
         if self.scheme == "poisson" and neighbours is not Adjacency.ZERO_OUT:
             raise ParameterError(
@@ -224,7 +224,7 @@ class Participation:
         return min(rounds, 1) if self.scheme == "once" else -(-rounds // self.separation)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain JSON values; a separation only where there is one, so that older files read the same."""
+        """Returns plain JSON values; omits the separation if unused, as in files of older releases."""
         apart = {"separation": self.separation} if self.scheme == "apart" else {}
         return {"scheme": self.scheme, "rate": self.rate, **apart}
 
@@ -258,7 +258,7 @@ class SeenSampling(Participation):
     the more, the less likely is it that a given client is.
 
     Attributes:
-        largest: The rate where no colluder is in the sum; above 1, it stands for 1.
+        largest: The rate if no colluder is in the sum; a value above 1 means 1.
         colluding: k, the most colluders in a sum.
         most: The most messages in a sum.
     """

@@ -149,7 +149,7 @@ class Conditions:
 
     @property
     def honest(self) -> int:
-        """The fewest clients of a round whose noise counts; not positive where nobody is protected."""
+        """The smallest number of clients in a round whose noise counts; not positive if nobody is protected."""
         return self.surviving - self.colluding
 
     @property
@@ -169,7 +169,7 @@ class Conditions:
 
     @property
     def of_one_example(self) -> Conditions:
-        """The same rounds with an example in the place of a whole client.
+        """These rounds as seen by the proof for one example, which takes the place of a whole client.
 
         Clients that collude know nothing of what another one draws. So they are left out together with their noise, and
         the rate stays as it is (docs/proofs/sampled-examples.md).

@@ -401,7 +401,7 @@ class Protocol:
 
     @property
     def scale(self) -> float:
-        """s, what one unit of the integers is worth; 2 X^max / (k - 1), the distance of two levels."""
+        """s, the size of one unit of the integers: 2 X^max / (k - 1), the distance of two levels."""
         self._check_grid()
         return self.mechanism.scale
 

@@ -71,7 +71,7 @@ def by_name(name: str) -> type[Mechanism]:
 
 
 def of_file(data: Mapping[str, object]) -> type[Mechanism]:
-    """Returns the class of mechanisms that a protocol file is about; files of 0.1.0 do not name it."""
+    """Returns the mechanism's class for a protocol file; files of 0.1.0 do not name it."""
     if "mechanism" in data:
         return by_name(str(data["mechanism"]))
     return Binomial if data.get("sigma") is None else Gaussian
@@ -100,7 +100,7 @@ def _required(kind: type[Mechanism]) -> list[str]:
 
 
 def field_texts(kind: type[Any]) -> dict[str, str]:
-    """Returns the texts on a dataclass's fields under `Attributes:` in its docstring and those of its bases."""
+    """Returns the text for each field from the `Attributes:` in the docstrings of a dataclass and its bases."""
     texts: dict[str, str] = {}
     for part in reversed(kind.__mro__):
         said = inspect.cleandoc(part.__doc__ or "").partition("Attributes:\n")[2]
@@ -110,7 +110,7 @@ def field_texts(kind: type[Any]) -> dict[str, str]:
 
 
 def _make() -> type[Any]:
-    """Makes the dataclass with a field for every parameter of any mechanism."""
+    """Makes the dataclass `MechanismOptions`, with a field for every parameter of any mechanism."""
     options: dict[str, tuple[Any, str, list[str]]] = {}
     for name, kind in MECHANISMS.items():
         texts = field_texts(kind)
@@ -135,7 +135,7 @@ MechanismOptions = _make()
 
 
 def parameters_of(options: Any) -> dict[str, Any]:
-    """Returns the parameters that an object with the fields of `MechanismOptions` spells out, without the name."""
+    """Returns the parameters that are set in an object with the fields of `MechanismOptions`, without the name."""
     names = [entry.name for entry in fields(MechanismOptions) if entry.name != "mechanism"]
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
@@ -158,7 +158,7 @@ def named_kind(name: str | None, parameters: Mapping[str, Any]) -> type[Mechanis
 
 
 def required(name: str | None, parameters: Mapping[str, Any]) -> list[str]:
-    """Returns the parameters that the mechanism cannot do without."""
+    """Returns the mechanism's mandatory parameters."""
     return _required(named_kind(name, parameters))
 
 

@@ -93,7 +93,7 @@ class Run:
 
     @property
     def honest(self) -> int:
-        """The fewest clients of a round whose noise counts; not positive where nobody is protected."""
+        """The smallest number of clients in a round whose noise counts; not positive if nobody is protected."""
         return self.conditions.honest
 
     @property

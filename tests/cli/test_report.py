@@ -66,7 +66,7 @@ def test_errors_that_are_wanted_split_it(cpsgd: Any) -> None:
         (("count smokes within -1",), (), "wanted error"),
         (("count smokes", "count smokes"), (), "asked twice"),
         (("count smokes",), ("--user", "id"), "--rows-per-user"),
-        (("mean id=0:9",), ("--user", "id"), "says whose a row is"),
+        (("mean id=0:9",), ("--user", "id"), "is the column of users"),
         (("mean age=0:100 within 1", "count smokes"), (), "or of no question"),
         ((), (), "QUESTION"),
     ],

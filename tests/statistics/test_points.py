@@ -201,7 +201,7 @@ def test_intervals_of_components_cover_and_are_the_whole_range_where_all_is_nois
         ({}, "Name the columns"),
         ({"bounds": BOUNDS, "missing": "drop"}, "all its coordinates"),
         ({"radius": 1.0, "columns": ["age"], "missing": "bounds"}, "all its coordinates"),
-        ({"bounds": BOUNDS, "user": "age"}, "says whose a row is"),
+        ({"bounds": BOUNDS, "user": "age"}, "is the column of users"),
         ({"bounds": BOUNDS}, "missing='drop'"),
         ({"bounds": BOUNDS, "missing": 0, "clusters": 0}, "clusters"),
     ],

@@ -72,7 +72,7 @@ class AuditReport:
         confidence: Confidence of `lower_bound`.
         claims: Claimed and found ε at several δ, the guarantee's first. These decide.
         canary: The canary that did best.
-        promises: For every canary, ε that it promised when canaries were compared.
+        promises: For every canary, the lower bound on ε that was predicted for it when canaries were compared.
         rounds: Rounds played in all.
         attacked_rounds: Rounds behind the lower bounds.
         surviving: Messages of a round.
@@ -239,7 +239,7 @@ class _Lesson:
     simulated: Rehearsal
 
     def prospect(self, rounds: int, delta: float, error: float) -> Prospect:
-        """Returns the attack that promises most."""
+        """Returns the prospect of the attack that promises the largest ε."""
         promises = [rehearsal.best_prospect(rounds, delta, error) for rehearsal in (self.real, self.simulated)]
         return max(promises, key=lambda promise: promise.epsilon)
 
@@ -259,7 +259,7 @@ def _explore(player: Player, canary: Canary, count: int, rounds: int) -> _Lesson
 
 
 def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[list[Played], Array, NDArray[np.bool_]]:
-    """Plays rounds in which a coin decides which neighbour takes part; returns them, the scores and the coins."""
+    """Plays rounds in which a coin picks the neighbour that takes part; returns the rounds, scores and coins."""
     others = (resting(player.lattice), count - 1)
     zero, one = [(canary.zero, 1), others], [(canary.one, 1), others]
     worlds = player.generator.random(rounds) < 0.5
@@ -278,7 +278,7 @@ def _attack(player: Player, canary: Canary, count: int, rounds: int) -> tuple[li
 
 
 def _claims(protocol: Protocol, claimed: Guarantee, count: int) -> list[tuple[float, float]]:
-    """Returns the claimed (δ, ε), at the δ asked for and at those where samples show most."""
+    """Returns claimed (δ, ε): at the requested δ, and at those δ where samples reveal most."""
     claims = [(claimed.delta, claimed.epsilon)]
     for delta in _DELTAS:
         if delta <= claimed.delta:
@@ -293,7 +293,7 @@ def _claims(protocol: Protocol, claimed: Guarantee, count: int) -> list[tuple[fl
 
 
 def _excess(claims: Sequence[Claim]) -> float:
-    """Returns by how much the attack exceeds a claim at most; below zero where it exceeds none."""
+    """Returns the largest difference between found and claimed ε; negative if no claim is exceeded."""
     # Nothing found where nothing is claimed is no near miss.
     excesses = [claim.found - claim.claimed for claim in claims if claim.found > 0.0]
     return max(excesses, default=-claims[0].claimed)

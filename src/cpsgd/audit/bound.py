@@ -70,13 +70,13 @@ class Attacker:
         return right, int(np.count_nonzero(answered)) - right
 
     def lower_bound(self, scores: Array, worlds: NDArray[np.bool_], delta: float, error: float) -> float:
-        """Returns the ε that it proves on these rounds."""
+        """Returns the lower bound on ε that this attacker proves on these rounds."""
         return epsilon_lower_bound(*self.counts(scores, worlds), len(scores), delta, error)
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """The ε that an attacker who answers on this side, in this share of the rounds, is likely to prove."""
+    """The ε that an attacker with this sign and share of answered rounds will probably prove."""
 
     epsilon: float
     sign: int
@@ -92,7 +92,7 @@ class Rehearsal:
 
     @cached_property
     def _answers(self) -> list[tuple[int, float, int, int]]:
-        """Sign and share of every attacker, and its right and wrong answers."""
+        """Sign and share of every candidate attacker, with its numbers of right and wrong answers."""
         return [
             (sign, share, *Attacker.answering(self.scores, sign, share).counts(self.scores, self.worlds))
             for sign in (1, -1)

@@ -60,7 +60,7 @@ class Case:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Round numbers to play, even and odd, within the run where noise is correlated."""
+        """Round numbers to play, even and odd; within the run if noise is correlated."""
         return tuple(number for number in _ROUNDS if number < self.protocol.mechanism.memory.rounds)
 
 

@@ -83,7 +83,7 @@ class Played:
 
     @property
     def sums(self) -> Integers:
-        """The sums as integers; NaN counts as far away."""
+        """The sums, rounded to integers; NaN becomes a value far outside the law."""
         return np.rint(np.nan_to_num(np.clip(self.exact, -(2.0**52), 2.0**52), nan=2.0**52)).astype(np.int64)
 
 
@@ -256,7 +256,7 @@ def quiet(uniforms: Array, false_alarm: float) -> Check:
 
 
 def _improbability(probability: float, allowed: float) -> float:
-    """Returns a number above 1 where something less likely than is allowed was seen."""
+    """Returns a number that exceeds 1 if an outcome is less likely than allowed."""
     return math.log(max(probability, 1e-300)) / math.log(allowed)
 
 
@@ -264,7 +264,7 @@ def _improbability(probability: float, allowed: float) -> float:
 
 
 def of_law(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: float) -> list[Check]:
-    """Runs the checks that every kind of batch gets, each with this false-alarm rate."""
+    """Runs the checks of the law that apply to all batches, each with this false-alarm rate."""
     return [
         integers(batches),
         unbiased(batches, false_alarm),
@@ -311,7 +311,7 @@ def _views(uniforms: Array) -> tuple[_View, _View]:
 
 
 def coordinates(uniforms: Array, false_alarm: float) -> Check:
-    """Checks that the noise of any two coordinates is uncorrelated, and that its size is."""
+    """Checks that the noise of any two coordinates is uncorrelated, and also its size."""
     question = "largest correlation of two coordinates, in units of what chance allows"
     rounds, dim = uniforms.shape
     if dim == 1:
@@ -373,8 +373,8 @@ class _Group:
 
     Attributes:
         times: Place of each round among all.
-        value: Number of each round's sums among all that occurred.
-        probability: Probability of each of those.
+        value: Index of each round's sums among the different sums that occurred.
+        probability: Probability of each of these different sums.
         pair: Probability that two rounds agree.
         triple: Probability that three rounds agree.
     """

@@ -71,7 +71,7 @@ def variance(batches: Sequence[Played], false_alarm: float) -> Check:
 
 
 def _kinds(law: SumLaw) -> list[tuple[Array, Array, int]]:
-    """Returns masses, squared deviations in units of the variance less one, and numbers of coordinates with them."""
+    """Groups equal coordinates: returns masses, scaled squared deviations minus 1, and the group's size."""
     rows, which, counts = np.unique(law.mass, axis=0, return_index=True, return_counts=True)
     offsets: Integers = np.arange(law.mass.shape[1])
     found = []
@@ -100,7 +100,7 @@ def claim(protocol: Protocol, claims: Sequence[Claim], adjacency: Adjacency, cou
 
 
 def wraparound(protocol: Protocol, rounds: Sequence[int], counts: Sequence[int]) -> Check:
-    """Checks that sums modulo the modulus are decoded to the nearest to the middle, at every residue. No chance."""
+    """Checks that every residue of a sum is decoded to its representative nearest to the middle. Not random."""
     question = "distance of a decoded sum from the one that was reduced modulo the modulus"
     if protocol.modulus is None:
         return Check("modulus", question, 0.0, None)
@@ -156,7 +156,7 @@ def _one_way(played: SumLaw, other: SumLaw, delta: float) -> float:
     mass, loss = 0.99 * found[counted], loss[counted]
 
     def needed(epsilon: float, first: int) -> float:
-        """Returns the δ that ε needs where the losses beyond it begin with this one."""
+        """Returns the δ needed at ε, if `first` is the index of the first loss beyond ε."""
         return float(mass[first:] @ -np.expm1(epsilon - loss[first:]))
 
     if needed(0.0, 0) <= delta:

@@ -37,7 +37,7 @@ class OneRunReport:
     """Findings of canaries about a trained model.
 
     Attributes:
-        epsilon: The ε that is proved to be exceeded or reached: the true one is at least this, with `confidence`.
+        epsilon: A lower bound on the true ε, with `confidence`.
         delta: δ that it goes with.
         confidence: Probability that the bound is right, over the canaries' coins and the training.
         claimed: The ε that was claimed for this δ.
@@ -107,7 +107,7 @@ def audit_scores(
 
 
 def lower_bound(canaries: int, guesses: int, right: int, delta: float, error: float) -> float:
-    """Returns the largest ε that so many right guesses refute, but for probability `error`; 0 if they refute none.
+    """Returns the largest ε that this number of right guesses refutes, with error probability `error`; 0 if none.
 
     Example:
         >>> round(lower_bound(1000, 100, 95, 1e-6, 0.05), 3)
@@ -123,7 +123,7 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float, error: fl
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Returns a bound on the probability of so many right guesses, or more, under (epsilon, delta)-privacy."""
+    """Returns a bound on the probability of at least `right` right guesses under (epsilon, delta)-privacy."""
     rate = 1.0 / (1.0 + math.exp(-epsilon))
     tail = float(binom.sf(right - 1, guesses, rate))
     # P(v - i <= W' < v) for i = 1, 2, ...; further on it is at most 1, and is divided by more.

@@ -151,7 +151,7 @@ def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
 
 
 def resting(lattice: RoundLattice) -> Array:
-    """Returns a vector for the clients that are not attacked: on the level next to zero, so that rounding hides nobody.
+    """Returns a vector for clients that are not attacked, on the level next to zero: its rounding adds no randomness.
 
     Where the norm's bound does not allow that level, it is as near as possible, and too long, as canaries are.
     """
@@ -176,7 +176,7 @@ def rounded(lattice: RoundLattice, offset: float = _OFFSET) -> Array:
 
 
 def peculiar(lattice: RoundLattice) -> dict[str, Vector]:
-    """Returns vectors, by name, that code may be tempted to treat differently."""
+    """Returns special vectors by name, for example zeros, that code might treat as special cases."""
     dim, clip_norm = lattice.protocol.dim, lattice.protocol.clip_norm
     constant = np.full(dim, clip_norm / math.sqrt(dim))
     alternating = np.where(np.arange(dim) % 2, -1.0, 1.0)

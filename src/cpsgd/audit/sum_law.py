@@ -44,7 +44,7 @@ class SumLaw:
         variance: Variances of the sums.
         largest: As in `Summands`.
         narrowing: As in `Summands`.
-        outward: 1 or -1, the side of the middle that an expected sum is on. Vectors that are too long push this way.
+        outward: 1 or -1, the side of the middle on which an expected sum lies. Too long vectors push it this way.
         pull: Distance to the middle over the variance: the weights that best show whether all vectors are too long.
     """
 

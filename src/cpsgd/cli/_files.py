@@ -39,7 +39,7 @@ _LONGEST_PROTOCOL = 1 << 16
 
 @contextmanager
 def paid(charged: bool) -> Iterator[None]:
-    """Adds to errors of writing a result that was charged to a ledger that it was charged."""
+    """Within the context, errors of writing a result also say that the result was charged to a ledger."""
     try:
         yield
     except OSError as error:

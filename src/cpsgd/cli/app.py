@@ -68,7 +68,7 @@ def _add(app: App, path: tuple[str, ...], command: Command, index: int, full: bo
 
 
 def _old_spelling(name: str) -> Callable[..., None]:
-    """Returns the command of an old name, which says the new one and runs it."""
+    """Returns a command for an old name, which prints the new name and runs that command."""
 
     def forward(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
         group = "table" if name == "mean" and _is_of_columns(tokens) else "round" if name == "mean" else RENAMED[name]
@@ -79,7 +79,7 @@ def _old_spelling(name: str) -> Callable[..., None]:
 
 
 def _is_of_columns(tokens: Sequence[str]) -> bool:
-    """Returns whether these arguments of the old `cpsgd mean` are about named columns and not about vectors."""
+    """Returns whether these arguments of the old `cpsgd mean` name columns, in place of vectors."""
     return any(token.partition("=")[0] in _COLUMNS or token.lower().endswith(_NAMED) for token in tokens)
 
 

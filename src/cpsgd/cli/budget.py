@@ -335,7 +335,7 @@ def _answer(json: bool, data: dict[str, Any], *tables: object) -> None:
 
 
 def _does_not_hold(what: str, file: Path, error: Exception, json: bool) -> SystemExit:
-    """Prints why a ledger or a report does not hold, and returns exit code 1."""
+    """Prints why the verification of a ledger or report failed, and returns exit code 1."""
     if json:
         output.show_json({what: file, "holds": False, "reason": str(error)})
     else:
@@ -366,7 +366,7 @@ def _keys(path: Path | None) -> frozenset[bytes] | None:
 
 
 def _budget_rows(book: Ledger, total: Total) -> list[tuple[str, str]]:
-    """Returns the rows on a budget: its policy, the cost of all its periods, and how its rounds are chosen."""
+    """Returns the rows about a budget: its policy, the cost of all its periods, and how its rounds are chosen."""
     budget = book.budget(total.population)
     rows = _policy(budget)
     if budget.renews:

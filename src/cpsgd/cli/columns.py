@@ -103,7 +103,7 @@ class ColumnOptions:
 
     @property
     def whose(self) -> dict[str, Any]:
-        """The user, the groups and the neighbours, for `cpsgd.statistics`."""
+        """Arguments for `cpsgd.statistics`: the user, the groups and the neighbours."""
         found: dict[str, Any] = {
             "user": self.user,
             "missing": split_missing(self.missing),
@@ -117,7 +117,7 @@ class ColumnOptions:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Columns and bounds, for `cpsgd.statistics`."""
+        """Arguments for `cpsgd.statistics`: columns and bounds."""
         return {"columns": self.names, "bounds": split_bounds(self.bounds)}
 
 
@@ -237,7 +237,7 @@ def quantiles(
 
 
 def release(statistic: str, file: Path, chosen: StatisticChoice, **about: Any) -> None:
-    """Computes a statistic of a table, writes it where it was asked for, and prints it."""
+    """Computes a statistic of a table, writes it to the files that options name, and prints it."""
     from cpsgd import statistics
     from cpsgd.tables import open_table
 
@@ -316,7 +316,7 @@ def _many(found: Statistic) -> str:
 
 
 def written(found: Statistic, path: Path) -> bytes:
-    """Returns the values as a file of JSON or CSV."""
+    """Returns the values as the text of a JSON or CSV file."""
     if path.suffix.lower() == ".json":
         return (json_module.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n").encode()
     text = io.StringIO()
@@ -354,7 +354,7 @@ def split_groups(text: str) -> dict[str, list[str]] | list[str]:
 
 
 def split_missing(text: str | None) -> str | float | None:
-    """Returns what a missing value counts as: a word, or a number."""
+    """Parses the option `missing`: a word, or a number that missing values count as."""
     try:
         return text if text is None else float(text)
     except ValueError:

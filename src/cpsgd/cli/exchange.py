@@ -77,7 +77,7 @@ def protocol(
 
 
 def _promising(protocol: Protocol, asked: dict[str, Any]) -> Protocol:
-    """Returns the protocol with its proved ε as promise; unchanged if nothing is proved and nothing was asked for."""
+    """Returns the protocol with its proved ε as its promise; unchanged if no ε is proved and none was asked for."""
     from cpsgd.planner.requirements import surviving
     from cpsgd.privacy import guarantee
     from cpsgd.promise import Claim, Promise

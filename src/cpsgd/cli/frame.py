@@ -134,7 +134,7 @@ def launch(app: App, arguments: Sequence[str] | None = None) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the message of an error in one sentence."""
+    """Returns an error's message as one sentence."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
     if isinstance(error, MemoryError):

@@ -188,7 +188,7 @@ def _in_order(
 
 
 def _quote(budget: BudgetOptions, protocol: Protocol, **event: Any) -> Charge | None:
-    """Returns the charge for a round of everybody in the table, if the budget allows it; None without a ledger."""
+    """Returns the charge for a round of all rows, if the budget allows it; None without a ledger."""
     ledger = budget.open()
     if ledger is None and budget.population is None:
         return None
@@ -198,7 +198,7 @@ def _quote(budget: BudgetOptions, protocol: Protocol, **event: Any) -> Charge | 
 
 
 def _spent(charge: Charge) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Returns what is spent of a budget after a charge, as JSON and for people."""
+    """Returns the spent part of a budget after a charge, as JSON values and as rows of text."""
     assert charge.ledger is not None
     total = charge.ledger.total(charge.population)
     text = (

@@ -231,7 +231,7 @@ class ProtocolChoice:
         return Protocol(**size, mechanism=mechanism, rotate=rotate, rotation_seed=self.seed or 0, **self._stated)
 
     def sized(self, size: Any, required: Any = None) -> Protocol:
-        """Returns `protocol` for a `Size` from the command line; a file leaves no room for one."""
+        """Returns `protocol` for a `Size` from the command line; a protocol file allows no `Size`."""
         if self.file is not None and given(size):
             raise ParameterError("The protocol file already fixes --clients and --dim; leave them out.")
         return self.protocol(required, clients=size.clients, dim=size.dim)

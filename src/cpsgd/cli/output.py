@@ -75,7 +75,7 @@ def complain(text: str, *, style: str = "bold red") -> None:
 
 @contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Prints warnings that are raised within as lines on stderr."""
+    """Within the context, prints warnings as lines on stderr."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         yield
@@ -148,8 +148,8 @@ def privacy(
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Returns the ε proved for a release of this many messages (all, if None), as JSON and as rows.
 
-    What was promised with the protocol is kept, or `GuaranteeError` raised. Where nothing was, ε is that of one round
-    at `delta`, or at the default δ.
+    Raises `GuaranteeError` if the protocol's promise is not kept. Without a promise, ε is that of one round at `delta`,
+    or at the default δ.
     """
     from cpsgd.privacy import guarantee
 
@@ -186,7 +186,7 @@ def guaranteed(found: Guarantee) -> tuple[dict[str, Any], list[tuple[str, str]]]
 
 
 def secrecy(participation: Participation) -> list[tuple[str, str]]:
-    """Returns a row saying that the draw of clients must stay secret, where there is one."""
+    """Returns a row that says the draw of clients must stay secret, or none if clients are not drawn."""
     return [] if participation.secrecy is None else [("secret", participation.secrecy)]
 
 
@@ -219,7 +219,7 @@ def sent_facts(protocol: Protocol) -> list[tuple[str, str]]:
 
 
 def caution(protocol: Protocol) -> list[tuple[str, str]]:
-    """Returns a row with the mechanism's caution, where it has one."""
+    """Returns a row with the mechanism's caution, or none."""
     return [] if protocol.mechanism.caution is None else [("mind", protocol.mechanism.caution)]
 
 

@@ -70,7 +70,7 @@ def _run(role: Literal["leader", "helper"], chosen: Any) -> None:
 
 
 def _check_extra() -> None:
-    """Refuses where the packages of the extra are missing."""
+    """Raises an error with the command to install if packages of the extra `pair` are missing."""
     missing = [name for name in ("httptools", "httpx", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise CpsgdError(f"Two servers need {', '.join(missing)}: pip install 'cpsgd[pair]'.")

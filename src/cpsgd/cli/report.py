@@ -53,7 +53,7 @@ class ReportOptions:
     """Options of a report.
 
     Attributes:
-        user: The column that says whose a row is; ε is then per user, all their rows together.
+        user: The column with the user of each row; ε is then per user, all their rows together.
         missing: A missing value counts as: drop (nothing), bounds (their middle), or a value.
         confidence: Probability with which an interval holds the value without noise.
         json: Print one JSON object instead of text.
@@ -105,7 +105,7 @@ def read_question(text: str, rows: int, missing: Any) -> tuple[RowQuestion, floa
     """Returns the question that a text asks, and the error that is wanted of it.
 
     Raises:
-        ParameterError: It is none.
+        ParameterError: The text is not a question.
 
     Example:
         >>> question, wanted = read_question("mean age=0:100 by sex=f,m within 0.5", 1, None)
@@ -147,7 +147,7 @@ def _averages(text: str) -> bool:
 
 
 def _facts(found: TableReport) -> list[tuple[str, str]]:
-    """Returns the rows of a report's table: each question's part and values, and what all keep together."""
+    """Returns the rows of a report's table: each question's part and values, and the joint guarantee."""
     rows: list[tuple[str, str]] = []
     for name, result in found.results.items():
         part = found.split[name]

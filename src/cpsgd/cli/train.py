@@ -106,7 +106,7 @@ def run(
 
 
 def _assist(settings: Settings, begun: Path | None) -> None:
-    """Computes a share of the leading process's clients, and shows nothing."""
+    """Computes this process's share of the clients, for the leading process, without output."""
     from cpsgd.learning.experiment import Experiment
 
     experiment = Experiment(settings, begun=begun)
@@ -220,7 +220,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
 
 
 def _choice(settings: Settings) -> str:
-    """Returns what the protocol was chosen for, in words."""
+    """Returns a sentence about the goal for which the protocol was chosen."""
     if settings.explicit:
         return "by its parameters, as given"
     if settings.for_accuracy:
@@ -280,7 +280,7 @@ def _latest() -> Path:
 
 
 def _settings_of(folder: Path, given: dict[str, Any]) -> Settings:
-    """Returns the settings that a run was started with. Given ones must agree, except those that change no result."""
+    """Returns the settings that a run was started with. Options given now must agree, if they affect results."""
     if not (folder / _CONFIG).exists():
         raise CheckpointError(f"There is no run in {folder} to resume.")
     kept = Settings.of(read_file(folder / _CONFIG)).to_dict()
@@ -321,7 +321,7 @@ def _summary(experiment: Experiment, folder: Path, results: list[Result]) -> dic
 
 
 def _budget(settings: Settings) -> dict[str, Any] | None:
-    """Returns what all runs have spent of the population's budget."""
+    """Returns the population's spent budget as JSON values; None without a ledger."""
     if settings.ledger is None or settings.population is None:
         return None
     from cpsgd.ledger import Ledger

@@ -25,7 +25,7 @@ class BallOptions:
             to them, and each column has equal weight.
         radius: Instead of --bounds: public bound on a point's norm, 1 by default. Longer points are scaled down to it.
         columns: Named columns that are the coordinates, separated by commas; those with bounds if not given.
-        user: The column that says whose a row is: a client's point is the mean of their rows.
+        user: The column with the user of each row: a client's point is the mean of their rows.
         missing: A missing value counts as: bounds (their middle), or a value.
         key: Name of the array in an .npz file that holds several.
     """
@@ -155,7 +155,7 @@ def pca(
 
 
 def _write(out: Path, found: Any, points: BallOptions) -> None:
-    """Writes rows of numbers; as CSV of named columns, what other statistics write."""
+    """Writes rows of numbers; for named columns the CSV has the layout of other statistics."""
     if out.suffix.lower() == ".csv" and (points.bounds or points.columns):
         write_file(out, written(found, out))
     else:
@@ -163,7 +163,7 @@ def _write(out: Path, found: Any, points: BallOptions) -> None:
 
 
 def _answer(json: bool, found: Any, where: dict[str, Any], facts: list[tuple[str, str]]) -> None:
-    """Prints the result as JSON (with `where`) or for people (`facts`)."""
+    """Prints the result as JSON with the fields of `where`, or as text with the rows of `facts`."""
     protocol, error = found.plan.protocol, found.plan.error
     if json:
         sent = {"rounds": found.plan.rounds, "total_bits_per_client": found.bits_per_client, **output.sent(protocol)}

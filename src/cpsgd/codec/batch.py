@@ -45,7 +45,7 @@ class _Part:
 def encode_many(
     protocol: pipeline.Parameters, vectors: Iterable[ArrayLike], round: int, threads: int | None = None
 ) -> Generator[bytes, None, None]:
-    """See `Protocol.encode_many`."""
+    """Yields one message per vector, in order; see `Protocol.encode_many`."""
     _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
     usual = processors() if protocol.dim >= _SHORT else 1
     count = usual if threads is None else _validate.integer("threads", threads, low=1, high=MAX_THREADS)
@@ -117,7 +117,7 @@ def _messages(
 
 
 def _helped(waiting: Iterable[_Part], encode: Callable[[int, list[ArrayLike]], _Encoded]) -> bool:
-    """Encodes the first part that no thread has begun, in this thread; returns False where all are begun."""
+    """Encodes in this thread the first part that no thread has begun; returns False if there is none."""
     for part in waiting:
         if part.encoded.cancel():
             part.encoded = Future()

@@ -87,7 +87,7 @@ def _norm(vector: Vector) -> tuple[float, float]:
 
 
 def factor(vector: Vector, clip_norm: float) -> float:
-    """Returns the factor that brings `vector` to norm at most `clip_norm` (D), less the margin; at most 1."""
+    """Returns the factor, at most 1, that scales `vector` to norm at most D = `clip_norm`, minus a safety margin."""
     length, unit = _norm(vector)
     bound = clip_norm * (1.0 - MARGIN)
     return 1.0 if length * unit <= bound else bound / unit / length

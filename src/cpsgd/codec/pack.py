@@ -203,7 +203,7 @@ class Format(ABC):
         return self.payload_bytes(dim)
 
     def chosen(self, message_id: bytes, dim: int) -> Chosen:
-        """Returns the coordinates that the payload of the message with this id holds; None for all."""
+        """Returns the coordinates that a payload holds, from the message's id; None for all."""
         return None
 
     @abstractmethod
@@ -226,11 +226,11 @@ class Format(ABC):
 
     @abstractmethod
     def widened(self, sums: Sums, count: int) -> Sums:
-        """Returns the sums, with room for those of `count` messages."""
+        """Returns the sums in a type that can hold the sums of `count` messages."""
 
     @abstractmethod
     def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
-        """Adds a payload of the chosen coordinates, which was checked, to sums with room for it."""
+        """Adds a checked payload of the chosen coordinates to sums that have room for it."""
 
     @abstractmethod
     def check_sums(self, sums: Sums, count: int) -> None:
@@ -297,7 +297,7 @@ class Integers(Format):
         return sums
 
     def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
-        """Unpacks and adds."""
+        """Unpacks a payload and adds it to the sums."""
         kernels.add_packed(payload, *self._grouping.arguments(sums.size), sums)
 
     def check_sums(self, sums: Sums, count: int) -> None:
@@ -321,7 +321,7 @@ class Sampled(Integers):
 
     @property
     def bits(self) -> float:
-        """One for each coordinate that is held."""
+        """Average bits per coordinate: one for each chosen coordinate."""
         return self.below / _WORDS
 
     def average_bytes(self, dim: int) -> int:
@@ -343,7 +343,7 @@ class Sampled(Integers):
         return sums.astype(np.uint64) if sums.dtype == np.uint32 and 2 * count >= 2**32 else sums
 
     def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
-        """Adds 1 everywhere, and a bit's 1 or -1 where there is one."""
+        """Adds 1 to every sum, and the 1 or -1 of its bit to each chosen coordinate."""
         assert chosen is not None
         kernels.add_signs(payload, chosen, sums)
 

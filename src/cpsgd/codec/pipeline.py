@@ -80,7 +80,7 @@ class Parameters(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Stages:
-    """The parts of a protocol that its stages need, worked out once."""
+    """The parts of a protocol that encoding and decoding need, computed once."""
 
     grid: Grid | None
     norm_limit: float
@@ -97,7 +97,7 @@ class _Stages:
 
 @lru_cache(maxsize=64)
 def _stages(protocol: Parameters) -> _Stages:
-    """Returns the parts of the pipeline that are the same for all vectors of a protocol."""
+    """Returns the cached parts of the pipeline, the same for all vectors of a protocol."""
     mechanism, form, grid = protocol.mechanism, protocol.format, protocol.mechanism.grid
 
     def block(width: int) -> int:
@@ -307,7 +307,7 @@ def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def take(size: int, dtype: np.dtype[Any] = _FLOAT) -> NDArray[Any]:
-    """Returns such an array from the calling thread's memory; `give_back` it at the end of the call."""
+    """Returns an uninitialised aligned array of the calling thread; `give_back` it at the end of the call."""
     # Taken, not shared: a call inside the call, by a signal's handler for one, finds none and gets its own.
     kept = _kept.arrays.pop(dtype, None)
     return kept if kept is not None and kept.size == size else _aligned(size, dtype)

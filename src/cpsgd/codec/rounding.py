@@ -36,7 +36,7 @@ CELL_BITS, UNIFORMS = 8, 28
 
 
 class PythonKernel(ByValues):
-    """A kernel that is written in Python, and says what the integers are."""
+    """A rounding kernel in Python; subclasses compute the integers."""
 
     pack = staticmethod(kernels.pack)
 

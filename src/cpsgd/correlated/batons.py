@@ -90,7 +90,7 @@ class Place:
         return baton_bytes(self.bands)
 
     def bound(self, ephemeral: bytes, public: bytes) -> bytes:
-        """Returns the bytes that the sealing is bound to."""
+        """Returns the associated data of the encryption: a baton opens only for the same data."""
         return self.federation + _PLACE.pack(self.lineage, self.round, self.bands) + ephemeral + public
 
 

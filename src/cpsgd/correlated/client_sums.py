@@ -59,7 +59,7 @@ class ClientSums(RunSums):
         self._round, self._keys, self._lock = -1, dict[int, bytes](), Lock()
 
     def keys(self, round: int) -> dict[int, bytes]:
-        """Returns the keys of a round's and earlier noise; the round's own is drawn when it is first asked for."""
+        """Returns the keys of the noise of a round and of earlier ones; draws the round's own key at the first call."""
         with self._lock:
             if round != self._round:
                 self._mechanism.memory.rotation_round(round)
@@ -73,7 +73,7 @@ class ClientSums(RunSums):
         return kernel.after(self.client.lineages.noise(seeds[: self.client.bands], round, self._dim))
 
     def noisy(self, sums: Any, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Any:
-        """Returns the sums as they are: every client has added its noise.
+        """Returns the sums unchanged, since every client has added its noise already.
 
         Raises:
             ParameterError: Another number of messages than in the run's other rounds.
@@ -103,7 +103,7 @@ class DeviceClients(ClientSums):
         return sums
 
     def _lineages(self, round: int, key: int, held: dict[int, bytes], device: torch.device) -> PlayedLineages:
-        """Returns what the kernel must know of a round."""
+        """Returns the keys, weights and limits of a round's noise, as the device's kernel takes them."""
         from cpsgd.simulation.device import carried
         from cpsgd.simulation.device_cuda import PlayedLineages
 
@@ -143,7 +143,7 @@ class DeviceClients(ClientSums):
         return found
 
     def on_device(self, count: int) -> FairCoins:
-        """Returns no coins: every client has added its noise."""
+        """Describes no noise to add: every client has added its own already."""
         return FairCoins(0)
 
     def before_rounding(self, round: int, count: int) -> float:

@@ -66,7 +66,7 @@ class DeviceSilos:
         return (high << (_HALF_WORD - WEIGHT_BITS)) + ((low + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS)
 
     def on_device(self, count: int) -> FairCoins:
-        """Returns no coins: every silo has added its noise."""
+        """Describes no noise to add: every silo has added its own already."""
         return FairCoins(0)
 
     def before_rounding(self, round: int, count: int) -> float:

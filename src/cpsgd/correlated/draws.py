@@ -71,7 +71,7 @@ def draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> Points:
 
 
 def short_draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> NDArray[np.int32]:
-    """Draws the same as 32-bit integers; they are below 2^16."""
+    """Draws as `draw` does, into 32-bit integers: their absolute values are below 2^16."""
     values = np.empty(count, dtype=np.uint32)
     _rounder(ratio).values(np.zeros(count, dtype=np.float32), keystream[: DRAW_BYTES * count], values)
     found = values.view(np.int32)

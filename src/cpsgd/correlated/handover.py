@@ -65,7 +65,7 @@ class Handover:
 
     @staticmethod
     def begins(data: object) -> bool:
-        """Returns whether these bytes are meant to be such a request."""
+        """Returns whether these bytes begin like a handover request."""
         return isinstance(data, bytes) and data.startswith(MAGIC)
 
     def to_bytes(self) -> bytes:
@@ -168,7 +168,7 @@ class Handing(Generic[Node]):
         self._held: dict[Node, int] = {}  # the last round in which a node may have trained
 
     def before(self, round: int, present: Iterable[Node], nodes: Sequence[Node]) -> list[HandoverExchange[Node]]:
-        """Returns the exchanges before a round of `nodes`: none if none of those present leaves, or nobody comes."""
+        """Returns the exchanges before a round of `nodes`; none unless one node leaves and another joins."""
         if not self._hands_on:
             return []
         reach, staying = round - self._bands, set(nodes)
@@ -204,7 +204,7 @@ class HandoverExchange(Generic[Node]):
         bodies: dict[Node, bytes],
         held: dict[Node, int],
     ) -> None:
-        """Belongs to the two others, with which it shares all but the step.
+        """Creates one of three exchanges, which share everything but the step.
 
         Args:
             step: The step that is asked for.

@@ -48,7 +48,7 @@ _OWN_RATIO = math.ldexp(OWN_DEVIATION, OWN_BITS) / CELL
 
 
 def coarse_bits(deviation: float) -> int:
-    """Returns G with which 2^G points per step are 2048 to 4096 per deviation."""
+    """Returns G such that a grid of 2^G points per step has 2048 to 4096 points per standard deviation."""
     return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / deviation))
 
 
@@ -75,7 +75,7 @@ class CorrelatedNoise(RunNoise):
 
     @property
     def left(self) -> float:
-        """Variance per round that stays, in squared steps: the client's own noise, and the rounding."""
+        """Variance per round that no later round takes away, in squared steps: own noise and rounding."""
         return self.own_variance + self.of.largest_rounding_variance
 
     @property
@@ -128,7 +128,7 @@ class CorrelatedNoise(RunNoise):
 
     @property
     def needs(self) -> WindowRoom:
-        """The room for the vector and earlier rounds' noise, and for fresh noise."""
+        """The room that a message needs for the vector, earlier rounds' noise and fresh noise."""
         of = self.of
         inherited = of.correlation.inherited * math.ldexp(farthest_point(of.noise_ratio), -of.noise_bits)
         fresh = math.sqrt(of.noise_deviation**2 + OWN_DEVIATION**2 * _FINER)
@@ -136,7 +136,7 @@ class CorrelatedNoise(RunNoise):
 
     @property
     def ripple(self) -> float:
-        """The rounding's periodic part in a moment generating function."""
+        """Relative size of the periodic term that rounding adds to a moment generating function."""
         return 2.1 * math.exp(-2.0 * math.pi**2 * OWN_DEVIATION**2)
 
 
@@ -198,7 +198,7 @@ class CorrelatedGaussian(RunGaussian):
 
     @cached_property
     def noise_bits(self) -> int:
-        """G: z has 2^G points per step."""
+        """Fraction bits G of the noise's grid: z has 2^G points per step."""
         return coarse_bits(self.noise_deviation)
 
     @property
@@ -208,7 +208,7 @@ class CorrelatedGaussian(RunGaussian):
 
     @property
     def finest_bits(self) -> int:
-        """F: everything is a multiple of 2^-F steps."""
+        """Fraction bits F of the finest grid: everything is a multiple of 2^-F steps."""
         return self.noise_bits + WEIGHT_BITS
 
     @property

@@ -23,7 +23,7 @@ ROUNDING = 1.0 + 8 * 2.0**-53
 
 @lru_cache(maxsize=64)
 def correlation_of(bands: int, rounds: int, separation: int | None, taps: str = "") -> Correlation:
-    """Returns one object for all mechanisms that have it: its sensitivity takes a while to compute."""
+    """Returns the correlation with these parameters from a cache, since its sensitivity is slow to compute."""
     return Correlation(bands, rounds, separation, taps)
 
 

@@ -39,7 +39,7 @@ class ExpandedSeeds(tuple[bytes | None, ...]):
 
     @classmethod
     def of(cls, lineages: Lineages, seeds: Seeds, round: int, dim: int) -> Self:
-        """Expands the seeds."""
+        """Expands the seeds into the noise of one round."""
         found = cls(seeds)
         found.place, found.noise = (lineages, round, dim), lineages.noise(seeds, round, dim)
         return found
@@ -73,7 +73,7 @@ class RunMemory(NoiseMemory):
 
     @property
     def hands_on(self) -> bool:  # type: ignore[override]
-        """Whether `untrusted_holders` are allowed for."""
+        """Whether clients may hand seeds on: the mechanism allows for untrusted holders."""
         return self.of.untrusted_holders is not None
 
     @property
@@ -93,7 +93,7 @@ class RunMemory(NoiseMemory):
         return (os.urandom(SEED_BYTES), *state)[: self.bands]
 
     def expanded(self, state: Seeds, round: int, dim: int) -> Seeds:
-        """Returns the same seeds with the noise that follows from them."""
+        """Returns the seeds together with their noise of one round, computed in advance."""
         self.rotation_round(round)
         return ExpandedSeeds.of(self.of.lineages, state, round, dim)
 
@@ -194,5 +194,5 @@ class RunMemory(NoiseMemory):
         return min(rounds, 1)
 
     def charging(self, participation: Participation, run: str, round: int) -> tuple[Participation, str]:
-        """Returns the run as a partition: each round costs what the run does, and together they cost that once."""
+        """Returns one partition for the run: each round costs as much as the run, and all together cost that once."""
         return Participation.once(), run

@@ -77,10 +77,10 @@ class Slots:
         return {"next": self._next, "keys": {number: key.hex() for number, key in self._keys.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state_dict` said.
+        """Restores the state that `state_dict` returned.
 
         Raises:
-            CheckpointError: It did not say that.
+            CheckpointError: The state is not one of these.
         """
         try:
             self._next = int(state["next"])
@@ -154,11 +154,11 @@ class SummedLineages(RunSums):
 
     @property
     def client(self) -> GridPoints:
-        """Stands in for each client's mechanism: its kernel, values and bytes of randomness."""
+        """A stand-in for each client's mechanism, with its kernel, values and bytes of randomness."""
         return GridPoints(int(self._mechanism.grid.limit))
 
     def of_client(self, kernel: Any, number: int, round: int) -> Any:
-        """Returns the kernel, the same for all clients."""
+        """Returns the given kernel, which serves all clients."""
         return kernel
 
     def noisy(
@@ -206,7 +206,7 @@ class GridPoints:
     keystream_bytes = 0
 
     def __init__(self, limit: int) -> None:
-        """Points are at most `limit` either way."""
+        """Fixes the largest absolute value of a grid point."""
         self.limit = limit
         self.values = 2 * limit + 1
 
@@ -219,7 +219,7 @@ class PointKernel:
     """Writes grid points."""
 
     def __init__(self, limit: int) -> None:
-        """Points are at most `limit` either way."""
+        """Fixes the largest absolute value of a grid point."""
         self._limit = limit
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:

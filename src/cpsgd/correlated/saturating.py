@@ -65,13 +65,13 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def own_variance(self) -> float:
-        """Variance that nobody takes away, less 1/12: of random rounding, and of what is clipped or saturates."""
+        """Variance that no later round takes away, minus 1/12: from random rounding, clipping and saturation."""
         clipped = squared_loss(self._earlier, self.of.inherited_range) - (self._clipped * self._earlier) ** 2
         return 1.0 / 12.0 + clipped + squared_loss(self._whole, self.of.largest)
 
     @property
     def factors(self) -> NDArray[np.float64]:
-        """The weights as they act: clipping leaves 1 - P(clipped) of a Gaussian, and what is not correlated with it."""
+        """The effective weights: clipping scales a Gaussian by 1 - P(clipped), and adds an uncorrelated part."""
         found = self.of.correlation.factors * (1.0 - self._clipped)
         found[0] = 1.0
         return found
@@ -97,10 +97,10 @@ class SaturatingNoise(CorrelatedNoise):
         return (self.of.largest - self.of.farthest_point - self.of.inherited_range) * (1.0 - 1e-12)
 
     def law(self, honest: int) -> SlotsAndCoins:  # type: ignore[override]
-        """Returns what the proof needs to know.
+        """Returns the law in the form that the proof needs.
 
         Raises:
-            ConditionError: Those who hold seeds may know the noise of all others.
+            ConditionError: Untrusted holders of seeds may know the noise of all other clients.
         """
         exposed = self.of.exposed
         # The client's own noise does not count.
@@ -133,7 +133,7 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def cut(self) -> float:
-        """0: messages saturate, and the proof says what that costs."""
+        """Zero: messages saturate instead of leaving the window, and the proof accounts for that."""
         return 0.0
 
     def cumulant(self, slope: float) -> float:
@@ -158,7 +158,7 @@ class OnceMemory(RunMemory):
 
     @property
     def steerable(self) -> bool:  # type: ignore[override]
-        """Whether seeds may be told: the proof takes it that by whom does not depend on results."""
+        """Whether seeds may be revealed; the proof then assumes that holders are chosen without looking at results."""
         return bool(self.of.untrusted_holders)
 
     def simulated(self, seed: int | None, *, restart_every: int | None = None) -> SimulatedClients:  # type: ignore[override]
@@ -220,7 +220,7 @@ class RoundedCorrelated(CorrelatedGaussian):
 
     @property
     def largest(self) -> float:
-        """R: messages are integers around zero of at most this size, in steps."""
+        """Largest absolute value R of a message's centred integer, in steps."""
         return 0.5 * (self.window - 1)
 
     @property
@@ -230,12 +230,12 @@ class RoundedCorrelated(CorrelatedGaussian):
 
     @property
     def widest_range(self) -> float:
-        """A little less than what a message's inherited noise leaves of the window."""
+        """Slightly less than the part of the window that inherited noise leaves free."""
         return 0.98 * (self.largest - self.inherited_range)
 
     @property
     def draws(self) -> int:
-        """Draws of noise that are in a message."""
+        """Number of draws of noise in a message."""
         return sum(1 for weight in self.correlation.weights if weight)
 
     @cached_property
@@ -246,7 +246,7 @@ class RoundedCorrelated(CorrelatedGaussian):
 
     @cached_property
     def noise_bits(self) -> int:
-        """G: z has 2^G points per step."""
+        """Fraction bits G of the noise's grid: z has 2^G points per step."""
         return coarse_bits(self.noise_deviation) + FINE_BITS
 
     @property

@@ -44,7 +44,7 @@ class Held:
     """The seeds that a client holds in one federation.
 
     Attributes:
-        used: The last round in which seeds may have been used, by this client or by those it has them from.
+        used: The last round in which seeds may have been used, by this client or by those who handed them over.
         seeds: Seeds by round.
         key: The round, the lineage and the private key of a baton that is awaited.
         handed: Whether the protocol lets seeds pass from client to client; otherwise they never leave this file.
@@ -66,7 +66,7 @@ class Journal(Protocol):
     """The records of a locked memory about seeds that were handed on; they only grow."""
 
     def given(self, run: str) -> int:
-        """Returns how often seeds were handed on in this run."""
+        """Returns the number of times that seeds were handed on in this run."""
 
     def give(self, run: str, number: int) -> None:
         """Records the number of times; it is on the disk when this returns."""
@@ -79,12 +79,12 @@ class SeedFile:
     """The file. If it cannot be read or written, every round is refused, as a memory does."""
 
     def __init__(self, path: Path, lock: Callable[[], AbstractContextManager[Journal]]) -> None:
-        """Opens nothing yet; `lock` locks the memory."""
+        """Stores the path and the memory's lock; opens no file yet."""
         self._path, self._lock = path, lock
 
     @property
     def rows(self) -> SiloFile:
-        """The rows that a silo takes away itself, in files beside this one, under the same lock."""
+        """The files beside this one with the rows that a silo takes away itself, under the same lock."""
         return SiloFile(self._path.with_suffix(".rows"), self._lock)
 
     def draw(self, place: Place, *, handed: bool = False, own: bytes | None = None) -> tuple[bytes | None, ...]:
@@ -109,7 +109,7 @@ class SeedFile:
         return own, *slots
 
     def earlier(self, place: Place, *, handed: bool = False) -> Slots:
-        """Returns the seeds of the rounds before, as `draw` would; nothing is drawn or written.
+        """Returns the seeds of earlier rounds that `draw` would return, without drawing or writing anything.
 
         A client asks before it counts the round: what `draw` would refuse is refused.
 
@@ -145,7 +145,7 @@ class SeedFile:
         Before this returns, its seeds are gone from the file, and the memory has recorded that they were handed on.
 
         Raises:
-            BatonError: There is nothing to hand on, or the round is not a later one than the seeds were used in.
+            BatonError: There is nothing to hand on, or the seeds were used in this round or a later one.
             MessageError: The key is one that no honest client can have.
         """
         with self._lock() as journal:

@@ -93,7 +93,7 @@ class SiloState:
 
 
 def correction(past: dict[int, Points], weights: tuple[int, ...], dim: int) -> Points:
-    """Returns Σ_j g_j w_(t-j), rounded to the grid, from w by age. Weights are in units of 2^-14.
+    """Returns the correction Σ_j g_j w_(t-j), rounded to the grid. `past` has w by age; weights are in units of 2^-14.
 
     Words are multiplied in halves: a product with a weight has 14 bits more than int64 holds.
     """
@@ -148,19 +148,19 @@ class SiloMemory(RunMemory):
         return False
 
     def init(self) -> SiloState:  # type: ignore[override]
-        """Returns the state of a silo that begins, or begins anew."""
+        """Returns the empty state of a silo that starts, or starts again."""
         return SiloState()
 
     def update(self, state: SiloState) -> SiloState:  # type: ignore[override]
-        """Returns the state: encoding a message is what changes it."""
+        """Returns the state unchanged: encoding a message changes it."""
         return state
 
     def expanded(self, state: SiloState, round: int, dim: int) -> SiloState:  # type: ignore[override]
-        """Returns the state: its correction takes no time."""
+        """Returns the state unchanged: nothing is worth computing in advance."""
         return state
 
     def inherited(self, seeds: Any, round: int, dim: int) -> Points | None:
-        """Returns the correction of a silo's state in a round; None to begin anew and keep nothing.
+        """Returns the correction from a silo's state for a round; None without a state, to start again.
 
         Raises:
             ParameterError: It is no such state, or was used in this round.
@@ -232,7 +232,7 @@ class ShapedNoise(RunNoise):
 
     @property
     def left(self) -> float:
-        """Variance per round that stays: none."""
+        """Variance per round that no later round takes away: zero."""
         return 0.0
 
     @property
@@ -251,13 +251,13 @@ class ShapedNoise(RunNoise):
     def variation(self) -> float:
         """Total variation over all rounds: the mass cut off, and the distance of samplers and grids from their laws.
 
-        What the rounding of the correction moves comes on top (`state_variation`).
+        Rounding of the correction comes on top (`state_variation`).
         """
         drawn = sum(resolution(ratio) for ratio, _ in self.of.draws)
         return MORE * self.of.run_length * (self.cut + drawn + fine_gaussian.GRID_VARIATION) * ROUNDING
 
     def state_variation(self, honest: int, dim: int) -> float:
-        """Returns the total variation of all messages of the run that comes of the correction's grid.
+        """Returns the total variation, over all messages of the run, that rounding corrections to the grid causes.
 
         A message's mean moves by at most Γ 2^-(F+1), Γ = Σc. The relative entropies of all messages add up.
         """
@@ -267,7 +267,7 @@ class ShapedNoise(RunNoise):
         return math.ldexp(spread, -of.finest_bits) / (4.0 * math.sqrt(self.counted_variance)) * (1.0 + 1e-9)
 
     def slack(self, honest: int) -> float:
-        """Returns infinity: `run_slack` knows the silos that may drop out."""
+        """Returns infinity: only `run_slack`, which knows how many silos may drop out, gives a bound."""
         return math.inf
 
     def run_slack(self, honest: int, silos: int) -> float:

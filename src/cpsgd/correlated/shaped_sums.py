@@ -53,10 +53,10 @@ class SiloRows:
         return {"rounds": {number: torch.as_tensor(rows).cpu() for number, rows in self.rounds.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state_dict` said.
+        """Restores the state that `state_dict` returned.
 
         Raises:
-            CheckpointError: It did not say that.
+            CheckpointError: The state is not one of these.
         """
         try:
             self.rounds = {int(number): rows.numpy() for number, rows in state["rounds"].items()}
@@ -106,7 +106,7 @@ class SiloSums:
         return kernel.after(mine)
 
     def noisy(self, sums: Any, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Any:
-        """Returns the sums as they are: every silo has added its noise.
+        """Returns the sums unchanged, since every silo has added its noise already.
 
         Raises:
             ParameterError: Another number of messages than in the run's other rounds.

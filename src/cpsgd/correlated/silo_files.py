@@ -45,7 +45,7 @@ class SiloFile:
     """The rows of one silo in all its federations, a file for each."""
 
     def __init__(self, path: Path, lock: Callable[[], AbstractContextManager[AnsweredRounds]]) -> None:
-        """Opens nothing yet; files are named after `path`, and `lock` locks the memory."""
+        """Stores the path that files are named after, and the memory's lock; opens no file yet."""
         self._path, self._lock = path, lock
 
     def state(self, place: Place, number: int, last: bool) -> SiloState:
@@ -113,7 +113,7 @@ def _rows(path: Path, place: Place, answered: int | None, number: int) -> dict[i
 
 
 def _plain(place: Place, rows: dict[int, Points]) -> bytes:
-    """Returns rows as bytes: a line of JSON, and the numbers."""
+    """Serializes rows: a line of JSON, then the numbers."""
     dim = len(next(iter(rows.values())))
     said = {"format": _FORMAT, "federation": place.federation.hex(), "used": place.round}
     head = json.dumps({**said, "rounds": list(rows), "dim": dim})

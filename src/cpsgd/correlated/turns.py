@@ -67,7 +67,7 @@ class RunRules:
         return 1 if examples else self.memory.separation
 
     def number(self, round: int) -> int:
-        """Returns the protocol's number of a round. A federation's first is 1; that of a run with a memory is 0."""
+        """Returns the protocol's number of a round. Federations count from 1, and runs with a memory from 0."""
         return round - 1 if self.memory.one_event else round
 
     def check_plan(self, rounds: int, participation: Participation, *, examples: bool) -> None:
@@ -114,7 +114,7 @@ class RunRules:
             )
 
     def paid(self, turns: Sequence[Turn], *, protected: bool, examples: bool) -> int:
-        """Returns how often the rounds that were answered are paid for.
+        """Returns the number of times that the answered rounds are charged.
 
         Args:
             turns: The rounds, all of one kind.
@@ -189,8 +189,8 @@ class NoiseState:
     def meanwhile(self, round: int, dim: int, train: Callable[[], Result]) -> tuple[Result, Mapping[str, Any]]:
         """Calls `train`, and returns its result and what `Protocol.encode` needs beside the vector and the round.
 
-        Seeds are expanded by another thread meanwhile. Files change only when `train` has succeeded; the state is then
-        the next round's.
+        While `train` runs, another thread expands the seeds. Files change only when `train` has succeeded; the state is
+        then the next round's.
         """
         if self.seeds is None:
             return train(), {}

@@ -64,6 +64,6 @@ def excess(variance: float, correlation: Correlation, *, honest: int, silos: int
 
 @lru_cache(maxsize=4096)
 def _series(variance: float, arrived: int, missing: int) -> float:
-    """Returns log((1 + τ_n) θ₃^missing) at β = 2π² `variance`, rounded up."""
+    """Returns log((1 + τ_n) θ₃^missing), one sum's factor in the module's bound, at β = 2π² `variance`; rounded up."""
     series = np.exp(-2.0 * math.pi**2 * variance * np.arange(1.0, 40.0) ** 2)
     return (math.log1p(uniformity(variance, arrived)) + missing * math.log1p(2.0 * float(series.sum()))) * _UP

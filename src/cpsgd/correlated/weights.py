@@ -120,7 +120,7 @@ class Correlation:
 
     @cached_property
     def inherited(self) -> float:
-        """Σ|g_k| over k >= 1, exactly: how much of the largest z earlier rounds can bring to a message."""
+        """Σ|g_k| over k >= 1, exactly: the most inherited noise in a message, in units of the largest z."""
         return -sum(self.weights[1:]) * 2.0**-WEIGHT_BITS
 
     @cached_property
@@ -136,7 +136,7 @@ class Correlation:
 
     @property
     def _error(self) -> float:
-        """Bound on the relative rounding error: T nested sums of up to b positive products."""
+        """Bound on the relative rounding error of `coefficients`: T nested sums of up to b positive products."""
         return (self.bands + 2) * self.rounds * _UNIT
 
     @cached_property
@@ -185,13 +185,14 @@ class Correlation:
 
     @property
     def independent(self) -> Correlation:
-        """The same run with independent noise."""
+        """A copy of the run with independent noise (b = 1)."""
         return Correlation(1, self.rounds, self.separation)
 
     @property
     def gain(self) -> float:
-        """Mean variance of prefix sums with independent noise over that with this one, at equal ε; below 1 is a loss.
+        """Mean variance of prefix sums with independent noise, divided by that with correlated noise, at equal ε.
 
-        Where clients take part in every round it is one: sensitivities add up faster than noise is taken away.
+        A value below 1 is a loss. That is so if clients take part in every round: sensitivities add up faster than
+        noise is taken away.
         """
         return (self.independent.prefix_error() / self.prefix_error()) ** 2

@@ -111,7 +111,7 @@ def read(path: Path, name: str) -> Audit | None:
     """Reads a report; returns None for a file that does not look like one.
 
     Raises:
-        DataError: It looks like one and is none.
+        DataError: It looks like a report but is not a valid one.
     """
     try:
         data = folder.read_object(path)
@@ -139,7 +139,7 @@ def read_all(root: folder.Folder) -> tuple[list[Audit], list[tuple[str, str]]]:
 
 
 def _audit(data: Mapping[str, Any], name: str) -> Audit:
-    """Returns the audit of a report, or raises for one that lacks a part."""
+    """Returns the audit in a report, or raises an error if a part is missing."""
     claims = tuple(
         Claim(*(_number(each[key]) for key in ("delta", "claimed", "found"))) for each in data["claims"][:_MOST_ROWS]
     )

@@ -50,7 +50,7 @@ def read(path: str) -> Iterator[Book]:
     """Reads and verifies a ledger; a worker job that yields once.
 
     Raises:
-        LedgerError: It does not hold, or cannot be read.
+        LedgerError: The verification failed, or the file cannot be read.
     """
     _wait(Path(path))
     ledger = Ledger(Path(path), timeout=_TIMEOUT)

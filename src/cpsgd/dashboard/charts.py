@@ -33,13 +33,13 @@ class Series:
     """A line.
 
     Attributes:
-        label: What it is called.
+        label: Name of the line.
         points: Its places, from left to right.
         style: Number of its colour and mark.
-        hollow: x of those whose marks are not filled.
+        hollow: x of the places whose marks are not filled.
         marks: Whether places are marked.
         steps: Whether the value stays until the next place.
-        broad: Whether it is seen also where others lie on it, if it comes first.
+        broad: Whether the line is broad, so that it stays visible below lines that cover it.
     """
 
     label: str
@@ -56,13 +56,13 @@ class Axis:
     """A horizontal or vertical axis.
 
     Attributes:
-        label: What it is, with its unit.
-        low: Where it begins.
-        high: Where it ends.
-        ticks: Values that are named.
-        show: Names a value.
-        scale: Where values lie: linearly if not given.
-        mark: Names a tick, where not as any value.
+        label: Name of the quantity, with its unit.
+        low: Lower end.
+        high: Upper end.
+        ticks: Values with a label.
+        show: Formats a value.
+        scale: Maps a value to its position; linear if not given.
+        mark: Formats a tick; like `show` if not given.
     """
 
     label: str
@@ -165,15 +165,15 @@ class Chart:
     """A picture of some lines.
 
     Attributes:
-        title: What it shows; read aloud instead of it.
+        title: Title, which screen readers say in place of the chart.
         series: The lines.
         x: The axis below.
         y: The axis to the left.
         limit: A value of y that is drawn across, and its name.
-        chosen: A place that is set off.
+        chosen: A place that is highlighted.
         region: Places under which the area is shaded.
-        note: Says more of a series at a value of x.
-        heading: What a column is called, from its x.
+        note: Returns an additional text for a series at a value of x.
+        heading: Returns a column's heading from its x.
     """
 
     title: str
@@ -203,7 +203,7 @@ class Chart:
         ]
 
     def drawn(self, kind: str) -> Drawing:
-        """Returns the drawing in one of the `SIZES`."""
+        """Returns the chart drawn at one of the `SIZES`."""
         width, height = SIZES[kind]
         left, right, top, bottom = 52.0, width - 14.0, 14.0, height - 42.0
 

@@ -81,7 +81,7 @@ class Folder:
         """Returns the path of a known name.
 
         Raises:
-            DataError: Nothing of that name was.
+            DataError: No file of that name was found.
         """
         if name not in known:
             raise DataError("There is nothing of that name in the folder.")
@@ -192,7 +192,7 @@ def read_bytes(path: Path, limit: int = LARGEST_FILE, *, first: int | None = Non
 
 
 def parse(data: bytes) -> Any:
-    r"""Returns what JSON in UTF-8 holds, with "?" for half of a pair of surrogates ("\ud800"), which no page can show.
+    r"""Parses JSON in UTF-8; replaces lone surrogates ("\ud800"), which no page can show, by "?".
 
     Raises:
         ValueError: It is not JSON.

@@ -37,7 +37,7 @@ class RoundRow:
 
     @property
     def differs(self) -> bool:
-        """Whether both servers closed the round with other numbers of reports: no mean will come out of it."""
+        """Whether both servers closed the round with different numbers of reports, so that it yields no mean."""
         both = (self.leader, self.helper)
         ended = [each for each in both if each is not None and each["state"] != "open"]
         return len(ended) == 2 and ended[0]["accepted"] != ended[1]["accepted"]
@@ -83,7 +83,7 @@ class PairWatch:
     insecure: bool = False
 
     async def look(self) -> dict[str, Any]:
-        """Asks both servers at once, and returns what the page shows."""
+        """Asks both servers at the same time, and returns the data of the page."""
         servers = await asyncio.gather(self._ask("leader"), self._ask("helper"))
         known = [
             {} if each.progress is None else {state["round"]: state for state in each.progress["states"]}
@@ -132,7 +132,7 @@ class PairWatch:
 
 
 def checked(found: object, task: PairTask, role: str) -> dict[str, Any]:
-    """Returns the progress in a server's answer, if all of it is as a server of this task says it.
+    """Returns the progress in a server's answer, if it is valid for this task and role.
 
     Raises:
         DataError: It is something else.

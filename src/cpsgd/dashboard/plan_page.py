@@ -80,7 +80,7 @@ class PlanQuestion:
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """The planner's arguments that differ from its defaults."""
+        """Arguments of the planner that differ from its defaults."""
         names = ("clients", "dim", "epsilon", "delta", "bits", "rounds", "participation", "adjacency", "secure")
         usual = Requirements(clients=0, dim=0, epsilon=0.0, delta=0.0)
         asked = {name: getattr(self, name) for name in names}
@@ -143,7 +143,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A mechanism's estimated errors."""
+    """One mechanism's estimated errors, over the numbers of bits."""
 
     estimates: tuple[Estimate, ...]
 
@@ -163,7 +163,7 @@ class Chosen:
 
     Attributes:
         estimate: Its place on the frontier.
-        figures: The few numbers that matter, each with what it is.
+        figures: The key figures, each with its label.
         privacy: What is promised, in a sentence.
         facts: All else, by name.
         warnings: Warnings for users.
@@ -246,7 +246,7 @@ def _found(question: PlanQuestion, bits: float) -> Found:
 
 
 def chosen(plan: Plan) -> Chosen:
-    """Returns a plan in words."""
+    """Describes a plan in words, for the page."""
     protocol, error, guarantee = plan.protocol, plan.error, plan.guarantee
     mechanism = protocol.mechanism
     share = {name: f"{name} {100.0 * part / error.total:.1f} %" for name, part in asdict(error).items()}

@@ -66,7 +66,7 @@ def score_text(curve: RunCurve) -> str:
 
 
 def _share(run: RecordedRun) -> tuple[float, float] | None:
-    """Returns ε spent and its limit; None if either is unknown."""
+    """Returns the spent ε and its limit; None if either is unknown."""
     spent = run.private.last("epsilon")
     return None if spent is None or run.limit is None else (spent, run.limit)
 

@@ -49,8 +49,8 @@ class RunCurve:
     """The rounds of the private training or of a baseline.
 
     Attributes:
-        name: What it is called.
-        rounds: What was written down so far.
+        name: Name for people.
+        rounds: The recorded rounds so far.
         regression: Whether its score is R² and not accuracy.
         damaged: Lines that could not be read.
         lines: Lines of its file.
@@ -87,12 +87,12 @@ class RecordedRun:
 
     Attributes:
         name: Its name in the folder that is shown.
-        title: What it is called.
-        settings: What it was started with.
-        summary: What `cpsgd train --json` printed at its end; None before that.
+        title: Title for people.
+        settings: Settings that it was started with.
+        summary: The output of `cpsgd train --json` at its end; None before that.
         curves: The private one first.
-        now: When it was looked at.
-        version: What changes whenever there is something new to be read.
+        now: Time at which it was read.
+        version: A digest that changes whenever the files change.
     """
 
     name: str
@@ -144,7 +144,7 @@ class RecordedRun:
         )
 
     def at_present(self) -> RecordedRun:
-        """Returns the same run as of now."""
+        """Returns a copy of the run with the present time."""
         return replace(self, now=time.time())
 
     @property
@@ -167,7 +167,7 @@ def version(path: Path) -> str:
 
 
 def read(path: Path, name: str, seconds: float = _LONGEST) -> RecordedRun:
-    """Reads a run's folder, for so many seconds at most.
+    """Reads a run's folder, for at most `seconds` seconds.
 
     Raises:
         DataError: Its files are not as `cpsgd train` writes them, or take too long to read.

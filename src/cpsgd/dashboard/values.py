@@ -49,7 +49,7 @@ def text(value: object, depth: int = _DEEPEST) -> str:
 
 
 def shortened(found: str) -> str:
-    """Returns a text, cut off if it is too long."""
+    """Returns a text, cut off at a maximum length."""
     return found if len(found) <= _LONGEST else found[:_LONGEST] + "…"
 
 

@@ -48,7 +48,7 @@ class Dashboard:
         self._books: dict[str, tuple[object, budgets.Book | str]] = {}
 
     def end(self) -> None:
-        """Asks all streams to end."""
+        """Tells all open streams to end."""
         self._ending = True
         self._planner.stop()
         self._verifier.stop()

@@ -129,7 +129,7 @@ class Worker:
         return self._pipe
 
     def _stopped(self) -> bool:
-        """Asks an unwanted job to stop; returns whether it did within a moment."""
+        """Asks a running job to stop; returns whether it stopped in time."""
         if self._pipe is None:
             return False
         deadline = time.monotonic() + _GRACE

@@ -250,7 +250,7 @@ class PrivateMean:
     # ------------------------------------------------------------------ before a round
 
     def _pay(self) -> None:
-        """Charges the round to the ledger, once and by one worker."""
+        """Charges the round to the ledger, once; only the first worker does so."""
         if self._ledger is None or self._population is None or torch.distributed.get_rank(self._group) != 0:
             return
         if self._entry is None:
@@ -285,7 +285,7 @@ class PrivateMean:
         )
 
     def _compare(self, status: int) -> str | None:
-        """Exchanges records with all workers; says what is wrong with somebody else's, or None."""
+        """Exchanges records with all workers; returns what is wrong with another worker's, or None."""
         record = self._digest + self.round.to_bytes(8, "little") + bytes([status])
         records = np.zeros((self.workers + 1, _RECORD_BYTES), dtype=np.uint8)  # theirs by rank, then our own
         records[-1] = list(record)
@@ -354,7 +354,7 @@ class PrivateMean:
 
     @staticmethod
     def _carry(collective: Callable[[], object], buffer: NDArray[np.generic], consequence: str) -> None:
-        """Runs a collective on `buffer`; afterwards no thread of the transport holds it."""
+        """Runs a collective on `buffer`, and returns when the transport no longer uses the buffer."""
         held = sys.getrefcount(buffer)
         try:
             collective()
@@ -378,7 +378,7 @@ class Lanes:
     digit ever carries into the next. That takes 64/c bits per coordinate.
 
     Attributes:
-        dim: d, how many digits.
+        dim: d, the number of digits.
         radix: R; sums of digits must stay below it.
 
     Example:

@@ -148,7 +148,7 @@ class PrivateOptimizer:
         self.optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does what the optimizer's own does."""
+        """Clears the gradients by the inner optimizer's `zero_grad`."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, object]:
@@ -261,7 +261,7 @@ def _stay(
     state: None,
     bucket: torch.distributed.GradBucket,  # type: ignore[name-defined]  # PyTorch's stubs forget that it is exported
 ) -> torch.futures.Future[torch.Tensor]:
-    """Communicates nothing: a hook for DDP."""
+    """A DDP communication hook that leaves gradients on their worker."""
     here: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     here.set_result(bucket.buffer())
     return here

@@ -78,7 +78,7 @@ class SessionState:
     prepared: str = field(default="", repr=False)
 
     def to_bytes(self) -> bytes:
-        """Returns all of it, its secrets included."""
+        """Returns the whole state as bytes, secrets included."""
         return json.dumps(_plain.to_dict(self)).encode()
 
     @classmethod
@@ -116,7 +116,7 @@ class ClientSession:
         secure: bool = True,
         task: ClientTask | None = None,
     ) -> None:
-        """Goes on where an earlier session ended.
+        """Continues from the state of an earlier session.
 
         Args:
             limits: The client's own conditions.
@@ -187,7 +187,7 @@ class ClientSession:
     # ------------------------------------------------------------------ stages
 
     def _upload(self, asked: Request, train: Train) -> bytes:
-        """Answers a whole round without secure aggregation, and counts it."""
+        """Answers a round without secure aggregation, which is one request, and counts it."""
         if asks_for_one(asked.payload):
             return self._upload_sealed(asked, train)
         if self._secure:
@@ -205,7 +205,7 @@ class ClientSession:
         return protocol.encode(vector, number, **noise)
 
     def _upload_sealed(self, asked: Request, train: Train) -> bytes:
-        """Answers a whole round with one message to the two servers of the client's own task, and counts it."""
+        """Answers a round with one sealed message for the two servers of the client's task, and counts it."""
         task = self._task
         if task is None or asked.payload != asks_for(task.fingerprint):
             raise RoundRefusedError(
@@ -276,7 +276,7 @@ class ClientSession:
         return replace(found, run=progress.run, answered=progress.answered, spent=progress.spent)
 
     def _keep(self, state: SessionState, ahead: bool) -> None:
-        """Saves the state of the round that runs; or that of the next one, of which there is at most one, beside it."""
+        """Saves the state of the running round, or with `ahead` that of the next one beside it."""
         if ahead:
             text = replace(state, answered=0, spent={}, prepared="").to_bytes().decode() if state.secrets else ""
             state = replace(self._progress, prepared=text)
@@ -303,7 +303,7 @@ class ClientSession:
     # ------------------------------------------------------------------ what is agreed to
 
     def _accept(self, asked: Request) -> tuple[Protocol, SessionState]:
-        """Returns the protocol of a new round that keeps the client's limits, and what to remember of it."""
+        """Checks a new round against the client's limits; returns its protocol and the facts to remember."""
         limits, progress = self._limits, self._progress
         if asked.round <= progress.round:
             raise RoundError(f"The server begins round {asked.round} of this run again or too late.")
@@ -386,7 +386,7 @@ def _history(spent: Mapping[str, int]) -> History:
 
 
 def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: SessionState, limits: Limits) -> History:
-    """Returns how often each kind in a memory is paid for, without what the present round adds.
+    """Returns how often each kind in a memory is paid for, without the present round.
 
     Release 0.1.0 wrote the digest of a whole plan down, and no kind: rounds of the present plan are known by it.
     """

@@ -46,7 +46,7 @@ class Pace:
 
 @dataclass
 class Gathering:
-    """Says when a round may begin; ask it from time to time, with the time of a monotonic clock."""
+    """Decides when a round may begin. Poll it with the time of a monotonic clock."""
 
     pace: Pace
     wanted: int
@@ -55,7 +55,7 @@ class Gathering:
     _enough_since: float | None = None
 
     def over(self, connected: int, now: float) -> bool:
-        """Returns whether to wait no longer: all are there, enough were for the grace period, or time is up."""
+        """Returns whether to stop waiting: all nodes are there, enough were for the grace period, or time is up."""
         if connected < self.needed:
             self._enough_since = None
         elif self._enough_since is None:
@@ -66,7 +66,7 @@ class Gathering:
 
 @dataclass
 class StageClock(Generic[Node]):
-    """Ends the open stage of a session in time; ask it from time to time, with the time of a monotonic clock."""
+    """Ends the open stage of a session in time. Poll it with the time of a monotonic clock."""
 
     pace: Pace
     session: RoundSession[Node]
@@ -117,7 +117,7 @@ class Reply(Generic[Node]):
 
 
 class Transport(Protocol[Node]):
-    """The part of an engine in a stage."""
+    """The interface by which a stage uses an engine."""
 
     def send(self, session: RoundSession[Node]) -> None:
         """Sends the open stage's requests; drops nodes that they cannot be sent to."""

@@ -158,7 +158,7 @@ class PlainSum(Generic[Node]):
         return self._requests
 
     def receive(self, node: Node, answer: bytes) -> None:
-        """Adds a message up."""
+        """Adds a message to the sum."""
         _check_length(answer, self._longest)
         self._aggregator.add(answer)
 
@@ -244,7 +244,7 @@ class MaskedExchange(Generic[Node]):
     binding = True
 
     def __init__(self, total: MaskedSum[Node], stage: Stage, needed: int) -> None:
-        """Belongs to a round; its requests are known when the exchange before it is closed."""
+        """Creates a stage of a round; its requests exist once the exchange before it is closed."""
         self.stage, self.needed, self._total = stage, needed, total
 
     def requests(self) -> Mapping[Node, bytes]:
@@ -262,7 +262,7 @@ class MaskedExchange(Generic[Node]):
         self._total.server.receive(self._total.numbers[node], answer)
 
     def close(self) -> Mapping[Node, str]:
-        """Ends the stage. At the end, returns the nodes that dealt or revealed wrong shares."""
+        """Ends the stage. After the last stage, returns the nodes that dealt or revealed wrong shares."""
         total = self._total
         total.messages = total.server.advance()
         if total.server.stage is not Stage.DONE:
@@ -318,7 +318,7 @@ def pipelined(
 
 
 class Both(Generic[Node]):
-    """An exchange of the round that runs, together with one that prepares the next round."""
+    """An exchange of the running round combined with one that prepares the next round."""
 
     binding = True
 

@@ -79,7 +79,7 @@ class Memory:
     """The file. Records are only ever added; a file that cannot be read or written refuses every round."""
 
     def __init__(self, path: Path) -> None:
-        """Opens nothing yet."""
+        """Stores the path; opens no file yet."""
         self._path, self._log = path, RecordLog(path, b"cpsgd memory 1\n")
 
     @classmethod
@@ -172,7 +172,7 @@ class _Content:
         log: The open log.
         rounds: Rounds that were answered.
         kinds: Kinds of rounds, by digest.
-        stages: Records about other stages as they are.
+        stages: Records about other stages, unparsed.
         handed: Number of times that seeds were handed on, by run.
         peers: Largest counter that each of the roster has signed, by identity.
     """
@@ -277,7 +277,7 @@ def check_misplaced(settings: Mapping[str, object]) -> None:
 
 
 def session_identifier(run: str, round: int, *, ahead: bool = False) -> bytes:
-    """Returns the 16 bytes that stand for one signed round of one run, or for one that is prepared ahead.
+    """Returns 16 bytes that identify one signed round of a run, or its preparation.
 
     Not the server's choice: a client's memory lets it enter a round of a run once in either way, and upload in one of
     them, so what it signs belongs to one attempt only.
@@ -310,7 +310,7 @@ class Signing:
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Signing:
-        """Returns what a client's operator has set.
+        """Returns the key and roster that a client's operator has set.
 
         Raises:
             RoundRefusedError: A file is missing or cannot be used, or the identity is not on the roster, or there is no

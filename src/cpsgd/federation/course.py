@@ -100,7 +100,7 @@ class Conduct(Generic[Node]):
         return frozenset(node for node, count in self._faults.items() if count >= FAULTS)
 
     def resting(self, round: int) -> frozenset[Node]:
-        """Returns the nodes that sit this round out if there are enough others."""
+        """Returns the nodes that skip this round if there are enough others."""
         return frozenset(node for node, until in self._rests_until.items() if round <= until)
 
     def choose(self, connected: Iterable[Node], round: int, *, wanted: int, needed: int) -> list[Node]:
@@ -236,8 +236,8 @@ class Course(Generic[Node]):
     def begin(self, connected: Iterable[Node]) -> RoundSession[Node]:
         """Returns the next round's session: with the nodes that prepared it, or with nodes drawn from those here.
 
-        The round is charged to the ledger, if there is one, after its beginning was saved. If the last one was given up
-        when its sum could be known already, that one is ended first, and lost.
+        The round is charged to the ledger, if there is one, after its beginning was saved. If the last round was
+        interrupted after its sum could be known, it is first ended as lost.
         """
         plan, progress = self._terms.plan, self._progress
         self._lose_revealed()  # where an engine gave the last round up
@@ -274,12 +274,12 @@ class Course(Generic[Node]):
         self._progress.asked = list(self._asked)
 
     def _has_turn(self, node: Node) -> bool:
-        """Returns whether a node may take part again."""
+        """Returns whether the run's rules let a node take part in the next round."""
         last, apart = self._trained.get(node), self._terms.apart
         return last is None or (apart is not None and self.round >= last + apart)
 
     def _take_prepared(self, allowed: Collection[Node]) -> RoundSession[Node] | None:
-        """Returns the next round as it was prepared, if that is the way to go on; it is forgotten if not."""
+        """Returns the prepared next round if it can still run; otherwise forgets it and returns None."""
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
@@ -315,7 +315,7 @@ class Course(Generic[Node]):
         return None if mean is None else progress.model
 
     def _without_extras(self, mean: NDArray[np.float32], report: RoundReport[Node]) -> NDArray[np.float32]:
-        """Returns the mean update without the extra coordinates, which are decoded into the report."""
+        """Decodes the extra coordinates into the report, and returns the mean update without them."""
         if (extras := self.extras) is None:
             return mean
         update, unclipped, report.measures = extras.decode(mean, self._terms.plan.protocol.clip_norm)
@@ -332,7 +332,7 @@ class Course(Generic[Node]):
     # ------------------------------------------------------------------ a run that was stopped
 
     def _go_on(self) -> None:
-        """Restores the run from its file."""
+        """Restores the run from its checkpoint file."""
         progress = self._progress
         if self._stateful is not None and progress.optimizer:
             self._stateful.load_state_dict(progress.optimizer)
@@ -342,7 +342,7 @@ class Course(Generic[Node]):
         self._lose_revealed()
 
     def _lose_revealed(self) -> None:
-        """Ends a round whose sum may be known, though nothing came of it, and saves that it is not run again."""
+        """Ends an interrupted round whose sum may be known, and saves that it must not run again."""
         progress = self._progress
         if not (progress.begun and progress.revealing):
             return

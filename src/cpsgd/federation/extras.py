@@ -41,8 +41,8 @@ class AdaptiveClip:
         quantile: γ, the share of updates that shall not be clipped.
         rate: η, by which the norm moves.
         lowest: The smallest norm; by default a tenth of the first. The count is of hidden bits: one client that lies
-            can move the norm by a factor of e^(±η/2) or so in every round, up to these limits. 0 lifts this one.
-        highest: The largest norm; by default ten times the first. Infinity lifts it.
+            can move the norm by a factor of e^(±η/2) or so in every round, up to these limits. 0 removes this limit.
+        highest: The largest norm; by default ten times the first. Infinity removes the limit.
 
     Example:
         >>> round(AdaptiveClip(initial=0.5).following(0.5, unclipped=0.9), 4)  # nearly all were within it: smaller
@@ -156,7 +156,7 @@ class Extras:
         )
 
     def to_json(self) -> str:
-        """Returns it as it travels to the clients, beside the model."""
+        """Returns the extras as JSON text, which travels to clients beside the model."""
         return json.dumps(_plain.to_dict(self))
 
     @classmethod

@@ -168,7 +168,7 @@ class Limits:
             )
 
     def believed(self, protocol: Protocol) -> Protocol:
-        """Returns the protocol without a promise, and without a distance that is only the server's word."""
+        """Returns the protocol without its promise, and without a stated distance unless `fingerprint` confirms it."""
         protocol = replace(protocol, promise=None)
         if self.fingerprint is None:
             protocol = replace(protocol, replace_one_distance=None, replace_one_l1_distance=None, distance_reason=None)
@@ -202,7 +202,7 @@ class Limits:
         return expected
 
     def digest(self, protocol: Protocol, *, rounds: int, surviving: int) -> bytes:
-        """Returns 16 bytes that stand for the question `check` answers, so that the answer can be remembered."""
+        """Returns 16 bytes that identify a question to `check`, so that its answer can be remembered."""
         added = " disjoint" if self.disjoint else "" if self.rate == 1.0 else f" rate={self.rate!r}"
         text = f"cpsgd limits v1 {self!r}{added} {protocol.fingerprint.hex()} {rounds} {surviving}"
         return hashlib.sha256(text.encode()).digest()[:16]
@@ -254,7 +254,7 @@ class RoundKind:
         return cls(limits.believed(protocol).to_json(), surviving, limits.examples or 0, limits.rate)
 
     def to_text(self) -> str:
-        """Returns it as one line; a rate only where there is one, so that older memories read the same."""
+        """Returns the kind as one line; omits the rate if unused, as in memories of older releases."""
         return _plain.canonical(_plain.to_dict(self, without=["rate"] if self.rate == 1.0 else []))
 
     @classmethod
@@ -262,7 +262,7 @@ class RoundKind:
         """Reads a line of `to_text`.
 
         Raises:
-            WireError: It is something else.
+            WireError: The text is not a kind.
         """
         try:
             data = _plain.parse(text, "A kind of round")

@@ -174,8 +174,8 @@ class Pair:
 
     Attributes:
         first: Of the round that runs.
-        second: Of the next round; in an answer it may be the reason why there is none.
-        refused: Whether it is that.
+        second: Of the next round; in an answer it may instead be the reason for a refusal.
+        refused: Whether `second` is such a reason.
 
     Example:
         >>> Pair.from_bytes(Pair(b"one", b"two").to_bytes())
@@ -188,12 +188,12 @@ class Pair:
 
     @staticmethod
     def begins(data: object) -> bool:
-        """Returns whether these bytes are meant to be a pair."""
+        """Returns whether these bytes begin like a pair."""
         return isinstance(data, bytes) and data.startswith(PAIR_MAGIC)
 
     @classmethod
     def without(cls, first: bytes, reason: str) -> Pair:
-        """Returns an answer of the round that runs, and the reason why there is none for the next one."""
+        """Returns the answer for the running round, paired with the reason for having none for the next."""
         return cls(first, reason.encode()[:MAX_REASON_BYTES], refused=True)
 
     @property

@@ -54,7 +54,7 @@ class Bounds:
 
     Attributes:
         norm: Largest norm of an honest mean.
-        blocks: Largest norm of each block of so many coordinates, by this number.
+        blocks: Maps a block length to the largest norm of any block of that many coordinates.
     """
 
     norm: float
@@ -108,7 +108,7 @@ def implausible(protocol: Protocol, survivors: int, mean: NDArray[np.float32]) -
 
 
 def _sub_gaussian(protocol: Protocol, survivors: int) -> tuple[float, float]:
-    """Returns w, in squared integers, and d c; infinite where none is known."""
+    """Returns the module's w, in squared integers, and d c; infinite if no bound is known."""
     mechanism, noise = protocol.mechanism, protocol.mechanism.noise
     missed = FALSE_ALARM / (8.0 * protocol.dim)
 
@@ -126,7 +126,7 @@ def _sub_gaussian(protocol: Protocol, survivors: int) -> tuple[float, float]:
 
 
 def _bounded(protocol: Protocol, survivors: int) -> tuple[float, float]:
-    """Returns w by Hoeffding's lemma, and no c."""
+    """Returns the module's w by Hoeffding's lemma, with c = 0."""
     return survivors * (protocol.mechanism.values - 1) ** 2 / 4.0, 0.0
 
 

@@ -42,7 +42,7 @@ class Exchange(Protocol[Node]):
 
     @property
     def needed(self) -> int:
-        """Number of answers after which the others are waited for no longer than the grace period."""
+        """Number of answers after which the session waits for the others only during the grace period."""
 
     @property
     def binding(self) -> bool:
@@ -184,7 +184,7 @@ class RoundSession(Generic[Node]):
 
     @property
     def enough(self) -> bool:
-        """Whether as many have answered as the open exchange needs; `close` says whether they suffice."""
+        """Whether the open exchange has the number of answers it needs; `close` checks whether they suffice."""
         return bool(self._exchanges) and len(self._answered) >= self._exchanges[0].needed
 
     def requests(self) -> dict[Node, bytes]:

@@ -99,7 +99,7 @@ class Terms:
     def parameters(self, round: int, clients: int) -> SecureParameters:
         """Returns the parameters of a round of secure aggregation, which tolerates the plan's dropouts.
 
-        With a roster all are each other's neighbours, however many they are.
+        With a roster, every client is a neighbour of every other one, whatever their number.
 
         Raises:
             ParameterError: The plan was not made for secure aggregation.
@@ -130,7 +130,7 @@ class Terms:
 
     @property
     def way(self) -> str:
-        """The way in which sums are made, in words."""
+        """A phrase that names the way in which sums are made."""
         signed = ", signed" if self.roster is not None else ""
         if self.pair is not None:
             return "by one message to two servers"
@@ -236,7 +236,7 @@ class Settlement:
         self.entry = terms.ledger.reserve(terms.population, terms.event(self._round, name))
 
     def ask(self) -> None:
-        """Notes that something about the data is asked for.
+        """Records that clients are now asked for something about their data.
 
         Raises:
             StageError: The round is not charged yet.
@@ -246,12 +246,12 @@ class Settlement:
         self._asked = True
 
     def reveal(self) -> None:
-        """Notes that the sum may be revealed from here on."""
+        """Records that the sum may be revealed from now on."""
         if self._reveal is not None:
             self._reveal()
 
     def abandon(self) -> None:
-        """Gives the charge of a withheld round up, if nothing about the data was asked for."""
+        """Cancels the charge of a withheld round if clients were asked for nothing about their data."""
         if self._terms.ledger is not None and self.entry is not None and not self._asked:
             # No client has drawn noise or sent anything that depends on its data. If the ledger does not take it, the
             # round stays spent.

@@ -79,7 +79,7 @@ class Clipping:
         return 1.0 if self.norm is None else self.norm / (self._extras.share * self._most)
 
     def rows(self, updates: Any) -> Any:
-        """Returns clients' vectors for their updates, row by row; a row with NaN keeps it."""
+        """Returns clients' vectors for their updates, row by row; a row with NaN keeps its NaN."""
         if self.norm is None:
             return updates
         given = torch.as_tensor(updates)
@@ -258,7 +258,7 @@ class CpuBackend:
         return float_mean(self.dim, self._clip_norm)
 
     def _examples_held(self, numbers: int) -> int:
-        """Returns the number of examples held in memory at a time, each with `numbers` numbers."""
+        """Returns the number of examples, each of `numbers` numbers, that fit into memory at a time."""
         return max(1, min(_EXAMPLES_BYTES, self.updates.memory_limit // 8) // (4 * numbers))
 
     def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -328,7 +328,7 @@ class GpuBackend(CpuBackend):
         return self._ahead[own].result()[number % size]
 
     def summed(self, number: int, clients: NDArray[np.int64], zeros: int) -> Simulator | RecordedRound | SharedRound:
-        """Does the same as on the CPU. A round as large as the one before is replayed from its recording."""
+        """Returns the round with these clients' messages and `zeros` zero vectors; replays rounds of unchanged size."""
         recorded = self._recorded
         if zeros == 0 and recorded is not None and recorded.size == len(clients):
             recorded.start(number, clients)
@@ -362,5 +362,5 @@ class GpuBackend(CpuBackend):
 
     @property
     def _sends_gradients(self) -> bool:
-        """Whether clients' vectors are their gradients and nothing else, and nobody else asks for them."""
+        """Whether clients' vectors are plain gradients that nothing else needs."""
         return self.clipping.size == 0 and self._rows is self.updates and self.canaries is None

@@ -50,7 +50,7 @@ class Canaries:
         coordinates: Coordinate of each among all trainable parameters in a row.
         signs: Direction of each, 1 or -1.
         included: Whether each was trained on.
-        scores: Sum of the released means so far, less what others are known to have put in, along each canary.
+        scores: Sum of the released means so far along each canary, minus the known contribution of others.
     """
 
     coordinates: NDArray[np.int64]
@@ -73,19 +73,19 @@ class Canaries:
         return cls(coordinates, 2 * coins[0].astype(np.int64) - 1, coins[1].astype(bool), np.zeros(count))
 
     def add_to(self, total: torch.Tensor, length: float, rate: float) -> None:
-        """Adds those that are drawn for a batch to its sum, each of this length."""
+        """Draws canaries for a batch and adds them to its sum, each with this length."""
         words = Keystream().take(8 * len(self.coordinates)).view("<u8")
         drawn = self.included & (words < rate * _WORD if rate < 1.0 else True)
         values = torch.from_numpy(self.signs[drawn] * length).to(total.device)
         total.index_add_(0, torch.from_numpy(self.coordinates[drawn]).to(total.device), values)
 
     def observe(self, mean: torch.Tensor, some: NDArray[np.int64] | slice = slice(None)) -> None:
-        """Adds what a released mean, less everybody else's part, says to the scores of all canaries or of some."""
+        """Adds a released mean, less everybody else's part, to the scores of all canaries or of some."""
         places = torch.from_numpy(self.coordinates[some]).to(mean.device)
         self.scores[some] += self.signs[some] * mean.detach()[places].double().cpu().numpy()
 
     def audit(self, *, epsilon: float, delta: float, unit: str, confidence: float = 0.95) -> OneRunReport:
-        """Returns what the released means tell about which canaries were included, beside the (ε, δ) claimed."""
+        """Returns a lower bound on ε from the released means and the canaries, beside the claimed (ε, δ)."""
         scores = np.nan_to_num(self.scores)
         return audit_scores(scores, self.included, claimed=epsilon, delta=delta, unit=unit, confidence=confidence)
 
@@ -95,7 +95,7 @@ class Canaries:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the canaries that `to_dict` wrote; raises `ParameterError` if it is something else."""
+        """Returns the canaries that `to_dict` wrote; raises `ParameterError` for any other data."""
         try:
             found = cls(**{name: np.asarray(data[name], dtype=kind) for name, kind in _ARRAYS.items()})
         except (KeyError, TypeError, ValueError, OverflowError) as error:

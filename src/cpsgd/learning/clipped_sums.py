@@ -69,7 +69,7 @@ class ClippedSums:
                 del unit.module.forward
 
     def forget(self) -> None:
-        """Drops the sum, and what the last pass left."""
+        """Drops the sum and the gradients kept from the last pass."""
         if self._rounding:  # something was added
             self.total.zero_()
         self._rounding = 0.0
@@ -167,7 +167,7 @@ class _Forward:
 
 
 def _refuse(parameter: torch.Tensor) -> None:
-    """Called when autograd comes to a parameter, also where a unit has left nothing for it."""
+    """Hook that refuses a gradient which autograd computed for a parameter by itself."""
     if parameter.grad is None:
         return
     parameter.grad = None

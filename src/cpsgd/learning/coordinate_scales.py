@@ -49,7 +49,7 @@ class _Block:
         return torch.cat([weights, biases[:, None]], dim=1) if self.biases else weights
 
     def write(self, matrix: torch.Tensor, vector: torch.Tensor) -> None:
-        """Writes such a matrix to its part of a vector."""
+        """Writes a matrix [width, columns] to the block's part of a vector."""
         weights, biases = self._parts(vector)
         weights.copy_(matrix[:, : self.depth])
         if self.biases:
@@ -112,7 +112,7 @@ class CoordinateScales:
         return rows
 
     def read(self, mean: torch.Tensor, noise_norm: float, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the mean of round `number` and the norm of its noise in the updates' own units, and learns from it.
+        """Returns the mean of round `number` and its noise norm in the updates' units, and updates the scales.
 
         Args:
             mean: The private mean of updates that were divided by the scales.
@@ -126,7 +126,7 @@ class CoordinateScales:
 
     @torch.no_grad()
     def learn(self, mean: torch.Tensor, noise_norm: float, number: int) -> None:
-        """Learns from the mean of round `number`, in the updates' own units, and changes the scales if it is time."""
+        """Records the mean of round `number`, in the updates' units, and changes the scales every `every` rounds."""
         share = max(1.0 - _DECAY, 1.0 / (number + 1.0))
         signal = mean.square() - self.scales.square() * (noise_norm**2 / len(mean))
         for block, (rows, columns) in zip(self._blocks, self._moments, strict=True):

@@ -58,7 +58,7 @@ class ExampleSums:
     def of_client(
         self, features: NDArray[np.float32], labels: NDArray[np.int64], counted: NDArray[np.bool_]
     ) -> NDArray[np.float32]:
-        """Returns the sum of one client's gradients where `counted`. All are computed, in their places, and clipped."""
+        """Returns the sum of one client's clipped gradients where `counted`; all gradients are computed."""
         singles = Batch(features, labels, np.ones(len(labels), dtype=np.int64))
         totals = np.zeros((2, self.dim))
         for gradient, own in zip(itertools.chain.from_iterable(self._gradients.chunks(singles)), counted, strict=True):
@@ -69,7 +69,7 @@ class ExampleSums:
     def tensors(
         self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
     ) -> Iterator[torch.Tensor]:
-        """Does the same as `chunks` for examples on the model's device, with clients in another order."""
+        """Yields sums as `chunks` does, for examples on the model's device and with clients in another order."""
         starts, counts = np.cumsum(counts) - counts, np.minimum(counts, self._examples)
         # Clients with many examples first, so that those with another example left are always the first rows.
         order = np.argsort(-counts, kind="stable")

@@ -187,7 +187,7 @@ class Experiment:
         return found
 
     def with_seed(self, seed: int) -> Experiment:
-        """Returns the same experiment with another seed; nothing is loaded or planned again."""
+        """Returns a copy of the experiment with another seed; nothing is loaded or planned again."""
         other = copy.copy(self)
         other.settings = replace(self.settings, seed=seed)
         other._first_weights = seed

@@ -33,11 +33,11 @@ class FactorUnit(Layer):
         self._inputs: int = math.prod(self.module.weight.shape[1:])
 
     def inputs_of(self, kept: Tensor) -> Tensor:
-        """Returns a [examples, positions, inputs] from what was kept of some examples."""
+        """Returns the inputs a, [examples, positions, inputs], from the tensors kept for some examples."""
         return kept
 
     def record(self, kept: Tensor, across: Tensor) -> None:
-        """Keeps one call: b [examples, outputs, positions], and what a follows from."""
+        """Keeps one call: b [examples, outputs, positions], and the tensors from which a is computed."""
         if self._single is not None:  # the first call, now one of several
             (first, a), self._single = self._single, None
             self.record(a[:, None], first[:, :, None])
@@ -65,11 +65,11 @@ class FactorUnit(Layer):
         return found
 
     def rest_norm(self) -> Tensor | None:
-        """Returns the norms that follow from a and b of several positions."""
+        """Returns gradient norms computed from a and b, for calls with several positions."""
         return self.ghost() if self._factors else None
 
     def ghost(self) -> Tensor:
-        """Returns √Σ_{t,t'} <a_t, a_t'> <b_t, b_t'>, and what rounding may have taken away from it."""
+        """Returns √Σ_{t,t'} <a_t, a_t'> <b_t, b_t'>, and a bound on its rounding error."""
         positions = sum(b.shape[1] for _, b in self._factors)
         width = max(self._factors[0][1].shape[2], self._inputs)
         size = 8 * positions * (positions + width)
@@ -91,7 +91,7 @@ class FactorUnit(Layer):
 
     @property
     def positions(self) -> int:
-        """The most products of a pass that are added up for an example."""
+        """Largest number of products that a pass adds up for one example."""
         return sum((back.shape[1] for _, back in self._factors), 1)
 
     def similarity(self, a: Tensor, lengths: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class FactorUnit(Layer):
         return 8 * back.shape[1] * back.shape[2] + 8 * kept[0].numel()
 
     def forget(self) -> None:
-        """Drops rows, a and b."""
+        """Drops the kept rows, a and b."""
         super().forget()
         self._single, self._factors = None, []
 
@@ -146,7 +146,7 @@ class Convolution(FactorUnit):
 
     @classmethod
     def takes(cls, module: torch.nn.Module) -> bool:
-        """Returns whether the module is such a convolution."""
+        """Returns whether the module is a convolution of one group with zero padding."""
         if type(module) not in (torch.nn.Conv1d, torch.nn.Conv2d):
             return False
         of: Any = module
@@ -183,7 +183,7 @@ class Embedding(FactorUnit):
     """A `torch.nn.Embedding`: a_t is one at the number of a row, and zero elsewhere."""
 
     def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns the rows."""
+        """Returns the embedding's rows for the input numbers."""
         return functional.embedding(x, self.module.weight.detach()), (x,)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
@@ -244,7 +244,7 @@ def products_of(vectors: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """Returns the positions of several calls together."""
+    """Concatenates the tensors of several calls along their positions."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
 
 

@@ -47,8 +47,7 @@ class ClientUpdates:
 
     Attributes:
         dim: Number of trainable parameters, d.
-        scales: What rows are to be divided by; `products` have it in their factors. None where they are sent as they
-            are.
+        scales: Divisors of each coordinate of the rows; `products` include them. None if rows are sent as they are.
     """
 
     scales: CoordinateScales | None = None
@@ -108,7 +107,7 @@ class ClientUpdates:
     def tensors(
         self, features: torch.Tensor, labels: torch.Tensor, counts: NDArray[np.int64]
     ) -> Iterator[torch.Tensor]:
-        """Does the same as `chunks` for examples on the model's device; the rows stay there."""
+        """Yields updates as `chunks` does, for examples on the model's device; the rows stay there."""
         starts = np.cumsum(counts) - counts
         # Rows begin at multiples of 128 bytes, which a GPU reads faster; on a CPU they follow each other.
         stride = self.dim if features.device.type == "cpu" else -(-self.dim // _ALIGNED) * _ALIGNED

@@ -81,7 +81,7 @@ class Grouped(Layer):
 
 
 def units_of(model: torch.nn.Module) -> Iterator[Unit]:
-    """Yields the units of a model, together all its trainable parameters.
+    """Yields the units of a model; together they hold all trainable parameters.
 
     Raises:
         ParameterError: A parameter belongs to two layers, or a layer cannot be trained by example.
@@ -121,7 +121,7 @@ _KINDS: dict[type, type[Unit]] = {
 
 
 def _known(name: str, module: Any) -> Unit | None:
-    """Returns the unit of a layer that has one of its own kind."""
+    """Returns the special unit for a layer of a known kind, else None."""
     kind = _KINDS.get(type(module), Convolution if Convolution.takes(module) else None)
     if kind is Embedding and (module.max_norm is not None or module.scale_grad_by_freq):
         raise ParameterError(

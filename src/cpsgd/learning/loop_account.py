@@ -28,7 +28,7 @@ _CLOSE = 1e-3
 
 
 def epsilon_of(multipliers: Counter[float], delta: float, rate: float, dim: int, interval: float = FINE) -> float:
-    """Returns ε of steps, as many for each noise multiplier as it counts."""
+    """Returns ε of the steps, given the number of steps at each noise multiplier."""
     rounds = [
         Rounds(gaussian_mu(multiplier, dim), count=count, variation=dim * VARIATION)
         for multiplier, count in sorted(multipliers.items())

@@ -136,7 +136,7 @@ class MetricsFile:
         return rows
 
     def append(self, history: Sequence[RoundMetrics]) -> dict[str, Any]:
-        """Writes the rounds that are new since the last call; returns the file's length and SHA-256, for `restore`."""
+        """Writes rounds added since the last call; returns the file's length and SHA-256, which `restore` takes."""
         new = "".join(json.dumps(metrics.to_dict()) + "\n" for metrics in history[self._rounds :]).encode()
         if not self._path.exists():
             self._path.touch()

@@ -82,7 +82,7 @@ class Score:
 
     @property
     def value(self) -> float:
-        """Accuracy or R² of all batches; R² is 0 if all labels are equal."""
+        """Accuracy or R² over all batches; R² is 0 if all labels are equal."""
         labels = torch.cat(self._labels)
         if not labels.is_floating_point():
             return self._correct / labels.numel()
@@ -201,11 +201,11 @@ class Server:
                 self._average.settle()
 
     def measured(self) -> AbstractContextManager[None]:
-        """Makes the model the one that is measured and exported within the context: the average, if there is one."""
+        """Within the context, sets the model to the one to measure and export: the average, if there is one."""
         return nullcontext() if self._average is None else self._average.in_place()
 
     def report_loss(self, loss: float) -> None:
-        """Tells a scheduler that watches the loss what it is on the test examples."""
+        """Passes the test loss to a scheduler that watches it."""
         if isinstance(self.scheduler, _WATCHES_LOSS):
             self.scheduler.step(loss)
 

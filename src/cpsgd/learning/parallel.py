@@ -43,7 +43,7 @@ class Processes:
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def same(self, value: Any) -> Any:
-        """Returns the first process's `value`, in all processes."""
+        """Broadcasts the first process's `value`, and returns it in all processes."""
         values = [value]
         torch.distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]

@@ -92,7 +92,7 @@ class PoissonLoader:
         self.current = None
 
     def batches(self) -> Iterator[list[int]]:
-        """Yields the examples of an epoch's micro-batches, and puts down what they are."""
+        """Yields the examples of an epoch's micro-batches, and describes each in `current`."""
         for _ in range(self.steps):
             drawn = self._draw()
             size = self._micro or max(1, len(drawn))
@@ -115,7 +115,7 @@ class PoissonLoader:
 
 
 def _are_tensors(loader: Any) -> bool:
-    """Returns whether a loader does nothing but to stack examples of a `TensorDataset`."""
+    """Returns whether a loader only stacks examples of a `TensorDataset`."""
     plain = loader.collate_fn is torch.utils.data.default_collate and not loader.num_workers and not loader.pin_memory
     return plain and type(loader.dataset) is torch.utils.data.TensorDataset
 

@@ -275,7 +275,7 @@ class Private:
         self._hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs beside the model's and the optimizer's state: the steps that were taken."""
+        """Returns the state for a checkpoint, beside the model's and the optimizer's: the steps taken."""
         return {
             "version": _VERSION,
             "steps": self.steps,
@@ -309,7 +309,7 @@ class Private:
         self._forget()
 
     def _forget(self) -> None:
-        """Drops what was added up for the next step."""
+        """Drops the sum for the next step."""
         self._sums.forget()
         self._norm = None
 
@@ -319,13 +319,13 @@ class Private:
         return self._processes[0] == 0
 
     def _strange(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-        """Yields the optimizer's parameters that get no private gradients."""
+        """Yields the optimizer's parameters that are not the model's, and so get no private gradients."""
         return (p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._owned)
 
     # ------------------------------------------------------------------ a step
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        """Puts the private mean where the optimizer looks for gradients; without one there it does nothing."""
+        """Sets gradients to the private mean before a step; without one, leaves none, so that the step does nothing."""
         if _processes(self._model) != self._processes:
             raise ParameterError(
                 "torch.distributed was initialized or left after the loop was made private, so that processes do not "

@@ -55,7 +55,7 @@ class RecordedRound:
     def of(
         cls, round_: DeviceRound, data: DeviceInfinite, updates: ClientUpdates, seed: int | None
     ) -> RecordedRound | None:
-        """Records rounds like `round_`, whose messages were added.
+        """Records rounds like `round_`, to which messages were added already.
 
         Returns None if a round needs the CPU, or if all of its clients at once take more memory than allowed.
         """

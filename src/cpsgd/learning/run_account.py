@@ -154,7 +154,7 @@ class Spending:
         return replace(self.run, conditions=replace(self.run.conditions, sizes=tuple(sorted(sizes.items()))))
 
     def rounded_down(self, survivors: int) -> int:
-        """Rounds a number of messages down with sampling, which never lowers ε; accounting takes seconds per size."""
+        """Rounds a number of messages down if rounds are sampled, to save time; this never lowers ε."""
         step = max(1, self._messages // SAMPLED_SIZES) if self.sampled else 1
         missing = self._messages - survivors
         return max(1, self._messages - -(-missing // step) * step)
@@ -217,7 +217,7 @@ class RunCharges:
         self._ledger.quote(self._population, planned)
 
     def reserve(self, cohorts: Cohorts, number: int, survivors: int) -> None:
-        """Charges a round, unless the ledger has it from before an interruption."""
+        """Charges a round, unless it was charged before an interruption."""
         event = self._event(cohorts, number, survivors)
         entry = self._find(number)
         if entry is None:

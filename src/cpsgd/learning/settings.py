@@ -123,7 +123,7 @@ class ProtocolOptions(MechanismOptions, OptionGroup):  # type: ignore[misc]  # m
 
     @property
     def explicit(self) -> bool:
-        """Whether the mechanism's parameters are given, instead of being planned."""
+        """Whether the user gives the mechanism's parameters, so that they are not planned."""
         return bool(parameters_of(self))
 
 
@@ -203,11 +203,11 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
 
     @property
     def for_accuracy(self) -> bool:
-        """Whether the protocol is chosen for accuracy alone: the data are here, and nothing says what may be sent."""
+        """Whether the protocol is chosen for accuracy alone: the data is the user's own and no limit on bits is set."""
         return self.data is not None and self.bits is None and self.correlated is None and not self.explicit
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain JSON values, without those that are None, and those that `passes` takes the place of."""
+        """Returns plain JSON values, without those that are None or replaced by `passes`."""
         values = {**asdict(self), "seed": NO_SEED if self.seed is None else self.seed}
         if self.passes is not None:
             values |= {"cohort": None, "participation": None}

@@ -62,14 +62,14 @@ class SumNoise:
     """
 
     def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
-        """`device` is that of the sums."""
+        """Prepares noise for sums of `dim` coordinates on a device."""
         self.dim = dim
         self._device = torch.device(device)
         self._on_device = kernels.compiles(self._device)
         self._begin()
 
     def _begin(self) -> None:
-        """Starts threads, and their first draw, in this process."""
+        """Starts the threads that draw noise in this process, and their first draw."""
         self._process = os.getpid()
         self._pool = None if self._on_device else ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
         self._next = self._start()

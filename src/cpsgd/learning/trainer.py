@@ -191,7 +191,7 @@ class Trainer:
         return html_table("Trainer", rows)
 
     def _spent_text(self) -> str:
-        """Returns the ε that is in the history; displaying a trainer must not start an accountant."""
+        """Returns the last ε of the history as text; displaying a trainer must not start an accountant."""
         if self._account.spending is None:
             return "no privacy"
         known = [metrics.epsilon for metrics in self.history if metrics.epsilon is not None]

@@ -44,7 +44,7 @@ class Unit(ABC):
     """
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
-        """Refers to the module, which stays as it is."""
+        """Keeps a reference to the module and leaves it unchanged."""
         self.name = name
         self.module: Any = module
         self.parameters = {key: p for key, p in module.named_parameters() if p.requires_grad}
@@ -54,24 +54,24 @@ class Unit(ABC):
 
     @abstractmethod
     def call(self, *arguments: Any, **options: Any) -> Any:
-        """Runs the module in a way that autograd comes back to the unit."""
+        """Runs the module so that its backward pass calls the unit."""
 
     def pieces(self) -> list[Piece]:
         """Returns rows and factors that the pass left."""
         return [Row(row, key) for key, row in self.rows.items()]
 
     def rest_norm(self) -> Tensor | None:
-        """Returns the norms, in float64, of what the pass left beside the pieces; None for nothing."""
+        """Returns the norms, in float64, of the gradients that the pieces do not cover; None if there are none."""
         return None
 
     def add_rest(  # noqa: B027  # most units have no rest
         self, weights: Tensor, finite: Tensor | None, sums: Mapping[str, Tensor]
     ) -> None:
-        """Adds the weighted sum of that rest to the `sums`, as `Row.add` does."""
+        """Adds the weighted sum of the gradients outside the pieces to `sums`, as `Row.add` does."""
 
     @property
     def positions(self) -> int:
-        """The most products of a pass that are added up for an example."""
+        """Largest number of products that a pass adds up for one example."""
         return 1
 
     def forget(self) -> None:
@@ -113,7 +113,7 @@ class Layer(Unit):
 
     @abstractmethod
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
-        """Keeps what the output's gradient of one call says of the parameters."""
+        """Keeps the parameters' gradients of one call, or their factors, from the output's gradient."""
 
 
 class _Call:
@@ -153,7 +153,7 @@ class _First(torch.autograd.Function):
 
 
 def rounding_share(examples: int, positions: int) -> float:
-    """Returns the most, in clip norms, that rounding moves two neighbours' sums of so many examples apart.
+    """Returns a bound, in clip norms, on how far rounding moves two neighbours' sums apart.
 
     A float64 sum of n = examples × positions products is off by at most 2 n 2^-53 Σ|terms|, and Σ|terms| is at most
     `examples` clip norms over the least share that may be left of cancelling terms. Neighbours are off by as much each.

@@ -78,7 +78,7 @@ class Whole(Unit):
         return [by_input.get(str(place)) for place in range(len(leaves))]
 
     def _examples_in(self, place: int) -> int:
-        """Returns the dimension of the examples in an output."""
+        """Returns which dimension of an output counts the examples."""
         return 1 if isinstance(self.module, torch.nn.RNNBase) and place > 0 else 0
 
     def _each(self, single: Callable[..., Any], own: list[Tensor], outputs: list[Tensor]) -> Any:
@@ -111,7 +111,7 @@ class Whole(Unit):
 
 @contextmanager
 def _recurrent_layers(module: torch.nn.Module) -> Iterator[None]:
-    """Lets recurrent layers be called by `torch.func` within the context, and gives them their weights back.
+    """Within the context, lets `torch.func` call recurrent layers; restores their weights afterwards.
 
     Outside of cuDNN, which wants weights in one piece of memory. `functional_call` leaves its own weights in the
     layers' private list.
@@ -129,7 +129,7 @@ def _recurrent_layers(module: torch.nn.Module) -> Iterator[None]:
 
 
 class _Pass(torch.autograd.Function):
-    """Runs the unit on any number of inputs; see `cpsgd.learning.units`."""
+    """Autograd function that runs the unit on any number of inputs; see `cpsgd.learning.units`."""
 
     @staticmethod
     def forward(ctx: Any, unit: Whole, structure: Any, parameter: Tensor, *leaves: Any) -> Any:
@@ -149,7 +149,7 @@ class _Pass(torch.autograd.Function):
 
 
 class _Original(torch.nn.Module):
-    """A unit's module with the forward that it came with."""
+    """A unit's module with its original `forward`."""
 
     def __init__(self, unit: Whole) -> None:
         super().__init__()

@@ -234,10 +234,10 @@ class Ledger:
     # ------------------------------------------------------------------ asking
 
     def quote(self, population: str, events: Sequence[RoundEvent]) -> Total:
-        """Returns what would be spent with these rounds, if the budget allows them. Nothing is recorded.
+        """Returns the total that would be spent after these rounds, if the budget allows them. Nothing is recorded.
 
         Raises:
-            BudgetExceededError: It does not.
+            BudgetExceededError: The budget does not allow them.
             ConditionError: Nothing is proved about such rounds.
         """
         with self._replica.latest() as state:
@@ -252,7 +252,7 @@ class Ledger:
             return found[0]
 
     def total(self, population: str) -> Total:
-        """Returns what all rounds so far cost; entries reserved and not released count.
+        """Returns the cost of all rounds so far, including entries that were reserved and not released.
 
         For a group these are its own rounds and those of the whole population, for a budget that renews the rounds of
         the current period.
@@ -262,7 +262,7 @@ class Ledger:
             return charging.spent(*state.purses(population, now(state))[0])
 
     def lifetime(self, population: str) -> Total:
-        """Returns what the rounds of all periods cost somebody whose data was in all of them.
+        """Returns the cost of the rounds of all periods, for somebody whose data was in all of them.
 
         For adaptive budgets, where that is more than the budget, ε and δ of the periods are added up.
         """
@@ -331,13 +331,13 @@ class Ledger:
         return verification.verify(self._replica, head, seen, signers)
 
     def seen(self, identity: Ed25519PrivateKey | None = None) -> Line:
-        """Returns the head as a line for a witness, signed if an identity is given."""
+        """Returns the ledger's head as a line for a witness, signed if an identity is given."""
         with self._replica.latest() as state:
             line = Line(state.head, now(state))
         return line if identity is None else line.signed(identity)
 
     def report(self, identity: Ed25519PrivateKey) -> dict[str, Any]:
-        """Returns what is spent of every budget, signed, for somebody who has neither the ledger nor the data.
+        """Returns a signed report of the spending of every budget, for readers without the ledger or the data.
 
         `cpsgd.ledger.check_report` verifies it.
         """
@@ -420,7 +420,7 @@ class Ledger:
             ) from None
 
     def _known(self, draft: Draft, entry: Entry | int) -> Entry:
-        """Returns the entry on record, which must be the one that was given."""
+        """Returns the recorded entry, after checking that the given one agrees with it."""
         number = entry.number if isinstance(entry, Entry) else _validate.integer("entry", entry, low=0)
         known = draft.entries.get(number)
         if known is None or (isinstance(entry, Entry) and known.event != entry.event):

@@ -102,7 +102,7 @@ class Total:
 
 
 def spent(budget: Budget, accounts: Sequence[Account]) -> Total:
-    """Returns the cost of all rounds of these accounts for somebody who is in all of them."""
+    """Returns the cost of all rounds of these accounts, for a member whose data is in all of them."""
     now = _groups(accounts)
     if budget.filter is not None:
         return _total(budget, accounts, _cheapest([now], budget))
@@ -187,18 +187,18 @@ def affordable(
 
 
 def _groups(accounts: Sequence[Account], further: Sequence[tuple[str, EntryKind, int]] = ()) -> Groups:
-    """Returns the rounds of these accounts, with further ones of the first account."""
+    """Returns the rounds of all accounts in groups, with further rounds added to the first account."""
     first, *others = accounts
     return merged([first.tally.groups(further), *(account.tally.groups() for account in others)])
 
 
 def most_covered(before: int) -> int:
-    """Returns the number of further rounds that may be counted with one that comes after `before` others."""
+    """Returns the number of further rounds that one proof may cover, for a round after `before` others."""
     return (before + 1) // _PLENTY
 
 
 def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: Sequence[EntryKind] = ()) -> Total:
-    """Returns a proof as the total of a budget."""
+    """Wraps a proof as the `Total` of a budget."""
     kinds = {kind for account in accounts for kind in account.tally.kinds()} | set(further)
     return Total(
         population=budget.population,
@@ -217,7 +217,7 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
 
 
 def _claim(budget: Budget, found: _Proof) -> Claim:
-    """Returns what is proved. A reading below the budget's own ε holds ex post, at a larger δ."""
+    """Returns the proved claim. A reading below the budget's own ε holds ex post, at a larger δ."""
     if found.sense != "ex post":
         return Claim(found.epsilon, budget.delta, found.sense)
     if (delta := READING_DELTAS * budget.delta) >= 1.0:
@@ -226,13 +226,13 @@ def _claim(budget: Budget, found: _Proof) -> Claim:
 
 
 def _assumptions(kinds: Iterable[EntryKind], adjacency: Adjacency) -> tuple[str, ...]:
-    """Returns what the accounting takes on trust. For single examples it rests on no distance of whole sums."""
+    """Returns the assumptions that the accounting trusts; none for single examples."""
     stated = {kind.base.assumption(adjacency) for kind in kinds if kind.examples is None}
     return tuple(sorted(text for text in stated if text is not None))
 
 
 def _cheapest(ways: Sequence[Groups], budget: Budget) -> _Proof:
-    """Returns the best proof about any of these groups, each of which describes all rounds."""
+    """Returns the best proof over several descriptions of the same rounds."""
     if budget.filter is not None:
         return _filtered(budget, budget.filter, ways[0])
     found: list[_Proof] = []
@@ -260,7 +260,7 @@ class _Proof:
 
 
 def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
-    """Returns the odometer's reading, or for too many rounds the ε of a filter that would allow them."""
+    """Returns the odometer's reading; if the rounds exceed the filter, the ε of a filter that allows them."""
     if not groups:
         return _Proof(0.0, "nothing spent", "nothing was released", 0.0, "filter")
     cost = _filter_sum(budget, limits, groups)
@@ -281,14 +281,14 @@ def _filtered(budget: Budget, limits: Filter, groups: Groups) -> _Proof:
 
 
 def _filter_sum(budget: Budget, limits: Filter, groups: Groups) -> Cost:
-    """Returns what these rounds take of a filter together."""
+    """Returns the total cost of these rounds in a filter."""
     each = [(largest(_filter_cost(kind, limits, budget.adjacency) for kind in kinds), count) for kinds, count in groups]
     return summed(each)
 
 
 @lru_cache(maxsize=1 << 16)
 def _filter_cost(kind: EntryKind, limits: Filter, adjacency: Adjacency) -> Cost:
-    """Returns what a round takes of a filter, which is never more than was reserved for it."""
+    """Returns the cost of a round in a filter, which is never more than was reserved for it."""
     if kind.octave is None:
         raise ConditionError("The round was not charged to an adaptive budget.")
     reserved = kind.at_least
@@ -351,7 +351,7 @@ def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _alike(groups: Groups) -> bool:
-    """Returns whether all rounds differ in the number of messages only."""
+    """Returns whether the rounds differ only in their numbers of messages."""
     alike = len({(kind.protocol, kind.participation) for kinds, _ in groups for kind in kinds}) == 1
     return alike and all(len(kinds) == 1 for kinds, _ in groups)
 
@@ -361,7 +361,7 @@ def _whole_run(kinds: frozenset[EntryKind]) -> bool:
 
 
 def _several_runs(groups: Groups) -> bool:
-    """Returns whether there are several runs that are one event each: none of them is a round of another."""
+    """Returns whether there are several runs with correlated noise, each of which counts as one event."""
     return sum(count for _, count in groups) > 1 and any(_whole_run(kinds) for kinds, _ in groups)
 
 
@@ -417,7 +417,7 @@ def _of_gaussians(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _part(kinds: frozenset[EntryKind], count: int, delta: float, share: float, adjacency: Adjacency) -> Part:
-    """Returns the largest μ and the largest tails of these kinds, `count` times. `delta` is that of one round."""
+    """Returns `count` rounds with the largest μ and the largest tails of these kinds. `delta` is that of one round."""
     (participation,) = {kind.participation for kind in kinds}
     joint: Rounds | None = None
     if len(kinds) == 1 and participation.rate == 1.0:

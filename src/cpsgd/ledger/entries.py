@@ -79,7 +79,7 @@ class Budget:
             raise ParameterError(f"Expected expires to be a day as 2027-01-31, got {self.expires!r}.")
 
     def _parsed_accounting(self) -> str:
-        """Returns the kind of accounting, with the order filled in; raises `ParameterError` if it is unknown."""
+        """Returns the kind of accounting, with its Rényi order; raises `ParameterError` if it is unknown."""
         kind, colon, order = str(self.accounting).partition(":")
         if kind.startswith("adaptive") and self.delta == 0.0:
             raise ParameterError(
@@ -304,7 +304,7 @@ class Entry:
 
 
 def name(field: str, value: object, *, empty: bool) -> str:
-    """Returns a name fit for one line of text, or raises `ParameterError`."""
+    """Returns a checked name that fits one line of text, or raises `ParameterError`."""
     if not isinstance(value, str) or len(value) > _LONGEST_NAME or not (empty or value) or not value.isprintable():
         raise ParameterError(
             f"Expected {field} to be text of {0 if empty else 1} to {_LONGEST_NAME} printable characters."

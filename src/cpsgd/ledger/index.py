@@ -64,7 +64,7 @@ class Index:
         self._clear()
 
     def _clear(self) -> None:
-        """Forgets the rows that are not from the file."""
+        """Forgets the rows that were added since the file was read."""
         # Columns of the rows from the file, and hashes of kind and value; made when they are first asked for.
         self._columns: tuple[Rows, Rows, Rows] | None = None
         self._added = array("Q")
@@ -79,7 +79,7 @@ class Index:
         return self._columns
 
     def __len__(self) -> int:
-        """Returns the number of records that it has rows for."""
+        """Returns the number of rows, one per record."""
         return len(self._stored) + len(self._added) // _COLUMNS
 
     # ------------------------------------------------------------------ asking
@@ -178,7 +178,7 @@ class Index:
         return self._sound or not exists
 
     def _is_trusted(self, descriptor: int) -> bool:
-        """Returns whether it is a file of a possible size, by somebody who may write to the ledger as well."""
+        """Returns whether the file has a possible size, and an owner who may write to the ledger as well."""
         found, ledger = os.fstat(descriptor), self._ledger.stat()
         known = {ledger.st_uid, *([os.geteuid(), 0] if hasattr(os, "geteuid") else [])}
         # A record is longer than its row, but its end may have been cut off.
@@ -194,7 +194,7 @@ class Index:
         self._clear()
 
     def agrees(self, other: Index) -> bool:
-        """Returns whether the rows of both are the same, as far as both have any."""
+        """Returns whether two indexes have equal rows, as far as both reach."""
         count = min(len(self), len(other))
         return bool(np.array_equal(self._all(0)[:count, :_CHECK], other._all(0)[:count, :_CHECK]))
 
@@ -216,7 +216,7 @@ class Index:
             return False
 
     def _append(self) -> bool:
-        """Adds the rows that the file lacks; returns False if it must be written anew.
+        """Adds the missing rows to the file; returns False if the whole file must be rewritten.
 
         The file may have been replaced since it was read. Its last row must be ours: that row has the hash of all
         records up to it. Rows after those of another ledger would be believed together with them.
@@ -242,7 +242,7 @@ class Index:
         return True
 
     def _all(self, first: int) -> Rows:
-        """Returns all rows from a number on, with their checks."""
+        """Returns all rows from row `first` on, with their checks."""
         added = np.array(self._added, "<u8").reshape(-1, _COLUMNS)
         stored = len(self._stored)
         found = added[first - stored :] if first >= stored else np.concatenate([self._stored[first:], added])

@@ -60,12 +60,12 @@ class EntryKind:
 
     @cached_property
     def apart_from_size(self) -> tuple[object, ...]:
-        """All but the number of messages: rounds that agree in it differ in their size only."""
+        """A key of everything but the number of messages: rounds with equal keys differ in size only."""
         return self.base, self.examples, self.participation, self.overflow, self.octave, self.reserved
 
     @property
     def at_least(self) -> EntryKind:
-        """The same round with the fewest messages that were reserved for."""
+        """This kind with the fewest messages that were reserved."""
         if self.reserved is None or self.reserved == self.honest:
             return self
         return _unique(replace(self, honest=self.reserved))
@@ -138,7 +138,7 @@ _KINDS: dict[tuple[object, ...], EntryKind] = {}
 
 
 def merged(parts: Iterable[Groups]) -> Groups:
-    """Returns the groups of several accounts together."""
+    """Returns the groups of several accounts, merged into one list."""
     found: Counter[frozenset[EntryKind]] = Counter()
     for part in parts:
         found.update(dict(part))
@@ -146,7 +146,7 @@ def merged(parts: Iterable[Groups]) -> Groups:
 
 
 def _worst(kinds: Iterable[EntryKind]) -> frozenset[EntryKind]:
-    """Returns, of the kinds that differ in the number of messages only, the one with the fewest."""
+    """For kinds that differ only in their number of messages, keeps the one with the fewest."""
     # Of several with the same key, the last one stays: the one with the fewest messages.
     largest_first = sorted(kinds, key=lambda kind: -kind.honest)
     return frozenset({kind.apart_from_size: kind for kind in largest_first}.values())
@@ -177,7 +177,7 @@ class Tally:
     """Counts of rounds by kind. Adding or removing a round takes the same time however many there are."""
 
     def __init__(self) -> None:
-        """Has no rounds."""
+        """Starts without rounds."""
         self._rounds: dict[str, Counter[EntryKind]] = {}
         self._groups: Counter[frozenset[EntryKind]] = Counter()
 
@@ -247,7 +247,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Room:
-    """A proof that ε is at most this, which covers `rounds` more rounds of a kind than there are."""
+    """A proof of an upper bound on ε, which covers `rounds` further rounds of a kind."""
 
     kind: EntryKind
     rounds: int
@@ -267,7 +267,7 @@ class Account:
     """
 
     def __init__(self) -> None:
-        """Has no rounds."""
+        """Starts without rounds."""
         self.tally = Tally()
         self.rounds = 0
         self.unreleased = 0
@@ -313,7 +313,7 @@ class Account:
     def add_copies(self, other: Account) -> None:
         """Adds another account's rounds as they are accounted now; they stay in the other one, too.
 
-        Rounds of an adaptive budget get the octaves that are due after those that are here.
+        In an adaptive budget they get the octaves that follow this account's rounds.
         """
         for partition, kind, count in other.tally.items():
             adaptive = kind.octave is not None
@@ -377,7 +377,7 @@ class Account:
 
 
 def _check_releases(since: Mapping[tuple[str, EntryKind], int]) -> None:
-    """Refuses releases that no reservations lead to: without them there are no fewer rounds, nor more messages."""
+    """Refuses changes since the last reservation that releases cannot make: fewer rounds, or more messages."""
     alike: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for (partition, kind), change in since.items():
         alike.setdefault((partition, kind.apart_from_size), []).append((kind.honest, change))
@@ -387,5 +387,5 @@ def _check_releases(since: Mapping[tuple[str, EntryKind], int]) -> None:
 
 
 def octave_of(before: int) -> int:
-    """Returns which share of δ pays for the tails of a round after `before` others; see `Filter.tail`."""
+    """Returns the octave of a round after `before` others, which fixes its share of δ for tails (`Filter.tail`)."""
     return (before + 1).bit_length() - 1

@@ -22,7 +22,7 @@ class Lookup:
     """
 
     def __init__(self, log: OpenLog, index: Index) -> None:
-        """Reads nothing yet."""
+        """Stores the log and the index; reads nothing yet."""
         self._log, self._index = log, index
 
     def end(self, number: int) -> End:

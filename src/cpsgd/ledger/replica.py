@@ -123,7 +123,7 @@ class Replica:
 
     @contextmanager
     def looking(self) -> Iterator[tuple[OpenLog, Lookup]]:
-        """Yields the log, and the entries of the latest state."""
+        """Brings the state up to date; yields the log and the entries."""
         with self.lock, self._opened() as log:
             self._read(log)
             self._check_not_empty()
@@ -164,7 +164,7 @@ class Replica:
                 self._seen = self.state.head
 
     def repeated(self, *call: object) -> tuple[bool, Entry | None]:
-        """Returns whether such a call has failed after its record was written, and the entry that it had made.
+        """Returns whether an equal call failed after its record was written, and the entry that it had made.
 
         Only the witness had not seen the record then; it has when this returns.
         """
@@ -340,7 +340,7 @@ def clock() -> str:
 
 
 def now(state: State) -> str:
-    """Returns the time, but never one before the last record's: a period does not come back."""
+    """Returns the clock's time, or the last record's if that is later: time never goes back."""
     found = clock()
     return max(found, state.time) if len(found) == len(state.time) else found
 

@@ -77,7 +77,7 @@ class State:
         return [account for (name, _), account in self.accounts.items() if name in names]
 
     def purses(self, population: str, time: str) -> list[tuple[Budget, list[Account]]]:
-        """Returns the budgets that a round of the population is charged to, each with the accounts that count.
+        """Returns the budgets that a round of the population is charged to, each with its relevant accounts.
 
         The round is added to the first of these accounts.
         """
@@ -89,7 +89,7 @@ class State:
         return [(budget, [account]), *within]
 
     def purses_over_time(self) -> Iterator[tuple[Budget, list[Account]]]:
-        """Yields every budget in each of its periods, with the accounts that count."""
+        """Yields every budget in each of its periods, with the relevant accounts."""
         for population, budget in self.budgets.items():
             if budget.group_of:
                 yield budget, [self.accounts[population, 0], self.accounts[budget.group_of, 0]]
@@ -239,7 +239,7 @@ class State:
     # ------------------------------------------------------------------ snapshots
 
     def to_text(self) -> str:
-        """Returns all but the head and single entries, as a snapshot has it."""
+        """Returns the state as the text of a snapshot, without the head and single entries."""
         kinds = {kind: canonical(kind.to_dict()) for account in self.accounts.values() for kind in account.kinds()}
         places = {kind: place for place, kind in enumerate(sorted(kinds, key=kinds.__getitem__))}
         protocols = sorted({canonical(kind.base.to_dict()) for kind in kinds})
@@ -287,10 +287,7 @@ class State:
         return found
 
     def _check(self) -> None:
-        """Refuses a snapshot's state whose budgets, accounts and kinds of rounds contradict each other.
-
-        That the sums are right is not checked.
-        """
+        """Refuses a snapshot's state whose budgets, accounts and kinds contradict each other; sums are not verified."""
         for budget in self.budgets.values():
             check_group(budget, self.budgets)
         if {population for population, _ in self.accounts} != set(self.budgets):
@@ -315,7 +312,7 @@ def snapshot_version(body: Mapping[str, Any]) -> object:
 
 
 def check_group(budget: Budget, budgets: Mapping[str, Budget]) -> None:
-    """Raises `ParameterError` where a budget is for a group of something that has no groups."""
+    """Raises `ParameterError` if a budget is for a group of a population that cannot have groups."""
     if not budget.group_of:
         return
     whole = budgets.get(budget.group_of)

@@ -37,7 +37,7 @@ _END = 1 << 14
 
 @dataclass(frozen=True)
 class Line:
-    """A head that was seen.
+    """One line of a witness: a head that was seen.
 
     Attributes:
         head: The head.
@@ -61,7 +61,7 @@ class Line:
         return f"{_MARK} {_VERSION} {self.head.number} {self.head.hash} {self.time}"
 
     def signed(self, identity: Ed25519PrivateKey) -> Line:
-        """Returns the same line with a signature."""
+        """Returns a copy of the line with a signature."""
         from cpsgd.secagg.keys import public_bytes
 
         signature = identity.sign((_DOMAIN + self._said).encode())
@@ -152,7 +152,7 @@ class Witness:
             ) from None
 
     def lines(self, *, last: bool = False) -> list[Line]:
-        """Returns all lines, or some of the last. Skips what is no line of a witness, as half a line after a crash.
+        """Returns all lines, or the last `last` ones. Skips invalid lines, such as half a line after a crash.
 
         Raises:
             LedgerAccessError: There is no such file, or it may not be read.
@@ -178,5 +178,5 @@ class Witness:
         return found
 
     def newest(self) -> Head:
-        """Returns the head with the largest number among the last lines."""
+        """Returns the newest head: the one with the largest number among the last lines."""
         return max((line.head for line in self.lines(last=True)), key=lambda head: head.number)

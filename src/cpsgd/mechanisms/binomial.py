@@ -51,7 +51,7 @@ class BinomialNoise(IntegerNoise):
 
     @property
     def largest(self) -> int:
-        """m: all coins heads."""
+        """Largest noise of a client: m, when all coins show heads."""
         return self.trials
 
     @property
@@ -72,7 +72,7 @@ class BinomialNoise(IntegerNoise):
 
     @property
     def variation(self) -> float:
-        """See `total_variation`."""
+        """Upper bound on the total variation between one draw and its law; 0 for fair coins."""
         return total_variation(self.trials, self.p)
 
     def cumulant(self, slope: float) -> float:
@@ -97,7 +97,7 @@ class BinomialNoise(IntegerNoise):
         return noise
 
     def sum_variation(self, count: int) -> float:
-        """Returns the bound for all draws together. Where clients count coins, theirs are exact, and these are not."""
+        """Returns a bound on the total variation of all draws together, inexact even where clients' draws are exact."""
         return sum(total_variation(trials, self.p) for trials in self._parts(count))
 
     def _parts(self, count: int) -> list[int]:
@@ -147,7 +147,7 @@ class Binomial(Lattice):
         return BinomialNoise(self.trials, self.p)
 
     def without_noise(self) -> Self:
-        """Returns the same with no coins."""
+        """Returns the mechanism with m = 0 trials: rounding alone."""
         return replace(self, trials=0, p=0.5)
 
     def error_bound(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ErrorBound:
@@ -184,7 +184,7 @@ class Binomial(Lattice):
         return replace(start, trials=low)
 
     def quieter(self, factor: float) -> Self | None:
-        """Returns the same with fewer coins."""
+        """Returns a copy with fewer trials, hence less noise."""
         if self.trials <= 1:
             return None
         return replace(self, trials=max(1, min(self.trials - 1, math.floor(self.trials * factor))))
@@ -193,7 +193,7 @@ class Binomial(Lattice):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns k + m = 16 values: four bits."""
+        """Returns parameters with k + m = 16 values, which take four bits."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "trials": 14}
 
@@ -306,7 +306,7 @@ class BinomialLaw(Law):
 
     @property
     def mirror(self) -> int | None:  # type: ignore[override]
-        """N, for fair coins: as many heads as tails."""
+        """N for fair coins, whose law is symmetric: z and N - z are equally likely."""
         return self.trials if self.p == 0.5 else None
 
     @property
@@ -315,7 +315,7 @@ class BinomialLaw(Law):
         return self.trials
 
     def with_parts(self, parts: int) -> BinomialLaw:
-        """Returns the law with another N."""
+        """Returns the law of another number of coins."""
         return replace(self, trials=parts)
 
     def __str__(self) -> str:

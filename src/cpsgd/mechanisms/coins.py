@@ -56,12 +56,12 @@ class Coins(Tilted):
 
     @property
     def gain(self) -> float:
-        """m: every coin moves the mean."""
+        """Factor γ of the tilt in a client's mean: m, since every coin adds its own."""
         return float(self.coins)
 
     @property
     def variances(self) -> tuple[float, float]:
-        """m/4 and m: a coin has (½ + x̄)(½ - x̄)."""
+        """The pair (a, b) = (m/4, m) of the variance a - b x̄²: each coin has (½ + x̄)(½ - x̄)."""
         return 0.25 * self.coins, float(self.coins)
 
     def steps(self, honest: int) -> Steps:
@@ -79,7 +79,7 @@ class Coins(Tilted):
         return Flipper(int(self.grid.limit), self.coins)
 
     def device_rounding(self) -> Rounding:
-        """Describes as many coins to a device."""
+        """Describes the m coins to a device's kernels."""
         return Rounding(int(self.grid.limit), 1 << (FRACTION_BITS - 1), FRACTION_BITS, coins=self.coins)
 
     @property
@@ -116,7 +116,7 @@ class Coins(Tilted):
             yield replace(start, coins=low).at_rough_scale(search)
 
     def quieter(self, factor: float) -> Self | None:
-        """Returns the same with fewer coins, which must be tilted more."""
+        """Returns a copy with fewer coins, which must be tilted more."""
         if self.coins == 1:
             return None
         fewer = max(1, min(self.coins - 1, int(self.coins * factor)))

@@ -80,13 +80,13 @@ class DiscreteGaussianNoise(SymmetricNoise):
 
     @staticmethod
     def thresholds(size: float, limit: int) -> Table:
-        """Returns the thresholds, from masses with many digits."""
+        """Returns the sampler's thresholds, computed from masses in high precision."""
         return table(size, limit)
 
     def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
         """Draws from the law of the sum, in parts of not too large a variance.
 
-        Unlike a client's own, these draws have the digits of the law's window.
+        These draws have the precision of the law's window, which is less than that of a client's own draws.
         """
         noise = np.full(dim, count * self.limit, dtype=np.int64)
         most = max(1, math.floor(MAX_SIZE / self.size)) if self.size else 1
@@ -100,7 +100,7 @@ class DiscreteGaussianNoise(SymmetricNoise):
         return noise
 
     def sum_variation(self, count: int) -> float:
-        """Returns 1, which claims nothing: a window has only the digits of float64."""
+        """Returns 1, the trivial bound: windows have float64 precision only, so `of_clients` is used for releases."""
         return 1.0 if self.size else 0.0
 
 
@@ -207,7 +207,7 @@ class DiscreteGaussianLaw(SymmetricLaw):
     def _ratios(self, count: int) -> tuple[Array, float]:
         """Returns f(j + 1)/f(j) for j < `count`, and a bound on the relative errors of f, all but five roundings.
 
-        Fewer of them where masses are too small for floating point.
+        Returns fewer ratios if masses are too small for floating point.
         """
         close = closeness(self.each, self.parts)
         if close > (_CLOSE if count <= _QUICK else _CLOSE_ENOUGH):
@@ -259,7 +259,7 @@ def closeness(variance: float, clients: int) -> float:
 def convolved(variance: float, clients: int, reach: int) -> tuple[Array, float]:
     """Returns f_n(z)/f_n(0) for z = 0, ..., `reach` by convolution, and a bound on the relative errors.
 
-    Fewer masses where they are too small for floating point, or where too much of their sums was left out.
+    Returns fewer masses if the rest are too small for floating point, or if too much of their sums was cut off.
     """
     count = math.floor(math.sqrt(-2.0 * variance * math.log(_SMALLEST_MASS))) + 1
     single = np.array([float(mass) for mass in _masses(variance, count + 1)])

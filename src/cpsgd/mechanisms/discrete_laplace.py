@@ -152,7 +152,7 @@ class PolyaNoise(IntegerNoise):
 
     @property
     def largest(self) -> int:
-        """Every residue is possible, and a level is added to it."""
+        """Largest value of a share, M - 1: noise is reduced modulo the window M."""
         return self.window - 1
 
     def law(self, honest: int) -> Any:
@@ -166,7 +166,7 @@ class PolyaNoise(IntegerNoise):
         return PolyaLaw(self.spread, self.shares, honest, self.middle)
 
     def table(self) -> Table:
-        """Returns nothing: noise is not drawn from a table."""
+        """Returns an empty table: this noise is not drawn from one."""
         return Table(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint64), 0)
 
     def cumulant(self, slope: float) -> float:
@@ -192,7 +192,7 @@ class PolyaNoise(IntegerNoise):
         return found % (count * self.window)
 
     def of_clients(self, count: int, dim: int, keystream: Keystream) -> Integers:
-        """Draws every client's noise by itself."""
+        """Draws each client's noise separately and adds it up."""
         found = np.zeros(dim, dtype=np.int64)
         for _ in range(count):
             found += self.of_sum(1, dim, keystream)
@@ -264,7 +264,7 @@ class DiscreteLaplace(Lattice):
         return self.window
 
     def without_noise(self) -> Binomial:
-        """Returns rounding to the same levels."""
+        """Returns rounding to the same levels without noise."""
         return self._rounding()
 
     # ------------------------------------------------------------------ planning
@@ -306,7 +306,7 @@ class DiscreteLaplace(Lattice):
             levels = levels + 1 if levels < 5 else (4 * levels // 3) | 1
 
     def quieter(self, factor: float) -> Self | None:
-        """Returns the same with a smaller t."""
+        """Returns a copy with a smaller t, hence less noise."""
         spread = min(math.floor(self.spread * math.sqrt(factor)), self.spread - 1)
         return replace(self, spread=spread) if spread >= 1 else None
 

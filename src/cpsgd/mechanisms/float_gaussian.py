@@ -128,18 +128,18 @@ class Gaussian(Mechanism):
         raise InfeasibleError(_NOT_PLANNED)
 
     def with_scale(self, scale: float) -> Self:
-        """Returns the same with `scale` times the σ."""
+        """Returns a copy with σ multiplied by `scale`."""
         return replace(self, sigma=self.sigma * scale)
 
     def quieter(self, factor: float) -> None:
-        """Returns None: there is nothing that must fit."""
+        """Returns None: floats always fit, so the noise need not shrink."""
         return
 
     # ------------------------------------------------------------------ as data
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns as much noise in the sum as a vector is long."""
+        """Returns parameters whose noise in the sum has about the norm of one vector."""
         return {"sigma": clip_norm / math.sqrt(clients)}
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:

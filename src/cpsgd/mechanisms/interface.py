@@ -161,7 +161,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Search:
-    """The planner's question to a mechanism that is to name candidates.
+    """The planner's request for candidates, which a mechanism answers (`Mechanism.candidates`).
 
     Attributes:
         values: Number of values that a message may hold.
@@ -172,7 +172,7 @@ class Search:
         rotate: Whether vectors are rotated.
         rough_scale: Estimates the scale that a candidate will need for the (ε, δ) asked for.
         fits: Says whether sums of a candidate, at its rough scale, fit the modulus (always, where there is none).
-        bits: Bits per coordinate, which may be less than one; None where the values say it all.
+        bits: Bits per coordinate, may be less than one; None if `values` alone limits the message.
     """
 
     values: int
@@ -244,7 +244,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def values(self) -> int:
-        """A client's integers are 0, ..., values - 1; 0 for floats."""
+        """Number of values of a client's integer, which is 0, ..., values - 1; 0 for floats."""
 
     @property
     @abstractmethod
@@ -254,7 +254,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def scale(self) -> float:
-        """s, the worth of one unit of the integers in the vector's units."""
+        """s, the size of one unit of the integers in the vector's units."""
 
     @property
     @abstractmethod
@@ -275,11 +275,11 @@ class Mechanism(ABC):
     @classmethod
     @abstractmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """Yields mechanisms worth certifying that fit the values, at any scale: the planner finds the scale."""
+        """Yields mechanisms that fit the search and are worth certifying, at any scale: the planner finds the scale."""
 
     @abstractmethod
     def with_scale(self, scale: float) -> Self:
-        """Returns the same with another scale. A larger one means more noise in the vector's units: more privacy."""
+        """Returns a copy with another scale. A larger scale means more noise in the vector's units: more privacy."""
 
     @property
     @abstractmethod
@@ -288,7 +288,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def quieter(self, factor: float) -> Self | None:
-        """Returns the same with about `factor` < 1 of the noise's variance, and less in any case; None if none has."""
+        """Returns a copy with about `factor` < 1 times the noise's variance, never more; None if there is none."""
 
     # ------------------------------------------------------------------ messages and their sums
 
@@ -311,7 +311,7 @@ class Mechanism(ABC):
     def deviations(
         self, *, clients: int, dim: int, clip_norm: float, rotate: bool, mean_norm: float | None = None
     ) -> list[Deviation]:
-        """Returns bounds on the distance of one coordinate of a sum from its centre; each of them holds.
+        """Returns several valid bounds on the distance of one coordinate of a sum from its centre.
 
         Vectors, rounding and noise are independent given the rotation, and have cumulants. The vectors enter by a
         coordinate of their mean (`MeanCoordinate`), n/s times. docs/planning.md has the proof. `mean_norm` bounds the
@@ -433,15 +433,15 @@ class Mechanism(ABC):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns the parameters that are taken where a person names none."""
+        """Returns the default parameters, for users who name none."""
         return {}
 
     def describe(self) -> str:
-        """Returns its parameters in a line."""
+        """Returns one line of text with the parameters."""
         return self.summary.format(**self._parameters())
 
     def to_fields(self, clip_norm: float) -> dict[str, Any]:
-        """Returns its part of a protocol file, as plain JSON values."""
+        """Returns the mechanism's fields of a protocol file, as plain JSON values."""
         return {"mechanism": self.name, **self._parameters()}
 
     def _parameters(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Lattice(Mechanism):
 
     @property
     def values(self) -> int:
-        """k levels and the noise's largest value."""
+        """Number of values of a message: k plus the noise's largest value."""
         return self.levels + self.noise.largest
 
     @property
@@ -134,7 +134,7 @@ class Lattice(Mechanism):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns two levels, and the paper's X^max."""
+        """Returns two levels, and the range X^max of the paper."""
         reach = bounds.coordinate_range(clients=clients, dim=dim, clip_norm=clip_norm, delta=delta)
         return {"levels": 2, "coordinate_range": reach if rotate else clip_norm}
 
@@ -155,7 +155,7 @@ class Lattice(Mechanism):
                     return
 
     def with_scale(self, scale: float) -> Self:
-        """Returns the same with X = s (k - 1)/2."""
+        """Returns a copy with X = s (k - 1)/2."""
         return replace(self, coordinate_range=self.widest_range * scale)
 
     @property

@@ -75,7 +75,7 @@ class RoundedNormal(Normal):
     Attributes:
         part: Standard deviation of what one client adds before it rounds to the nearest integer.
         lowest: The mean of a client's integer whose coordinate is at the lower end of its range.
-        method: Name of the method that proves something of it.
+        method: Name of the proof that covers this law.
     """
 
     part: float
@@ -105,8 +105,8 @@ class SlotsAndCoins:
     """Correlated Gaussian noise, rounded at random by every client: what the proof about a run needs.
 
     Attributes:
-        untold: Messages of a round, beside a client's own, whose own noise z nobody tells, at least.
-        told: Messages of a round whose own noise may be told, at most.
+        untold: Lower bound on the messages of a round, beside the client's own, whose own noise z stays secret.
+        told: Upper bound on the messages of a round whose own noise z may be revealed.
         deviation: Standard deviation of z, in steps.
         point: The distance of two points of z's grid, in steps.
         room: How far z may go towards the nearer end of the window in a message that has the largest coordinate and
@@ -129,7 +129,7 @@ class SlotsAndCoins:
         return min(1.0, 0.5 * sum(math.erfc(end) for end in ends) * (1.0 + 1e-9))
 
     def summands(self, nats: float) -> Summands:
-        """Raises `ParameterError`: rounds have no law of their own."""
+        """Raises `ParameterError`: only the whole run has a law, single rounds have none."""
         raise ParameterError("The rounds of a run with correlated noise have no common law that can be convolved.")
 
 
@@ -224,7 +224,7 @@ class Law(ABC):
     def step(self, points: Array, direction: int) -> tuple[Array, Array]:
         """Returns f(i - direction)/f(i) - 1 at each point, direction ±1, and bounds on the ratios' relative errors.
 
-        The latter in units of 2^-53.
+        Those bounds are in units of 2^-53.
         """
 
     def summands(self, nats: float) -> Summands:
@@ -294,7 +294,7 @@ def check_points(points: int, law: Law) -> None:
     """Refuses a window of too many points.
 
     Raises:
-        ConditionError: It has more than 2^24.
+        ConditionError: The window has more than 2^24 points.
     """
     if points > MAX_POINTS:
         raise ConditionError(

@@ -73,6 +73,6 @@ class LazyCoins(SampledCoins):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns as many flips as 400 coins, or as there are clients for."""
+        """Returns a rate of 100 flips per coordinate in a sum, which have the variance of 400 fair coins; at most ½."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, "rate": min(0.5, max(100.0 / clients, 2.0**-10))}

@@ -38,11 +38,11 @@ class Simulated:
     parts: Mapping[str, Any] = MappingProxyType({})
 
     def on_host(self, clients: int, dim: int) -> Any:
-        """Returns the source of noise of rounds of `clients` messages; None for the mechanism's own."""
+        """Returns the source of noise for rounds of `clients` messages; None for the mechanism's independent noise."""
         return None
 
     def on_device(self, clients: int, dim: int, device: Any) -> Any:
-        """Returns the same for a device."""
+        """Returns the source of noise on a device for rounds of `clients` messages; None for independent noise."""
         return None
 
 
@@ -56,7 +56,8 @@ class NoiseMemory:
             in one round at most.
         one_event: Whether one guarantee covers all rounds of a run, so that a run is charged as one round.
         hands_on: Whether a client may be handed the seeds of another one's noise.
-        steerable: Whether the guarantee needs a server that names the next holders of seeds by no results.
+        steerable: Whether the guarantee needs a server that chooses the next holders of seeds without looking at
+            results.
         keeps_rows: Whether a client must keep vectors of its own from round to round, that depend on its data.
         handed_bytes: Bytes of seeds that a client is handed in a round, and hands on.
         echo: Parts of the sensitivity that a vector has in its own round and in those after it, as results show it that
@@ -84,7 +85,7 @@ class NoiseMemory:
         return ()
 
     def expanded(self, state: Any, round: int, dim: int) -> Any:
-        """Returns the same state with its noise of a round worked out, so that encoding does not wait for it.
+        """Returns the state with its noise of a round computed in advance, so that encoding does not wait for it.
 
         Nothing is drawn and nothing is written: it may be called at any time before the message is made.
         """
@@ -101,7 +102,7 @@ class NoiseMemory:
         return None
 
     def encoded(self, seeds: Any, round: int) -> None:
-        """Is told that the message of a round was made with this state, before it leaves."""
+        """Called after a round's message was made with this state, and before it is sent."""
 
     def simulated(self, seed: int | None, *, restart_every: int | None = None) -> Simulated:
         """Returns the state of a run whose sums are simulated; with a seed, its noise follows from that.
@@ -138,11 +139,11 @@ class NoiseMemory:
     # ------------------------------------------------------------------ charging
 
     def charged_rounds(self, rounds: int) -> int:
-        """Returns how many rounds pay for a run of `rounds` rounds."""
+        """Returns the number of rounds that the ledger is charged for a run of `rounds` rounds."""
         return rounds
 
     def charging(self, participation: Participation, run: str, round: int) -> tuple[Participation, str]:
-        """Returns the participation and the partition that a round of this run is charged with.
+        """Returns the participation and the partition under which a round of this run is charged.
 
         Rounds of one partition are disjoint, or one event: together they cost as much as the costliest of them. Where a
         client's rounds are at least s apart, any s consecutive rounds are disjoint.

@@ -62,7 +62,7 @@ class Noise(ABC):
     @property
     @abstractmethod
     def variance(self) -> float:
-        """Variance of one client's noise: the least variance of its integer, over all coordinates."""
+        """Variance of one client's noise: the smallest variance that its integer can have at any coordinate."""
 
     @property
     def settled_variance(self) -> float:
@@ -105,7 +105,7 @@ class Noise(ABC):
         return 0.0
 
     def of_clients(self, count: int, dim: int, keystream: Keystream) -> Drawn:
-        """Draws the same sum with the clients' own sampler, once per client."""
+        """Draws the summed noise of `count` clients by each client's own sampler, one client at a time."""
         return self.of_sum(count, dim, keystream)
 
     def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:

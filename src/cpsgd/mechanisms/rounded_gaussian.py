@@ -115,12 +115,12 @@ class RoundedGaussian(Mechanism):
 
     @cached_property
     def fraction_bits(self) -> int:
-        """F: the standard deviation has between 8 and 16 cells of 2^8 points."""
+        """Fraction bits F of the grid, chosen so that σ has between 8 and 16 cells of 2^8 points."""
         return math.ceil(math.log2(fine_gaussian.LEAST_RATIO * CELL / self.noise_deviation))
 
     @property
     def _ratio(self) -> float:
-        """σ in cells, exactly."""
+        """σ in units of cells, as an exact fraction."""
         return math.ldexp(self.noise_deviation, self.fraction_bits) / CELL
 
     @property
@@ -221,7 +221,7 @@ class RoundedGaussian(Mechanism):
 
     @classmethod
     def _at(cls, sigma: float, unit: float, coordinate_range: float, tails: float) -> Self:
-        """Returns the mechanism with a window as wide as the range and `tails` standard deviations need either way."""
+        """Returns the mechanism with a window for the range plus `tails` standard deviations on either side."""
         window = max(2, math.ceil(2.0 * sigma * (coordinate_range / unit + tails)))
         return cls(noise_deviation=sigma, step=unit / sigma, window=window, coordinate_range=coordinate_range)
 
@@ -251,7 +251,7 @@ class RoundedGaussian(Mechanism):
         return found
 
     def with_scale(self, scale: float) -> Self:
-        """Returns the same with another step; X shrinks where it would leave the window, or the grid."""
+        """Returns a copy with another step; X shrinks if it would exceed the window or the grid."""
         if scale == self.step:
             return self
         widest = min(self.widest_range, math.ldexp(_MAX_POINTS, -self.fraction_bits))
@@ -263,7 +263,7 @@ class RoundedGaussian(Mechanism):
         return _MOST_OF_WINDOW * self.window
 
     def quieter(self, factor: float) -> Self | None:
-        """Returns the same with less noise, in a window as wide."""
+        """Returns a copy with less noise and the same window."""
         sigma = self.noise_deviation * math.sqrt(min(factor, 0.99))
         return replace(self, noise_deviation=sigma) if sigma >= self.least_deviation else None
 
@@ -271,7 +271,7 @@ class RoundedGaussian(Mechanism):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns a σ of 4 in 8 bits, and as much noise in the sum as a vector is long."""
+        """Returns a σ of 4 in 8 bits; the noise of the sum has about the norm of one vector."""
         return usual_fields(4.0, 256, 90.0, clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
 
 
@@ -318,7 +318,7 @@ class RoundedNoise(Noise):
 
     @property
     def ripple(self) -> float:
-        """The rounding's periodic part in a moment generating function."""
+        """Relative size of the periodic term that rounding adds to a moment generating function."""
         return 2.1 * math.exp(-2.0 * math.pi**2 * self.of.noise_deviation**2)
 
     def cumulant(self, slope: float) -> float:
@@ -345,7 +345,7 @@ class RoundedNoise(Noise):
 def usual_fields(
     sigma: float, window: int, steps: float, *, clients: int, dim: int, clip_norm: float, rotate: bool
 ) -> dict[str, Any]:
-    """Returns noise of σ in a window, as much in the sum as a vector is long, and a range of at most `steps` steps."""
+    """Returns default fields: the sum's noise has about the norm of one vector, and the range at most `steps` steps."""
     reach = clip_norm * min(1.0, 4.0 / math.sqrt(dim)) if rotate else clip_norm
     step = max(clip_norm / (sigma * math.sqrt(clients)), reach / steps)
     return {"noise_deviation": sigma, "step": step, "window": window, "coordinate_range": reach}

@@ -76,12 +76,12 @@ class SampledCoins(Tilted):
 
     @property
     def gain(self) -> float:
-        """2 r: the mean of an included coordinate's coin is 2 θ x/X."""
+        """Factor γ = 2 r of the tilt in a client's mean: an included coordinate's coin has mean 2 θ x/X."""
         return 2.0 * self.rate
 
     @property
     def variances(self) -> tuple[float, float]:
-        """r and 4 r²: the square is 1 with probability r, the mean 2 r θ x/X."""
+        """The pair (a, b) = (r, 4 r²) of the variance: E[v²] = r, and the mean is 2 r θ x/X."""
         return self.rate, 4.0 * self.rate**2
 
     def steps(self, honest: int) -> Steps:
@@ -99,7 +99,7 @@ class SampledCoins(Tilted):
         return LazyFlipper(int(self.grid.limit), self._below)
 
     def device_rounding(self) -> Rounding:
-        """Describes the same to a device."""
+        """Describes the chosen coordinates and their coins to a device's kernels."""
         return Rounding(int(self.grid.limit), _ONE // 2, FRACTION_BITS, rate=self._below)
 
     def packer(self) -> tuple[Any, int]:
@@ -121,7 +121,7 @@ class SampledCoins(Tilted):
 
     @property
     def centre(self) -> float:
-        """0, which is sent as 1."""
+        """The mean of a client's integer if x = 0: the value 0, which is sent as 1."""
         return 1.0
 
     def without_noise(self) -> Binomial:
@@ -140,7 +140,7 @@ class SampledCoins(Tilted):
             yield cls(rate=rate, theta=0.125, coordinate_range=reach).at_rough_scale(search)
 
     def quieter(self, factor: float) -> Self | None:
-        """Returns the same with fewer coordinates, whose coins must be tilted more."""
+        """Returns a copy that samples fewer coordinates, whose coins must be tilted more."""
         fewer = min(self._below - 1, int(self._below * factor))
         return replace(self, rate=fewer / _ONE).with_scale(self.scale) if fewer else None
 
@@ -148,7 +148,7 @@ class SampledCoins(Tilted):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns a tenth of the coordinates."""
+        """Returns parameters that sample a tenth of the coordinates."""
         reach = cls.usual_range(dim=dim, clip_norm=clip_norm, rotate=rotate)
         return {"rate": 0.1, "theta": 0.25, "coordinate_range": reach}
 

@@ -52,12 +52,12 @@ class SkellamNoise(SymmetricNoise):
 
     @staticmethod
     def truncation(size: float, limit: int) -> float:
-        """Returns Chernoff's bound."""
+        """Returns Chernoff's bound on P(|Z| > W)."""
         return truncation(size, limit)
 
     @staticmethod
     def thresholds(size: float, limit: int) -> Table:
-        """Returns the thresholds, by a recurrence of integers."""
+        """Returns the sampler's thresholds, computed by a recurrence in integers."""
         return table(size, limit)
 
     def of_sum(self, count: int, dim: int, keystream: Keystream) -> NDArray[np.int64]:
@@ -72,7 +72,7 @@ class SkellamNoise(SymmetricNoise):
         return sum(truncation(part, limit) + table(part, limit).rounding for part, limit in self._parts(count))
 
     def _parts(self, count: int) -> list[tuple[float, int]]:
-        """Returns the variances and limits of the draws of a sum."""
+        """Splits the noise of a sum into draws; returns the variance and limit of each."""
         left, most = count * self.size, count * self.limit
         found = []
         while left > 0.0:

@@ -34,7 +34,7 @@ class Deviation:
     """A bound on the distance of a sum of messages from its centre, in integers.
 
     Attributes:
-        offset: The part that is bounded as it is.
+        offset: A constant bound on one part of the distance.
         cumulant: For the rest Z, a bound on log E exp(±λZ) at λ >= 0.
         steepest: The largest λ of that bound.
     """
@@ -69,7 +69,7 @@ class MeanCoordinate:
         clip_norm: D.
         coordinate_range: X.
         rotate: Whether vectors are rotated.
-        mean_norm: Bound on the norm of the mean of the vectors clipped to norm D; None for none but D.
+        mean_norm: Bound on the norm of the mean of the vectors clipped to norm D; None if only D is known.
         grid_unit: Grid points per unit of the vector.
     """
 

@@ -72,12 +72,12 @@ class SymmetricNoise(IntegerNoise):
 
     @property
     def largest(self) -> int:
-        """Largest noise of a client, which is sent shifted by W: 2 W."""
+        """Largest value of a client's noise after the shift by W: 2 W."""
         return 2 * self.limit
 
     @property
     def mean(self) -> float:
-        """Mean of a client's noise, which is sent shifted by W: W."""
+        """Mean of a client's noise after the shift by W: W."""
         return float(self.limit)
 
     def table(self) -> Table:
@@ -156,7 +156,7 @@ class Symmetric(Lattice):
         return self.noise_type(self.size, self.noise_limit)
 
     def without_noise(self) -> Self:
-        """Returns the same with v = 0."""
+        """Returns a copy with v = 0: rounding alone."""
         return self._with_noise(0.0, 0)
 
     def _with_noise(self, size: float, limit: int) -> Self:
@@ -194,7 +194,7 @@ class Symmetric(Lattice):
         return low
 
     def quieter(self, factor: float) -> Self | None:
-        """Returns the same with a smaller v, cut off where it costs as much."""
+        """Returns a copy with a smaller v, and a smaller W if cutting off there costs about as much as before."""
         size, noise = self.size * min(factor, 0.99), self.noise
         if size < self.least_size:
             return None
@@ -203,7 +203,7 @@ class Symmetric(Lattice):
 
     @classmethod
     def usual(cls, *, clients: int, dim: int, clip_norm: float, rotate: bool, delta: float) -> dict[str, Any]:
-        """Returns the noise of 14 coins."""
+        """Returns parameters with the noise variance of 14 fair coins."""
         found = super().usual(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate, delta=delta)
         return {**found, cls.noise_type.size_name: 3.5}
 
@@ -222,7 +222,7 @@ class SymmetricLaw(Law):
 
     @property
     def mirror(self) -> int:  # type: ignore[override]
-        """Twice the centre."""
+        """Twice the centre: z and mirror - z are equally likely."""
         return 2 * self.parts * self.limit
 
     def with_parts(self, parts: int) -> Self:

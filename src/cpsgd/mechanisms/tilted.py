@@ -80,7 +80,7 @@ class TiltedNoise(Noise):
         return 0.125 * slope * slope * steps.copies * (len(steps.low) - 1) ** 2
 
     def on_device(self, count: int) -> FairCoins:
-        """Returns no coins: there is no noise beside the rounding."""
+        """Describes no noise to a device: the rounding is the noise."""
         return FairCoins(0)
 
 
@@ -110,7 +110,7 @@ class Tilted(Mechanism):
     @property
     @abstractmethod
     def gain(self) -> float:
-        """γ: the mean of a client's integer moves by γ θ x/X."""
+        """Factor γ: the mean of a client's integer moves by γ θ x/X."""
 
     @property
     @abstractmethod
@@ -172,7 +172,7 @@ class Tilted(Mechanism):
         slack = clients * (self.gain / _ONE + 2.0**-18 * clip_norm / self.scale)
 
         def moments(slope: float) -> tuple[float, float]:
-            """Returns a and b; the law at -x is the mirror image of that at x, so both signs of λ are alike."""
+            """Returns a and b of the bound above; by symmetry they serve both signs of λ."""
             a, b = 1.0 + 1e-15, 0.0
             for v, (low, high) in enumerate(zip(steps.low, steps.high, strict=True)):
                 grown = math.expm1(slope * (v - centre))
@@ -211,10 +211,7 @@ class Tilted(Mechanism):
     # ------------------------------------------------------------------ planning
 
     def with_scale(self, scale: float) -> Self:
-        """Returns the same with θ = X/(s γ), to the nearest multiple of 2^-16; X makes up for the difference.
-
-        Where θ would be too large X shrinks with the scale.
-        """
+        """Returns a copy with θ = X/(s γ), to the nearest multiple of 2^-16; X makes up for the difference."""
         if scale == self.scale:
             return self
         wanted = self.coordinate_range / (scale * self.gain) * _ONE
@@ -223,7 +220,7 @@ class Tilted(Mechanism):
 
     @property
     def widest_range(self) -> float:
-        """θ γ at the largest θ."""
+        """The range X for a step of 1: γ times the largest θ."""
         return self.most_theta * self.gain
 
     @staticmethod
@@ -239,7 +236,7 @@ class Tilted(Mechanism):
         return [search.clip_norm * reach / root for reach in sorted(reaches)]
 
     def at_rough_scale(self, search: Search) -> Self:
-        """Returns the same at about the scale that it will need.
+        """Returns a copy at roughly the scale that it will need.
 
         That scale is S/√(a - b θ²) for a constant S, and θ = X/(γ s): solved for θ.
         """

@@ -76,7 +76,7 @@ class PrefixNoise:
 
     @property
     def gain(self) -> float:
-        """The factor by which it is smaller; below 1 correlation does not pay."""
+        """The factor by which correlation shrinks the error; below 1 it does not pay."""
         return self.independent / self.squared_error
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ _FREQUENCIES = 2048
 
 @dataclass(frozen=True)
 class FewBits:
-    """The question: a target for the whole run, its weights, and who may tell seeds."""
+    """The requirements of a design: a target for the whole run, its weights, and untrusted holders of seeds."""
 
     target: Target
     weighting: Correlation
@@ -93,7 +93,7 @@ class FewBits:
 
 
 def rounding_share(windows: Sequence[int]) -> float:
-    """Returns about the variance of rounding over that of z, in messages of one of these many values."""
+    """Returns the approximate ratio of rounding variance to the variance of z, for these window sizes."""
     return 1.0 / (6.0 * (_STEPS * max(windows, default=WINDOWS[0])) ** 2)
 
 

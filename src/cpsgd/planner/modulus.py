@@ -115,7 +115,7 @@ def _everything(mechanism: Mechanism, clients: int) -> int:
 
 
 def _misplaced(mechanism: Mechanism, clients: int) -> float:
-    """Returns how far rounding the centre may move the server's window; 0 for whole and half centres."""
+    """Returns the shift of the server's window that rounding its centre causes; 0 for whole and half centres."""
     exact = (2.0 * mechanism.centre).is_integer() and clients * mechanism.centre < 2.0**50
     return 0.0 if exact else 2.0**-50 * clients * mechanism.centre
 

@@ -110,7 +110,7 @@ def _smallest_epsilon(problem: Problem, bits: float, max_error: float) -> float 
 
 
 def _first(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
-    """Returns the smallest number above `low` (within a factor 1.1) that is enough, None if none up to `most` is."""
+    """Returns the smallest number above `low` that is enough, within a factor 1.1; None if none up to `most` is."""
     step = 1
     while not enough(low + step):
         low, step = low + step, max(2 * step, low // 4)

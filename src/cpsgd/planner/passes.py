@@ -88,7 +88,7 @@ class PassesPlan:
 
 
 def schedule(population: int, rounds: int, passes: int) -> tuple[Participation, int]:
-    """Returns the participation of so many passes over a population, and the clients per round.
+    """Returns the participation for `passes` passes over a population, and the clients per round.
 
     Clients come in a fixed order, again and again; two rounds of one client are at least ⌈rounds / passes⌉ apart.
 
@@ -183,7 +183,7 @@ def plan_passes(
 
 
 def _bands(required: Requirements, rounds: int) -> list[int]:
-    """Returns the numbers of bands to look at."""
+    """Returns the numbers of bands to compare."""
     if required.correlated in (None, AUTO):
         return [bands for bands in _BANDS if bands <= rounds]
     return [checked_bands(required.correlated, rounds)]

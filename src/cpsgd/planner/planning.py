@@ -32,7 +32,7 @@ _CLOSE_TO_GAUSSIAN = 1.1
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """About the best that can be done with a number of bits per coordinate.
+    """The approximately best protocol for a number of bits per coordinate.
 
     A plan for exactly these bits takes more care, and has up to 4 % less error.
 
@@ -347,7 +347,7 @@ def _assembled(
 ) -> Plan:
     """Returns the plan with a design.
 
-    `designs` gives the designs for all numbers of bits, and `judge` what a run's rounds make of each.
+    `designs` returns the designs for all numbers of bits; `judge` returns the error of each in a run.
     """
     gaussian = problem.gaussian_squared_error
 

@@ -150,7 +150,7 @@ class Problem:
         return gaussian_squared_error(self.setting, self.target)
 
     def designs(self, enough: float, bits: Iterable[float]) -> dict[float, Design]:
-        """Returns about the best design for each number of bits, rising, that has one.
+        """Maps each number of bits that has a design, in rising order, to approximately the best one.
 
         Beyond the usual numbers of bits more are looked at only while none has an expected squared error of at most
         `enough`. And where one is so near the Gaussian mechanism's that more bits would be wasted, it stands for these,
@@ -189,7 +189,7 @@ class Problem:
         return found
 
     def _contest(self, bits: float) -> Contest:
-        """Returns all mechanisms' candidates at these bits, ranked once."""
+        """Returns the ranked candidates of all mechanisms at these bits, from a cache."""
         if bits not in self._contests:
             self._contests[bits] = Contest(self.setting, self.target, bits)
         return self._contests[bits]
@@ -274,7 +274,7 @@ class Problem:
     def _narrowed(
         self, found: tuple[Design, Protocol, Guarantee], over: tuple[float, float] | None, bits: float
     ) -> tuple[Design, Protocol, Guarantee]:
-        """Returns sampled rounds with an ε that is nearly all of what may be spent.
+        """Returns a design of sampled rounds whose ε is only slightly below the allowed one.
 
         Between a scale that is enough and one that is `over` ε, log ε is about linear in log s.
         """
@@ -325,7 +325,7 @@ class Problem:
         )
 
     def proved(self, protocol: Protocol) -> Guarantee:
-        """Returns the guarantee of a protocol on the problem's conditions."""
+        """Returns the proved guarantee of a protocol under the problem's conditions."""
         return guarantee(Run(protocol, self.conditions), self.target.claim.delta)
 
     def overflow_probability(self, protocol: Protocol) -> float:
@@ -344,9 +344,9 @@ class Problem:
 
 
 def _convenient(modulus: int, dim: int, values: int) -> int:
-    """Returns the next power of two if it fits the values and makes messages no longer; else this modulus.
+    """Returns the next power of two if it keeps values and message length; else this modulus.
 
-    It overflows less often and is masked faster, and releases that know no other moduli understand it.
+    A power of two overflows less often and is masked faster. Older releases know no other moduli.
     """
     power = 1 << (modulus - 1).bit_length()
     as_short = pack.payload_bytes(dim, power) <= pack.payload_bytes(dim, modulus)

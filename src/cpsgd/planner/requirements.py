@@ -140,7 +140,7 @@ def checked_server_messages(required: Requirements) -> int:
     """Returns the number of messages that each server adds, checked.
 
     Raises:
-        ParameterError: It is no such number, or of no use.
+        ParameterError: It is no valid number, or has no effect here.
     """
     found = _validate.integer("server_messages", required.server_messages, low=0, high=MAX_CLIENTS // 4)
     if found and (not required.pair or required.colluding):
@@ -155,7 +155,7 @@ def checked_mean_norm(required: Requirements) -> float | None:
     """Returns the bound on the mean's norm, checked.
 
     Raises:
-        ParameterError: It is no positive number, more than D, or of no use.
+        ParameterError: It is no positive number, more than D, or has no effect here.
     """
     if required.mean_norm is None:
         return None

@@ -65,7 +65,7 @@ class Setting:
         rotate: Whether vectors are rotated.
         overflow: The overflow probability allowed per round under secure aggregation, None without.
         mechanisms: The mechanisms whose parameters are searched for.
-        mean_norm: Bound on the norm of the mean, for the modulus alone; None for none but D.
+        mean_norm: Bound on the norm of the mean, used for the modulus alone; None if only D is known.
         most_values: For two servers, whose modulus is a prime: the most integers that a coordinate may be; else None.
         added: Messages of zero among them that servers add.
     """
@@ -243,7 +243,7 @@ class Contest:
         )
 
     def draft(self, enough: float) -> Design | None:
-        """Returns about the best design: below an error of `enough`, slow certificates are not looked at at all."""
+        """Returns approximately the best design; once an error is below `enough`, slow certificates are skipped."""
         return self._best(lambda design: design, replace(self._target, draft=True), enough)
 
     def best(self, finish: Callable[[Design], AnyDesign]) -> AnyDesign | None:
@@ -298,7 +298,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class _Contender:
-    """The candidates of one mechanism, the most promising first, its error, and one that none of them comes below."""
+    """The candidates of one mechanism, the most promising first, with an estimated error and a lower bound on it."""
 
     kind: type[Mechanism]
     floor: float
@@ -336,7 +336,7 @@ class _Contender:
         return "no sum fits the modulus" if setting.overflow is not None else "nothing fits"
 
     def hopeless(self, setting: Setting, target: Target, reached: float) -> bool:
-        """Returns whether certificates will hardly bring any candidate below an error that another reaches."""
+        """Returns whether no candidate is likely to get below an error that another mechanism reaches."""
         if math.isinf(reached) or not self.ranked or not target.found_by_trying(self.ranked[0]):
             return False
         return not any(_might_reach(setting, target, candidate, reached) for candidate in self.ranked[:_DRAFTED])
@@ -469,7 +469,7 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
         return None
 
     def over(scale: float) -> float:
-        """Returns the logarithm of needed over allowed modulus; at most zero if it fits."""
+        """Returns log(needed modulus / allowed modulus), at most zero if it fits."""
         needed = setting.needed_modulus(candidate.with_scale(scale)) or 0
         return math.log(needed / values) if needed > values else math.log(needed / (values + 0.5))
 

@@ -45,7 +45,7 @@ class Target:
     draft: bool = False
 
     def run(self, mechanism: Mechanism) -> Run:
-        """Returns the run with a mechanism, unrotated: rotation does not change privacy."""
+        """Returns the run of a mechanism without rotation, which does not change privacy."""
         stated = (self.replace_one_distance, self.replace_one_l1_distance)
         protocol = Protocol(
             clients=self.conditions.surviving,
@@ -87,22 +87,22 @@ class Target:
         return planned_variation(self.conditions, self.dim, self.claim)
 
     def ideal_scale(self, mechanism: Mechanism) -> float:
-        """Returns a scale that no proof comes below by much: for most, that of a Gaussian of the same variance."""
+        """Returns an approximate lower bound on the scale: for most, the scale of a Gaussian of equal variance."""
         run = self.run(mechanism)
         return min(proof.least_scale(run, self.claim) for proof in self._planning(run))
 
     def might_keep(self, mechanism: Mechanism) -> bool:
-        """Returns whether the claim may be proved for a mechanism with its own scale; rough, and sooner known."""
+        """Returns whether a mechanism with its own scale may keep the claim: a quick check, not a proof."""
         run = self.run(mechanism)
         return any(proof.might_keep(run, self.claim) for proof in self._planning(run))
 
     def rough_scale(self, mechanism: Mechanism) -> float:
-        """Returns about the scale that the quickest proof will need; it only ranks candidates."""
+        """Returns an estimate of the scale that the quickest proof needs, used only to rank candidates."""
         run = self.run(mechanism)
         return self._planning(run)[0].rough_scale(run, self.claim)
 
     def quick_scale(self, mechanism: Mechanism) -> float:
-        """Returns the smallest scale by the quickest proof; a rough one where that is slow, or there is none."""
+        """Returns the smallest scale by the quickest proof, or an estimate if that is slow or missing."""
         run = self.run(mechanism)
         first = self._planning(run)[0]
         try:
@@ -144,15 +144,15 @@ class Target:
         return found
 
     def closed_form(self, mechanism: Mechanism) -> bool:
-        """Returns whether the scale is computed at once."""
+        """Returns whether the scale follows from a formula, without a search."""
         return self._planning(self.run(mechanism))[0].effort == 0
 
     def found_by_trying(self, mechanism: Mechanism) -> bool:
-        """Returns whether scales are found by trying the proof that has the last word."""
+        """Returns whether scales are found by trying the final proof again and again."""
         return not self._planning(self.run(mechanism))[0].quick
 
     def _planning(self, run: Run) -> list[Proof]:
-        """Returns the proofs that answer for a scale: the same for all mechanisms of a kind."""
+        """Returns the proofs that compute a scale, the same for all mechanisms of a kind."""
         kind = type(run.protocol.mechanism)
         if kind not in self._proofs:
             self._proofs[kind] = [proof for proof in supporting(run) if type(proof).scale is not Proof.scale]

@@ -131,7 +131,7 @@ class Workload:
 
     @cached_property
     def _seen(self) -> list[Array]:
-        """The weights of all rounds' means after some of the rounds."""
+        """Weights of all rounds' means in the model after selected rounds."""
         rounds = len(self.rates)
         chosen = sorted({int((i + 0.5) * rounds / min(rounds, _ROUNDS)) for i in range(min(rounds, _ROUNDS))})
         return [_convolved(self.rates[t::-1], self.steps[: t + 1])[t::-1] for t in chosen]

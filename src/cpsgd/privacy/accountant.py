@@ -91,7 +91,7 @@ class Rounds:
 
 
 def costliest(rounds: Iterable[Rounds], count: int) -> Rounds:
-    """Returns `count` rounds, each with the largest μ, tail, variation, slack and pure ε of these."""
+    """Returns `count` equal rounds that cost at least as much as any of these: the largest of each field."""
     listed, names = list(rounds), ("mu", "tail_mass", "variation", "slack", "pure")
     worst = {name: max(getattr(each, name) for each in listed) for name in names}
     seen = itertools.chain.from_iterable(each.seen for each in listed)
@@ -235,19 +235,19 @@ def composed_delta(
 
 
 def _tails(rounds: Sequence[Rounds]) -> Profile:
-    """Returns the rounds' part of δ outside of their certified ranges, as a function of ε."""
+    """Returns a function of ε: the δ that the rounds spend outside of their certified ranges."""
     tail = math.fsum(r.count * r.tail_mass for r in rounds) * (1.0 + 1e-12)
     variation = math.fsum(r.count * r.variation for r in rounds) * (1.0 + 1e-12)
     return lambda epsilon: tail + variation * (1.0 + math.exp(epsilon))
 
 
 def _slack(rounds: Sequence[Rounds]) -> float:
-    """Returns Λ of all rounds: likelihood ratios multiply."""
+    """Returns Λ, the slacks of all rounds added up, since likelihood ratios multiply."""
     return min(math.fsum(r.count * r.slack for r in rounds) * (1.0 + 1e-12), LARGEST_EPSILON)
 
 
 def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
-    """Returns upper bounds on δ as functions of ε, tails not included."""
+    """Returns functions from ε to upper bounds on δ, without the tails."""
     total = _summed([r for r, _ in parts])
 
     def unsampled(epsilon: float) -> float:
@@ -297,7 +297,7 @@ def _sampled_rounds(rounds: Rounds, rate: float) -> SampledRounds:
 
 
 def _summed(rounds: Sequence[Rounds]) -> float:
-    """Returns √Σμ², the μ of all the rounds together where nobody is left out, rounded up."""
+    """Returns √Σμ², rounded up: the μ of all rounds together if every client is in all of them."""
     return math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
 
 
@@ -307,7 +307,7 @@ def _multiplier(mu: float, rate: float) -> float:
 
 
 def _renyi_profile(accountant: PrivacyAccountant) -> Profile:
-    """Returns δ by a Rényi accountant. Zero at ε = 0 means that its arithmetic failed, and is no answer."""
+    """Returns a function from ε to δ by a Rényi accountant. A δ of 0 at ε = 0 means that its arithmetic failed."""
     if not float(accountant.get_delta(0.0)) > 0.0:
         return lambda epsilon: 1.0
     return lambda epsilon: float(accountant.get_delta(max(0.0, epsilon * (1.0 - _RENYI_ERROR)))) * (1.0 + _RENYI_ERROR)
@@ -315,7 +315,7 @@ def _renyi_profile(accountant: PrivacyAccountant) -> Profile:
 
 @dataclass(frozen=True)
 class NoiseBudget:
-    """Rounds with this noise cost this much: the answer of `solve`."""
+    """The answer of `solve`: a number of rounds, their noise, and the ε that they cost."""
 
     epsilon: float
     delta: float
@@ -421,7 +421,7 @@ def most_rounds(claim: Claim, noise_multiplier: float, *, participation: Partici
 
     Raises:
         ParameterError: Everybody takes part once, so that any number of rounds costs the same.
-        ConditionError: Not even one round is.
+        ConditionError: A single round already exceeds the claim.
     """
     epsilon, delta = _validate.positive("epsilon", claim.epsilon), claim.delta
     mu = _inverse(_validate.positive("noise_multiplier", noise_multiplier))

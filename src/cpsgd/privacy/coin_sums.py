@@ -20,7 +20,10 @@ _ABSOLUTE = tuple(2.0 ** (j / 2.0) * math.gamma((j + 1) / 2.0) / math.sqrt(math.
 
 
 def central(j: int, order: int, variance: Array) -> Array:
-    """Returns a bound on √(2πV) |D^j Q⁻(k)|, k the mean of Q, V its variance, Q⁻ without `order` of its coins."""
+    """Returns a bound on √(2πV) |D^j Q⁻(k)|, the j-th difference of a law at a mean.
+
+    Q is the law of a sum of coins with mean k and variance V, and Q⁻ that of the sum without `order` of them.
+    """
     less = variance - 0.25 * order
     if j % 2:
         first = (order - 0.5 * j) * _ABSOLUTE[j + 1] * less ** (-0.5 * (j + 2))
@@ -41,7 +44,7 @@ def error(j: int, order: int, variance: Array) -> Array:
 
 
 def summed(cells: Array, step: int) -> Array:
-    """Returns what functions sum up to over outcomes, given 2 `step` times their bounds in cells of `step` outcomes.
+    """Returns bounds on sums of functions over all outcomes, from 2 `step` times their bounds in cells of `step`.
 
     More coins widen cells, and outcomes no longer fill them evenly: an interval has at most one outcome more than its
     length, and where a function is over a level there are as many intervals as it rises through the level.
@@ -59,7 +62,7 @@ def bernstein(variance: Any, bound: float, log: float) -> Any:
 
 
 def chernoff(probability: float, count: int, log: float) -> float:
-    """Returns a share that is exceeded by `count` independent events with a probability of at most e^-log."""
+    """Returns a share of `count` independent events; more than this share happen with probability at most e^-log."""
 
     def exponent(share: float) -> float:
         if share >= 1.0:

@@ -120,7 +120,7 @@ def of_law(law: Law, *, reach: float, tail: float) -> list[Family]:
 
 
 def _distances(reach: float) -> list[float]:
-    """Returns nodes beyond 1, all whole numbers among them, each within the ratio of the last."""
+    """Returns distances above 1: all whole numbers, and others so that neighbours differ by at most a fixed ratio."""
     found: list[float] = []
     whole = 1
     while whole < reach:
@@ -141,7 +141,7 @@ class _Pair:
 
 
 def _shifted(window: Window, t: float) -> _Pair:
-    """Returns the pair of P_t and Z_0, within the window."""
+    """Returns the laws P_t and Z_0 as a pair, cut to the window."""
     shift, fraction = divmod(abs(t), 1.0)
     r, n = int(shift), len(window.mass)
     noise = window.mass if t > 0.0 else window.mass[::-1]
@@ -229,7 +229,7 @@ def _check_steps(low: Array, high: Array, reach: float) -> None:
 
 
 def _edges(others: int, deviation: float, most: int = _MOST_BLOCKS) -> NDArray[np.int64]:
-    """Returns numbers of clients at 1 between which a block covers all, symmetric: e_j + e_(last - j) = others."""
+    """Returns the ends of blocks of numbers of clients at 1, symmetric: e_j + e_(last - j) = others."""
     count = 2 * round(min(max(_BLOCK_WORK / deviation, _LEAST_BLOCKS), most) / 2.0)
     if others <= count:
         return np.arange(others + 1)
@@ -244,7 +244,7 @@ def _blocks(edges: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class _Power:
-    """The law of a sum of independent steps, up to `lost` of its mass; masses are within the factor 1 ± `error`."""
+    """The law of a sum of independent steps; a mass of at most `lost` is missing, others are within 1 ± `error`."""
 
     mass: Array
     first: int
@@ -252,7 +252,7 @@ class _Power:
     lost: float
 
     def plus(self, other: _Power, cut: float) -> _Power:
-        """Returns the law of the sum of two independent ones, trimmed by at most `cut`."""
+        """Returns the law of the sum of two independent sums, trimmed by a mass of at most `cut`."""
         mass = _convolved(self.mass, other.mass)
         error = self.error + other.error + (min(len(self.mass), len(other.mass)) + 2) * _UNIT
         below, above = np.cumsum(mass), np.cumsum(mass[::-1])
@@ -284,7 +284,7 @@ def _convolved(first: Array, second: Array) -> Array:
 
 
 def _power(step: Array, count: int, cut: float) -> _Power:
-    """Returns the law of `count` independent steps, but for at most `cut`. A step's masses are within 8 roundings."""
+    """Returns the law of the sum of `count` independent steps, less a mass of at most `cut`."""
     found, square = _Power(np.ones(1), 0, 0.0, 0.0), _Power(step, 0, 8.0 * _UNIT, 0.0)
     # What a square loses is lost as often as it is used.
     each = 0.25 * cut / max(count, 1)
@@ -345,7 +345,7 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
     signs = np.array([[1.0], [-1.0]])
 
     def both(x: Array) -> Array:
-        """Returns the excess at x, and at -x."""
+        """Returns the excess at x and the excess at -x."""
         return excess((signs * x).ravel()).reshape(2, -1)
 
     def over(x: Array, e: Array) -> NDArray[np.bool_]:
@@ -382,7 +382,7 @@ def _swapped(curve: Curve) -> Curve:
 
 
 class _Tails:
-    """Sums of the masses of a pair beyond each point, from the far end on, so that small ones are accurate."""
+    """Tail sums of a pair's masses beyond each point, added from the far end so that small sums are accurate."""
 
     def __init__(self, pair: _Pair) -> None:
         with np.errstate(divide="ignore", over="ignore"):
@@ -409,7 +409,7 @@ class _Tails:
 
 
 def _sums(masses: Array) -> Array:
-    """Returns 0 and the partial sums."""
+    """Returns the partial sums, with a 0 in front."""
     found = np.empty(len(masses) + 1)
     found[0] = 0.0
     np.cumsum(masses, out=found[1:])

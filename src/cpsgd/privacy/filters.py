@@ -74,7 +74,7 @@ class Cost:
     slack: float = 0.0
 
     def within(self, limit: Cost) -> bool:
-        """Returns whether no part of it exceeds the limit's."""
+        """Returns whether every part of the cost is at most that of the limit."""
         return (
             self.size <= limit.size
             and self.tail <= limit.tail
@@ -84,7 +84,7 @@ class Cost:
 
 
 def summed(costs: Iterable[tuple[Cost, int]]) -> Cost:
-    """Returns the sum of these costs, each times its count."""
+    """Returns the total of these costs, each multiplied by its count."""
     listed = list(costs)
 
     def total(name: str) -> float:
@@ -156,7 +156,7 @@ class Filter:
         return _OCTAVES * self.limit.tail / ((octave + 1.0) ** 2 * 2.0**octave)
 
     def enough(self, spent: Cost) -> float:
-        """Returns the ε of the filter, with another size, that would allow what was spent; infinity without one."""
+        """Returns the ε of the smallest filter that would allow the spent cost; infinity if there is none."""
         if not Cost(0.0, spent.tail, spent.variation, spent.slack).within(self.limit):
             return math.inf
         left, slack = _left(self.epsilon, self.delta, self.limit)
@@ -169,8 +169,8 @@ class Filter:
     def reading(self, spent: Cost) -> float:
         """Returns the odometer's reading: an ε that holds, ex post, at whatever moment one looks.
 
-        Where the rounds are stopped when the reading is e, by whatever rule, all that was released is as private as ε =
-        e and `READING_DELTAS` times δ say; docs/proofs/adaptive.md says in which sense.
+        If the rounds stop when the reading is e, by any rule, all releases together have ε = e and `READING_DELTAS`
+        times δ. docs/proofs/adaptive.md says in which sense.
 
         Example:
             >>> budget = Filter.of(epsilon=2.0, delta=1e-6)
@@ -202,7 +202,7 @@ def _levels(budget: Filter) -> tuple[Filter, ...]:
 
 @lru_cache(maxsize=4096)
 def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: float, order: int | None) -> Filter:
-    """Returns the filter with these limits for tails, for what variation adds to δ at this ε, and for Λ."""
+    """Returns the filter with these limits: of tails, of the δ that variation adds at this ε, and of the slack Λ."""
     room = Cost(0.0, tail, variation / (1.0 + math.exp(epsilon)) / _SAFE, slack)
     left, more = _left(epsilon, delta, room)
     if left <= 0.0 or more >= epsilon:
@@ -224,13 +224,13 @@ def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: 
 
 
 def _left(epsilon: float, delta: float, room: Cost) -> tuple[float, float]:
-    """Returns the δ left for the sizes, rounded down, and the ε that rounding after the noise takes, rounded up."""
+    """Returns the δ left for the sizes, rounded down, and the ε spent on rounding after the noise, rounded up."""
     others = (room.tail + room.variation * (1.0 + math.exp(epsilon))) * _SAFE
     return (delta * math.exp(-room.slack) / _SAFE - others), 2.0 * room.slack
 
 
 def rdp_shift(order: int, delta: float) -> float:
-    """Returns what the conversion to ε adds to a Rényi divergence of this order."""
+    """Returns the amount that converting a Rényi divergence of this order to ε adds to it."""
     return math.log1p(-1.0 / order) - math.log(order) / (order - 1.0) - math.log(delta) / (order - 1.0)
 
 
@@ -245,7 +245,7 @@ def best_order(epsilon: float, delta: float) -> int:
 
 @lru_cache(maxsize=4096)
 def _size(mu: float, participation: Participation, order: int | None) -> tuple[float, float]:
-    """Returns what a round adds to the filter's sum, and to its tails."""
+    """Returns the amounts that one round adds to the filter's size and to its tails."""
     if participation.scheme == "once":
         raise ParameterError('A filter takes rounds that everybody is in, or sampled ones, not "once".')
     if order is None or participation.rate == 1.0:

@@ -152,7 +152,7 @@ class _Losses:
         )
 
     def tilted(self, power: float) -> tuple[Array, float]:
-        """Returns the masses times e^(power loss), divided by e^c, and c, for which their sum is about 1."""
+        """Returns the masses times e^(power loss - c), and c, chosen so that they sum to about 1."""
         scale = self.log_moment(power)
         return np.exp(self._log_mass + power * self.loss - scale), scale
 
@@ -166,7 +166,7 @@ class _Losses:
 
 
 def _pair(kind: SampledRounds, loss: Array) -> _Losses:
-    """Returns the losses of one round, rounded to `loss`, which rises from 0, and to its negatives."""
+    """Returns the losses of one round, rounded to the values ±`loss`; `loss` rises from 0."""
     each = [_positive(pair, loss) for pair in kind.pairs]
     above = _largest(loss, [mass for mass, _, _ in each]) if len(each) > 1 else each[0][0]
     # The pair is its own mirror image. The rest, up to 1, has the loss 0.
@@ -178,7 +178,7 @@ def _pair(kind: SampledRounds, loss: Array) -> _Losses:
 
 
 def _positive(kind: SampledRounds, loss: Array) -> tuple[Array, float, float]:
-    """Returns the first law's masses at losses from 0 on, the mass beyond them, and `_Losses.short`."""
+    """Returns the first law's masses at losses >= 0, its mass beyond the last one, and the largest error of a loss."""
     mu, rate, x = kind.mu, kind.rate, _output(kind, loss)
     # An output is computed from a loss with a few roundings.
     short = 16.0 * _UNIT * (2.0 + float(loss[-1]) - math.log(rate) + mu * (mu + float(x[-1])))
@@ -241,7 +241,7 @@ def _output(kind: SampledRounds, loss: Array) -> Array:
 
 
 def _rough(kind: SampledRounds, level: float) -> _Losses:
-    """Returns the pair, cut at equal distances of the output, without the farthest."""
+    """Returns the losses of one round on a coarse grid of equally spaced outputs, without the farthest ones."""
     pieces = _PIECES // len(kind.pairs)
     losses = [_loss(pair, np.linspace(0.5 * pair.mu, pair.farthest(level), pieces)) for pair in kind.pairs]
     return _pair(kind, np.unique(np.append(np.concatenate(losses), 0.0)))
@@ -286,7 +286,7 @@ class _Cut:
         self._sums: _Sums | None = None
 
     def delta(self, epsilon: float) -> float:
-        """Returns an upper bound on δ at this ε."""
+        """Returns an upper bound on δ at this ε, of all rounds."""
         power = self._best_power(epsilon)
         chernoff = self._log_moment(power) - power * epsilon
         # Canonne, Kamath and Steinke 2020, Proposition 12, with α = power + 1.

@@ -106,7 +106,7 @@ class Guarantee:
         return {**values, "participation": str(self.participation), "alternatives": alternatives}
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Returns all that is said of it beside ε."""
+        """Returns the guarantee's text beside ε, as rows of a label and its value."""
         rows = [("proved by", self.citation), ("noise of", f"{self.noise_clients:,} clients")]
         if self.assumption is not None:
             rows.append(("assuming", self.assumption))
@@ -216,7 +216,7 @@ def _proved(run: Run, delta: float) -> Guarantee:
 
 @lru_cache(maxsize=256)
 def _remembered(run: Run, delta: float) -> Guarantee:
-    """Returns the guarantee for a δ that is one; the same question is asked by plans, promises, ledgers and audits."""
+    """Returns the guarantee for a valid δ, from a cache: plans, promises, ledgers and audits ask the same question."""
     mechanism = run.protocol.mechanism
     if delta == 0.0 and not mechanism.pure:
         raise ParameterError(
@@ -251,7 +251,7 @@ def accounted(run: Run) -> Run:
 
 
 def _grouped(sizes: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Returns numbers of rounds by numbers of messages, these rounded down where there are very many of them."""
+    """Counts the rounds by their number of messages; where many numbers differ, they are rounded down."""
     if len(sizes) <= _MOST_SIZES:
         return sizes
     low, high = sizes[0][0], sizes[-1][0]

@@ -120,7 +120,7 @@ class TooLongError(ConditionError):
 
 
 class Meter:
-    """The work that may still be done, in outputs times nodes."""
+    """A limit on the remaining work, counted in outputs times nodes."""
 
     def __init__(self, left: float = math.inf) -> None:
         self.left = left
@@ -132,7 +132,7 @@ class Meter:
         self._overhead = _OVERHEAD
 
     def spend(self, outputs: int) -> None:
-        """Counts one node."""
+        """Takes the work of one node off; raises `TooLongError` when none is left."""
         self.left -= outputs + self._overhead
         if self.left < 0.0:
             raise TooLongError(outputs, "the many distances and orders that matter")
@@ -159,7 +159,7 @@ class _Side:
         outside = np.array([window.outside_below, window.outside_above])
 
         def ends(shift: int) -> Array:
-            """Returns upper bounds on the end cells of Z_r, `shift` = ±r, but for `window.error`."""
+            """Returns upper bounds on the end cells of Z_r, `shift` = ±r; `window.error` is not included."""
             below, above = window.below[first - 1 - shift - window.first], window.above[last - shift - window.first]
             return np.array([below + window.outside_below, above + window.outside_above])
 

@@ -92,11 +92,11 @@ class OneExample(Protocol):
 
     @property
     def largest_norm(self) -> float:
-        """Infinite: nothing smaller is used. The sum of a client's examples is larger than what one of them moves."""
+        """Always infinite: the norm of a client's sum says nothing about how far one example moves it."""
         return math.inf
 
     def reach(self, adjacency: Adjacency) -> float:
-        """Returns the whole range, also for zero-out: without an example a sum may be anything, not zero alone."""
+        """Returns the whole range, also for zero-out: a sum without one example may be anything, not only zero."""
         return super().reach(Adjacency.REPLACE_ONE)
 
 

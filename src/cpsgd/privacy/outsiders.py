@@ -81,7 +81,7 @@ def outsiders_epsilon(run: Run, delta: float) -> float:
 
 
 def _strides(echo: NDArray[np.float64], rounds: int) -> Iterator[tuple[int, float]]:
-    """Yields distances r of hidden rounds, and what they multiply the sensitivity by: √Σ_j(Σ_i c_(j+ir))²/‖C‖."""
+    """Yields distances r of hidden rounds, and the factor of the sensitivity for each: √Σ_j(Σ_i c_(j+ir))²/‖C‖."""
     stride = 1
     while stride * 2 <= rounds and (stride == 1 or echo.size > 1):
         padded = np.zeros(-(-echo.size // stride) * stride)
@@ -112,7 +112,7 @@ class _Bound:
         return known
 
     def _smallest(self, moved: float, variance: float, known: float) -> float:
-        """Returns an ε that is proved, at most `known`, by bisection between one that is and one that is not."""
+        """Returns a proved ε, at most `known`, by bisection."""
         high = known * (1.0 - 1e-4)
         if self._delta(moved, variance, high) > self.delta:
             return known

@@ -83,7 +83,7 @@ def _refusal(promise: Promise, messages: int, found: Guarantee | str, accepted: 
 
 @lru_cache(_REMEMBERED)
 def proved(run: Run, delta: float) -> Guarantee | str:
-    """Returns the guarantee of a run, or why there is none."""
+    """Returns the guarantee of a run, or the error that says why there is none."""
     try:
         return guarantee(run, delta)
     except CpsgdError as error:

@@ -68,7 +68,7 @@ def discrete_gaussian_epsilon(
 def discrete_gaussian_rdp(l1: float, l2: float, sigma_squared: float, clients: int, dim: int) -> Array:
     """Returns bounds on D_α at all `ORDERS` for neighbours this far apart in the norms of orders 1 and 2.
 
-    τ is what a sum of discrete Gaussians is off by from one of n times the variance.
+    τ bounds the difference between a sum of n discrete Gaussians and one of n times the variance.
     """
     k = np.arange(1.0, min(clients, _TERMS))
     terms = np.exp(-2.0 * math.pi**2 * sigma_squared * k / (k + 1.0))
@@ -125,7 +125,7 @@ def poisson_binomial_rdp(coins: int, theta: float, clients: int, adjacency: Adja
 
 
 def _one_more(coins: int, odds: float, others: int, their_odds: float) -> Array:
-    """Returns the law of a client's coins and all others' together, but for the far tails."""
+    """Returns the law of one client's coins plus all other clients' coins, without the far tails."""
     from scipy.special import gammaln  # late: who only encodes does without SciPy
 
     heads = np.arange(coins + 1.0)
@@ -135,7 +135,7 @@ def _one_more(coins: int, odds: float, others: int, their_odds: float) -> Array:
 
 
 def _divergences(first: Array, second: Array) -> Array:
-    """Returns D_α at all `ORDERS`; infinite where floating point cannot hold what it takes."""
+    """Returns D_α at all `ORDERS`; infinite where floating point overflows."""
     possible = (first > 0.0) | (second > 0.0)
     first, second = first[possible], second[possible]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

@@ -36,7 +36,7 @@ _FEWEST = 200
 
 @dataclass(frozen=True)
 class RunCost:
-    """A run: it is ≼ G(w) up to the tail mass."""
+    """Cost of a run: the run is ≼ G(w), as private as a Gaussian pair with w = μ², up to the tail mass."""
 
     w: float
     slots: float
@@ -45,7 +45,7 @@ class RunCost:
 
 @lru_cache(maxsize=256)
 def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tail: float) -> RunCost:
-    """Returns what a run costs a client that is in one of its rounds.
+    """Returns the privacy cost of a run for a client that is in one of its rounds.
 
     Args:
         law: The noise.
@@ -77,7 +77,7 @@ def run_cost(law: SlotsAndCoins, *, distance: float, reach: float, dim: int, tai
 
 
 def _swapped(coins: RoundingCoins, split: Split, slots: Array, squared: float, reach: float, share: float) -> float:
-    """Returns w after all rounds, from the last to the first, this share of the slots given; infinite if too little."""
+    """Returns w after all rounds, from the last to the first, if it starts at a share of the slots; may be infinite."""
     later = _later_moves(coins, split.left[1:], split.moved[1:], float(split.shifts[0]), reach)
     # Beside each round lie at least what was given, and the slots and linear parts of the rounds after it.
     least = slots[1:] + squared * split.left[1:] ** 2 / coins.variance
@@ -234,7 +234,7 @@ class RoundingCoins:
 
     @property
     def window(self) -> float:
-        """Y: sums lie within this of their mean."""
+        """Largest distance Y of a sum from its mean, except with the event's probability."""
         return _window(self.variance, self.log)
 
     @lru_cache(maxsize=64)  # noqa: B019
@@ -338,7 +338,7 @@ class Split(NamedTuple):
 
 
 def _split(law: SlotsAndCoins, coins: RoundingCoins) -> Split:
-    """Returns what slots and coins bear.
+    """Returns how much of a move slots bear, and how much coins bear.
 
     Fixed shares θ_k that make Σ S²/(Uσ²) + Σ (θq)²/V least, V a little less than it is.
     """

@@ -171,7 +171,7 @@ def fisher(family: Family) -> float:
 
 
 class _TooRoughError(Exception):
-    """w is too small for these pairs."""
+    """Raised inside this module when w is too small for these pairs."""
 
 
 class _Curves:
@@ -215,7 +215,7 @@ class _Curves:
         raise _TooRoughError
 
     def _rate(self, test: _Test, least: float, precision: float) -> float:
-        """Returns the smallest κ that passes the test, by the Illinois method; `least` if that passes."""
+        """Returns approximately the smallest κ that passes the test, by the Illinois method; `least` if that passes."""
         # What is enough for another family is mostly enough for this one, by far.
         if least > 0.0 and test.passes(least):
             return least
@@ -328,7 +328,7 @@ def _masses(x: Array, e: Array, w: float) -> Array:
 
 
 class _Test:
-    """Whether a κ is enough at one w: R <= J for all c between the thresholds and all distances.
+    """A test of whether κ is large enough at one w: R <= J for all c between the thresholds and all distances.
 
     Between two distances R lies under its chord. J, as a function of t through Δ = κ t², is convex where
     c² >= v (1 + v/4), v = w + Δ, or Δ <= w/(1 + w/4): there it lies over its tangent at the smaller distance, and chord
@@ -353,7 +353,7 @@ class _Test:
         self._measure(np.array([curve.distance for curve in found]), _moments(found, w, self._end, self._count))
 
     def _measure(self, distances: Array, moments: Array) -> None:
-        """Keeps R at all distances, and chords between thresholds."""
+        """Stores R at all distances, and its chords between thresholds."""
         rows, cells = len(distances), self._count - 1
         self._distances, self._values = distances, moments
         self._moments, self._largest = np.empty((2 * rows, cells)), np.empty((2 * (rows - 1), cells))
@@ -388,11 +388,11 @@ class _Test:
 
     @property
     def _long(self) -> NDArray[np.bool_]:
-        """Whether more distances can be put below each, and are worth it."""
+        """Returns, for each distance, whether the gap below it is worth dividing."""
         return (self._ratios > self._longest) & (np.arange(len(self._distances)) < len(self._scales))
 
     def _divide(self, where: NDArray[np.bool_]) -> None:
-        """Puts more distances between each of these and the one before."""
+        """Adds distances between each marked distance and the one before it."""
         places = np.flatnonzero(where)
         shares = np.arange(1.0, _PIECES) / _PIECES
         low, high = self._scales[places - 1, None], self._scales[places, None]
@@ -436,7 +436,7 @@ def _averages(w: float, widths: Array, c0: Array, c1: Array) -> tuple[Array, Arr
 
 
 def _average(w: float, widths: Array, y0: Array, y1: Array, parts: int) -> tuple[Array, Array]:
-    """The same for c² between y0 and y1, over equal parts of [w, w + Δ]."""
+    """Computes `_averages` for c² between y0 and y1, over equal parts of [w, w + Δ]."""
     value, bend = np.empty((2, len(widths), len(y0)))
     kernels.log_averages(w, widths, y0, y1, parts, value, bend)
     return value, bend

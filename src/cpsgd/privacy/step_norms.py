@@ -101,7 +101,7 @@ class Norms:
 
 
 def attained(background: StepSum, order: int, charging: Sequence[Norms]) -> list[float]:
-    """Returns the largest rate at the corners of rectangles, for each way to charge; about what `bound` will be."""
+    """Returns the largest rate at the corners of the first cells for each of `charging`: an estimate of `bound`."""
     edges, found = charging[0].edges, []
     moments = background.log_moments(order, edges, edges, _ALL_PAIRS) / (order - 1)
     for norms in charging:
@@ -159,7 +159,7 @@ def _rates(log_moments: Array, order: int, norms: Norms, cells: Array) -> Array:
 
 
 def _cut(cells: Array, zero: bool) -> Iterator[Array]:
-    """Yields the parts of cells after each side is cut into `_CUT` pieces. Neighbours share their edges exactly.
+    """Cuts each side of the cells into `_CUT` pieces and yields the parts. Neighbours share their edges exactly.
 
     If `zero`, one side of each cell has length 0, so that both sides are cut at once.
     """

@@ -96,7 +96,7 @@ def device_text(name: str) -> str:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether Ctrl-C was pressed. A second Ctrl-C stops at once.
+    """Within the context, Ctrl-C only sets a flag; yields a function that returns it. A second Ctrl-C stops at once.
 
     An exception raised at an arbitrary place could be swallowed there, for example in a destructor.
     """

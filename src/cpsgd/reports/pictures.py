@@ -162,7 +162,7 @@ def draw_spending(budget: Budget, entries: Sequence[Entry], path: Path) -> Path:
 
 
 def _delta(budget: Budget) -> str:
-    """The δ of what was spent; readings of adaptive budgets hold at a larger one."""
+    """Returns the δ at which the spent ε holds; it is larger for readings of adaptive budgets."""
     from cpsgd.privacy.filters import READING_DELTAS
 
     if budget.filter is None:

@@ -69,7 +69,7 @@ class ChannelKey:
             raise ShareError(str(error), proof=self._prove(box)) from None
 
     def _prove(self, box: Route) -> bytes:
-        """Returns the secret shared with the box's sender, and a proof that it is that of their two public keys.
+        """Returns the secret shared with the box's sender, and a proof that it belongs to their public keys.
 
         The proof is that of Chaum and Pedersen: one private number turns the base point into the receiver's public key,
         and the sender's public key into the secret.

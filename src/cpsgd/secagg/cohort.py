@@ -59,7 +59,7 @@ class Advert:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Advert:
-        """Reads what `to_bytes` wrote, unchecked but for its length.
+        """Reads what `to_bytes` wrote; checks only its length.
 
         Raises:
             MessageError: The length is wrong.
@@ -134,7 +134,7 @@ class Cohort:
 
     @classmethod
     def of(cls, clients: int, adverts: Mapping[int, Advert]) -> Cohort:
-        """Returns the cohort of those with these adverts."""
+        """Returns the cohort of the clients that sent these adverts."""
         return cls(clients, {client: _member(adverts[client]) for client in sorted(adverts)})
 
     @classmethod
@@ -165,7 +165,7 @@ class Cohort:
         return keys.digest(b"graph", session.context, self.digest)
 
     def neighbours(self, session: Session, client: int) -> tuple[int, ...]:
-        """Returns the neighbours of a client, also those that take no part."""
+        """Returns the neighbours of a client, including those that take no part."""
         degree = session.parameters.neighbours
         return graph.neighbours(self.clients, degree, self.graph_seed(session), client)
 

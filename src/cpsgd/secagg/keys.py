@@ -31,7 +31,7 @@ _NONCE = bytes(12)
 
 
 def digest(purpose: bytes, *parts: bytes) -> bytes:
-    """Returns a SHA-256 for one purpose; the parts have fixed lengths (or only the last one has not)."""
+    """Returns the SHA-256 of a purpose and parts, all of fixed length except perhaps the last."""
     return hashlib.sha256(_LABEL + purpose + b"\0" + b"".join(parts)).digest()
 
 
@@ -64,7 +64,7 @@ def commitment(seed: bytes, context: bytes, index: int) -> bytes:
 
 
 def seal(shared: bytes, context: bytes, sender: int, receiver: int, adverts: bytes, plaintext: bytes) -> bytes:
-    """Encrypts for a neighbour. `adverts` are the public keys of both, the sender's first: both must see the same."""
+    """Encrypts for a neighbour; bound to both clients' public keys, `adverts`, the sender's first."""
     cipher, bound = _channel(shared, context, sender, receiver, adverts)
     return cipher.encrypt(_NONCE, plaintext, bound)
 
@@ -97,7 +97,7 @@ def _derive(secret: bytes, info: bytes, length: int) -> bytes:
 
 
 def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
-    """Returns the roster as a set of raw public keys, of 32 bytes each."""
+    """Checks a roster and returns it as a set of raw public keys, of 32 bytes each."""
     found = frozenset(roster)
     if not found or not all(isinstance(key, bytes) and len(key) == PUBLIC_BYTES for key in found):
         raise ParameterError("Expected roster to hold Ed25519 public keys as 32 bytes each.")

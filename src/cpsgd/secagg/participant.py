@@ -301,7 +301,7 @@ class SecureClient:
     # ------------------------------------------------------------------ checks
 
     def _in(self, stage: Stage) -> ClientState:
-        """Returns the state; raises `StageError` if the client is not in this stage."""
+        """Returns the state of a client in this stage; raises `StageError` in any other stage."""
         if self._state is None:
             raise StageError("The state was moved out of this client; restore it and go on with that one.")
         if self._state.stage is not stage:
@@ -366,7 +366,7 @@ class SecureClient:
 
 
 def _check_left(parameters: SecureParameters, left: int) -> None:
-    """Refuses to go on with so few neighbours that this client could never agree to unmask.
+    """Raises an error if too few neighbours are left for this client ever to agree to unmask.
 
     Other clients, to whom the server showed more neighbours, might agree. The upload, which lacks the masks of withheld
     neighbours, could then be unmasked in a smaller sum than any client agreed to.

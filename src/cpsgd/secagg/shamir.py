@@ -85,7 +85,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 
 def consistent(shares: Mapping[int, bytes], threshold: int) -> bool:
-    """Returns whether all shares are of one polynomial of degree below `threshold`; wrong once in 2^200 times.
+    """Returns whether all shares lie on one polynomial of degree below `threshold`; errs once in 2^200 times.
 
     With weights 1/prod(x_i - x_j) the values of every polynomial of degree below m - 1 add up to 0. The one of the
     shares is multiplied by (x - a)^(m - threshold - 1), a random: if it is of a higher degree, few a make the sum 0.
@@ -170,7 +170,7 @@ def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _inverses(numbers: list[int]) -> list[int]:
-    """Returns all inverses modulo p for the price of one (Montgomery 1987)."""
+    """Returns the inverses of all numbers modulo p, by a single inversion (Montgomery 1987)."""
     products = list(accumulate(numbers, lambda one, other: one * other % PRIME))
     inverse = pow(products[-1], -1, PRIME)
     found = [0] * len(numbers)
@@ -246,7 +246,7 @@ class Recovery:
     """
 
     def __init__(self, threshold: int, colluding: int = 1) -> None:
-        """Nothing is recovered yet.
+        """Starts without recovered secrets.
 
         Args:
             threshold: Shares that give a secret.
@@ -257,7 +257,7 @@ class Recovery:
         self._pairs: Counter[int] = Counter()  # of each holder
 
     def secret(self, owner: int, shares: Mapping[int, bytes], fits: Callable[[bytes], bool]) -> bytes:
-        """Returns the secret of `owner` of which these are shares, by holder; `fits` says whether it is the one.
+        """Returns the secret of `owner` from its shares by holder; `fits` tests a candidate secret.
 
         Raises:
             ShareError: Too many shares are wrong; with a `dealer` if more than colluding holders can have made wrong.
@@ -315,7 +315,7 @@ class Recovery:
 
 
 def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:
-    """Returns the clients that have not followed the protocol for certain, if at most `most` clients have not.
+    """Returns the clients that certainly broke the protocol, if at most `most` clients did.
 
     Who is honest is in dispute with such clients only, with as many others as these are; and never with itself.
 

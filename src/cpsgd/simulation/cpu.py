@@ -50,7 +50,7 @@ class SumSource(TypingProtocol):
 
     @property
     def client(self) -> Any:
-        """Replaces each client's mechanism: has `kernel()`, `values` and `keystream_bytes`."""
+        """A stand-in for each client's mechanism, with `kernel()`, `values` and `keystream_bytes`."""
 
     @property
     def variance(self) -> float:
@@ -69,12 +69,12 @@ class FreshNoise:
     messages = None
 
     def __init__(self, mechanism: Mechanism) -> None:
-        """Draws the noise of this mechanism."""
+        """Prepares fresh noise of a mechanism."""
         self._mechanism, self._noise = mechanism, mechanism.noise
 
     @cached_property
     def client(self) -> Mechanism:
-        """Replaces each client's mechanism: its noise is left out if it is added apart from rounding."""
+        """A stand-in for each client's mechanism, without its noise if that is separate from rounding."""
         apart = self._noise.separate and self._mechanism.grid is not None
         return self._mechanism.without_noise() if apart else self._mechanism
 
@@ -84,7 +84,7 @@ class FreshNoise:
         return self._noise.variance
 
     def of_client(self, kernel: Any, number: int, round: int) -> Any:
-        """Returns the kernel."""
+        """Returns the given kernel: clients have no state."""
         return kernel
 
     def on_device(self, count: int) -> FairCoins | Normal | SumRounding | None:
@@ -253,7 +253,7 @@ class RoundSimulator:
         return sums
 
     def _keystream(self, number: int) -> Keystream:
-        """Returns the randomness of one client, or of the sum's noise."""
+        """Returns the keystream of one client, or of the sum's noise."""
         if self._seed is None:
             return Keystream()
         text = b"cpsgd simulation v1" + struct.pack("<QQQ", self._seed, self.round, number)

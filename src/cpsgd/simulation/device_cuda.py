@@ -132,7 +132,7 @@ def round_and_sum(
 
 @dataclass(frozen=True)
 class PlayedLineages:
-    """The noise of clients that add some of earlier rounds: what `device_clients.cu` needs to know of a round.
+    """Noise parameters of a round for `device_clients.cu`, whose clients also add noise of earlier rounds.
 
     Attributes:
         keys: Those of the earlier rounds' noise, of this round's, and of rounding.

@@ -39,7 +39,7 @@ class Encoding:
     """The way clients' rows become integers in a round.
 
     Attributes:
-        signs: Those of the rotation, one bit each; None for no rotation.
+        signs: Signs of the rotation, one bit each; None for no rotation.
         bound: The norm that rows are clipped to.
         unit: Grid units in 1.
         keys: The key of the random words, eight bytes.
@@ -208,7 +208,7 @@ def _slabs(key: int, clients: torch.Tensor, dim: int, purpose: int, slabs: int) 
 
 
 def _words(key: int, clients: torch.Tensor, dim: int, purpose: int) -> torch.Tensor:
-    """Returns a random word for each client and coordinate; see `_slabs`, in groups of four."""
+    """Returns one random word per client and coordinate, laid out by `_slabs` in groups of four slabs."""
     return _slabs(key, clients, dim, purpose, 4).flatten(1)[:, :dim]
 
 

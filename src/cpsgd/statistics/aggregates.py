@@ -86,7 +86,7 @@ class Mean(RowQuestion):
 
     @property
     def _weight(self) -> float:
-        """b, which stands for a count of one."""
+        """Coordinate b of a vector, the entry that counts one user."""
         return _OWN_COUNT if self.missing == "drop" else 0.5 * math.sqrt(len(self.columns))
 
     @property
@@ -134,7 +134,7 @@ class Mean(RowQuestion):
         return Reading(self.columns, self.group_names(), values, low, high)
 
     def error(self, deviation: float, users: float) -> float:
-        """Returns that of the widest column, in a group of average size."""
+        """Returns the standard error of the widest column's mean, in a group of average size."""
         return float(self._unit.max()) * deviation * self.blocks
 
 
@@ -213,7 +213,7 @@ class Sum(RowQuestion):
         return Reading(self._names, self.group_names(), values, values - reach, values + reach)
 
     def error(self, deviation: float, users: float) -> float:
-        """Returns that of the column with the widest bounds."""
+        """Returns the standard error of the sum whose column has the widest bounds."""
         return float(users * self._rows * self._unit.max() * deviation)
 
 
@@ -263,7 +263,7 @@ class Count(Sum):
 
     @property
     def geometry(self) -> Geometry:
-        """See `Sum`; vectors times `rows` are whole."""
+        """The geometry of `Sum`, with a lattice: vectors times `rows` are whole."""
         found = super().geometry
         return found if self._is_centred else replace(found, lattice=self._rows)
 
@@ -282,12 +282,12 @@ class Count(Sum):
 
     @property
     def _of_users(self) -> bool:
-        """Whether it counts users: one row of each, whatever it is."""
+        """Whether it counts users: one row of each user, whatever the row holds."""
         return not self.columns and self.groups is None and self._rows == 1
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """Further rows of a user are not left out of a number of users."""
+        """Returns the ways in which rows may be cut off; a number of users leaves out no further rows."""
         return () if self._of_users else super().cuts
 
     def _check_not_users(self) -> None:

@@ -52,7 +52,7 @@ class Centres:
 
     @classmethod
     def at(cls, places: Matrix) -> Centres:
-        """Returns centres that do not come from the data."""
+        """Returns a state with centres at these public places."""
         nothing = np.zeros(len(places))
         return cls(places, nothing, nothing)
 
@@ -75,7 +75,7 @@ class Centres:
         return Centres(places, np.where(still, total, precision), np.where(alive, sizes, 0.0))
 
     def revived(self, generator: np.random.Generator) -> Centres:
-        """Returns the state with empty centres put beside others, the larger the likelier."""
+        """Returns the state with each empty centre moved beside a random other one; large clusters are likelier."""
         alive = self.sizes > 0.0
         if alive.all() or not alive.any():
             return self

@@ -47,7 +47,7 @@ class Charge:
 
     @staticmethod
     def counts_shifts(ledger: Ledger | str | Path | None, population: str | None) -> bool:
-        """Returns whether the budget is adaptive: it then counts Gaussian shifts, and a pure ε costs more there."""
+        """Returns whether the budget is adaptive: such budgets count Gaussian shifts, which makes a pure ε dearer."""
         if ledger is None or population is None:
             return False
         from cpsgd.ledger import Ledger

@@ -30,7 +30,7 @@ class Blocks:
 
     @property
     def one(self) -> float:
-        """b = d^(-1/4), which stands for a count of one."""
+        """Entry b = d^(-1/4) of a vector, which counts one client."""
         return float(self.dim**-0.25)
 
     @property

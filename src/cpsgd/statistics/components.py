@@ -175,7 +175,7 @@ class Components(Question[PCAResult]):
 
     @property
     def geometry(self) -> Geometry:
-        """See `MomentVector`."""
+        """Dimension, largest norm and largest distance of the vectors; derived in `MomentVector`."""
         return Geometry.round(self.layout.length, self.layout.clip_norm, self.layout.distance, _REASON, rounding=1.0)
 
     def vector(self, value: object) -> Vectors:

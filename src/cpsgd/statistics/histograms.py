@@ -76,7 +76,7 @@ class Histogram(RowQuestion):
 
     @property
     def listed(self) -> bool:
-        """A row may be in no bin."""
+        """Whether rows may fall outside the listed bins: always true of a histogram."""
         return True
 
     def outside(self, chunk: Chunk) -> NDArray[np.bool_]:
@@ -115,7 +115,7 @@ class Histogram(RowQuestion):
         return Reading(self._names, self.group_names(), values, low, high)
 
     def error(self, deviation: float, users: float) -> float:
-        """Returns that of a bin, in rows."""
+        """Returns the standard error of a bin's count, in rows."""
         return users * self._rows * deviation
 
 

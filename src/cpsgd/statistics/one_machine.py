@@ -181,7 +181,7 @@ def _ask(
     make: Callable[[Bounds], RowQuestion],
     options: StatisticOptions,
 ) -> Statistic:
-    """Releases a statistic of columns, some of which may have no bounds yet."""
+    """Releases a statistic of columns; columns without bounds get private ones first."""
     stated = {} if not bounds else check_bounds(bounds)
     if columns is None:
         if not stated:

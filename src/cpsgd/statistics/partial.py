@@ -44,12 +44,12 @@ class CutUsers:
 
     @property
     def geometry(self) -> Geometry:
-        """Each count is 0 or 1 for a user."""
+        """Geometry of a user's vector, which has an entry 0 or 1 per way of being cut off."""
         many = len(self.names)
         return Geometry(many, many**0.5, many**0.5, "each count is 0 or 1 for a user", many, many, lattice=1)
 
     def vectors(self, chunk: Chunk, sizes: Sizes) -> Matrix:
-        """Returns one row of 0 and 1 per user."""
+        """Returns a row per user with an entry 1 for each way in which something of theirs is cut off, else 0."""
         found = self.question.cut_users(chunk, sizes)
         return np.hstack([found, np.ones((len(sizes), 1))]) if self.question.private_users else found
 
@@ -147,7 +147,7 @@ class Job:
 
     Attributes:
         tasks: The sums, each with its noise.
-        user: The column that says whose a row is; None where every row is another person's.
+        user: The column with the user of each row; None where every row is another person's.
         missing: Whether rows without a user are left out; otherwise they are refused.
         identity: Random, and the same in all copies.
 

@@ -200,7 +200,7 @@ def people_in_ball(table: object, ball: Ball, user: str | None) -> Vectors:
     Args:
         table: Anything `open_table` takes.
         ball: The ball, with named columns.
-        user: The column that says whose a row is.
+        user: The column with the user of each row.
     """
     if ball.bounds is None and isinstance(table, np.ndarray | list | tuple) and not (user or _are_mappings(table)):
         rows = np.asarray(table)
@@ -208,7 +208,7 @@ def people_in_ball(table: object, ball: Ball, user: str | None) -> Vectors:
             return ball.inside(rows)
     source = open_table(table)
     if user in ball.columns:
-        raise ParameterError(f"{user!r} says whose a row is; it cannot be a coordinate, too.")
+        raise ParameterError(f"{user!r} is the column of users; it cannot be a coordinate, too.")
     points = np.concatenate(
         [
             (by_user(ball.of_rows(chunk, source.title), sizes) / sizes[:, None]).astype(np.float32)
@@ -227,7 +227,7 @@ class PointOptions(TypedDict, total=False):
             units of half their widths, so that each column has equal weight.
         radius: Instead of bounds: public bound on a point's distance from zero, or from a public mean.
         columns: Named columns of a table that are the points' coordinates; those with bounds if None.
-        user: The column that says whose a row is. A client's point is the mean of their rows.
+        user: The column with the user of each row. A client's point is the mean of their rows.
         missing: What a missing value counts as: "bounds" for the middle of its bounds, or a value.
         confidence: Of the intervals.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
@@ -271,7 +271,7 @@ def columns_of(table: object, options: PointOptions) -> Columns:
 
 
 def ball_of(options: PointOptions) -> dict[str, Any]:
-    """Returns what `Clusters` and `Components` are told about the ball."""
+    """Returns the arguments about the ball for `Clusters` and `Components`."""
     return {"radius": options.get("radius"), "missing": options.get("missing")}
 
 
@@ -328,7 +328,7 @@ Points = TypeVar("Points", bound=PointStatistic)
 
 
 def of_rows(found: Points, options: PointOptions) -> Points:
-    """Returns a statistic that says that ε is per row where no column says whose a row is."""
+    """Returns the statistic; without a user column its unit becomes "row"."""
     return replace(found, unit="row") if options.get("user") is None else found
 
 

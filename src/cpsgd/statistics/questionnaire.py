@@ -124,7 +124,7 @@ def report(
         wanted: The standard error wanted of each question, in its unit (of quantiles, of ranks, as a share of the
             users). The budget is split so that all errors are the same multiple of what is wanted. Without it, every
             question gets the same part.
-        user: The column that says whose a row is.
+        user: The column with the user of each row.
         confidence: Of the intervals.
         ledger: Charge the budget on this ledger before anything is released, or refuse.
         population: With a ledger: whose budget pays.
@@ -184,7 +184,7 @@ def report(
 
 
 def _users(source: DataTable, user: str | None, *, missing: bool) -> int:
-    """Returns the number of users, which is public."""
+    """Returns the table's number of users, which is public among replace-one neighbours."""
     if user is None:
         return source.rows
     return sum(len(sizes) for _, sizes in users_of(source, user, (), missing=missing))
@@ -193,7 +193,7 @@ def _users(source: DataTable, user: str | None, *, missing: bool) -> int:
 def _weights(
     asked: Mapping[str, RowQuestion], claim: Claim, goals: Mapping[str, float], users: int
 ) -> dict[str, float]:
-    """Returns weights by which deviations are in proportion to the errors wanted."""
+    """Returns weights that make the noise of each question proportional to its wanted error."""
     if not goals:
         return dict.fromkeys(asked, 1.0)
     found = {}

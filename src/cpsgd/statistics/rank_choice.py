@@ -94,7 +94,7 @@ class RankChoice(TableNoise):
 
     @property
     def variance(self) -> float:
-        """About the variance of a rank, in users: that of two-sided exponential noise."""
+        """Approximate variance of a rank, in squared users: the variance of two-sided exponential noise."""
         return 2.0 * (self.spread(_VALUE) / _UNITS) ** 2
 
     @property
@@ -103,11 +103,11 @@ class RankChoice(TableNoise):
         return CITATION
 
     def draw(self) -> Integers:
-        """Refuses: bins are chosen, and no sum is released."""
+        """Raises an error: this question chooses bins, so there is no noise to add to a sum."""
         raise TypeError("Bins are chosen: no noise is added to a sum.")
 
     def record(self, reason: str) -> Protocol:
-        """Returns a protocol that costs at least as much, for a ledger."""
+        """Returns a protocol for the ledger's record, which costs at least as much as the choices."""
         # Ranks change by a user at most, be it replaced or left out.
         return TableNoise("discrete-laplace", 1, 1, 1.0, 1.0, "replace-one", Fraction(self.epsilon)).record(reason)
 
@@ -131,7 +131,7 @@ class RankChoice(TableNoise):
 
 
 def distances_to(rank: int, users: Integers) -> Integers:
-    """Returns how far the ranks of each bin, given the users in it, are from this one.
+    """Returns each bin's distance from a rank, given the number of users in each bin.
 
     Example:
         >>> distances_to(3, np.array([2, 0, 5, 1])).tolist()
@@ -142,7 +142,7 @@ def distances_to(rank: int, users: Integers) -> Integers:
 
 
 def choose_nearest(distances: Integers, spread: int) -> int:
-    """Chooses a bin by permute-and-flip with λ = 1/spread: coins for all, and one of those with heads."""
+    """Chooses a bin by permute-and-flip with λ = 1/spread: each bin tosses a coin, and one of the heads wins."""
     keystream = Keystream()
     heads = np.flatnonzero(survives_far(distances - distances.min(), spread, keystream))
     return int(heads[below(np.array([len(heads)], dtype=np.int64), keystream)[0]])
@@ -174,7 +174,7 @@ class RankTask(SumTask):
         return self.noise.choose(sums, users)
 
     def read(self, released: Matrix, users: int, confidence: float) -> Reading:
-        """Returns the middle of each chosen bin, and the interval from the one end's bin to the other's."""
+        """Returns the middle of each chosen bin; its interval spans the bins chosen for both ends."""
         chosen = released.astype(np.int64).reshape(len(self.summed.columns), -1, 3)
         table = []
         for (low, high), bins in zip(self.summed.bounds.values(), chosen, strict=True):

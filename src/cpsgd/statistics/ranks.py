@@ -66,7 +66,7 @@ def root(bins: int) -> Matrix:
 
 @lru_cache(maxsize=8)
 def _root_geometry(bins: int) -> tuple[float, float, float]:
-    """Returns the largest norm of R's columns, the largest distance between two of them, and the largest sum."""
+    """Returns the largest norm, pairwise distance and sum of R's columns."""
     gram = root(bins).T @ root(bins)
     squares = np.diag(gram)
     apart = squares[:, None] + squares[None, :] - 2.0 * gram
@@ -141,14 +141,14 @@ class Quantiles(RowQuestion):
 
     @property
     def geometry(self) -> Geometry:
-        """See the module."""
+        """Dimension, norms and distances of the users' vectors of R's columns; the module derives them."""
         return _geometry(len(self.columns), self.bins, self.blocks)
 
     def _points(self, chunk: Chunk) -> Matrix:
         return np.hstack([_points_of(self, name, self._edges[name], chunk) for name in self.columns])
 
     def error(self, deviation: float, users: float) -> float:
-        """Returns that of a rank, as a share of the users."""
+        """Returns the standard error of a rank, as a share of the users."""
         last = root(self.bins)[-1]
         return deviation * float(np.linalg.norm(last)) * self.blocks
 
@@ -168,12 +168,12 @@ class Quantiles(RowQuestion):
 
     @property
     def public(self) -> bool:
-        """Whether it is public how many users a quantile is of."""
+        """Whether the number of users behind each quantile is public."""
         return self.groups is None and not self.private_users and self.missing != "drop"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the values."""
+        """Names of the quantiles."""
         single = len(self.columns) == 1
         return tuple(f"{q:g}" if single else f"{name} {q:g}" for name in self.columns for q in self.quantiles)
 
@@ -232,18 +232,18 @@ class Ranges(RowQuestion):
 
     @property
     def geometry(self) -> Geometry:
-        """See the module."""
+        """Dimension, norms and distances of the users' vectors; the module derives them."""
         return _geometry(len(self.columns), len(_EDGES) - 1)
 
     def _points(self, chunk: Chunk) -> Matrix:
         return np.hstack([_points_of(self, name, _EDGES, chunk) for name in self.columns])
 
     def error(self, deviation: float, users: float) -> float:
-        """Returns that of a rank, as a share of the users."""
+        """Returns the standard error of a rank, as a share of the users."""
         return _deviation(deviation**2)
 
     def read(self, mean: Matrix, variance: float, users: float, width: float) -> Reading:
-        """Returns the bounds as intervals."""
+        """Returns the private bounds of each column, as the low and high ends of an interval."""
         bins = len(_EDGES) - 1
         ends = []
         for part in mean.reshape(len(self.columns), bins):

@@ -155,7 +155,7 @@ class Statistic:
 
     @property
     def cautions(self) -> list[str]:
-        """Sentences about what was cut off of more than a tenth of the users; `cut_off` has all estimates."""
+        """Sentences that warn where more than a tenth of the users were cut off; `cut_off` has all estimates."""
         return [
             f"About {100 * cut.share:.3g} % of users ({100 * cut.low:.3g} to {100 * cut.high:.3g} %) had {cut.cut}: "
             "values and intervals are of the table after that, not of all of it."
@@ -225,7 +225,7 @@ class Statistic:
 
     @property
     def title(self) -> str:
-        """A line of text: what it is, of how many, at what cost."""
+        """One line of text: the statistic, the number of users, and ε."""
         many = "" if self.users is None else f"{self.users:,} "
         return f"{self.statistic} of {many}{self.unit}s; {self.claim} per {self.unit}, {self.adjacency}"
 
@@ -274,7 +274,7 @@ def told(
     confidence: float,
     bounds: Mapping[str, tuple[float, float]] | None,
 ) -> dict[str, Any]:
-    """Returns what every statistic that came from a round between clients says."""
+    """Returns the fields that all statistics of a round between clients share."""
     return {
         "statistic": statistic,
         "reading": reading,
@@ -299,7 +299,7 @@ def _text(cell: object) -> str:
 
 
 def shares(counts: Sequence[float], reach: float, far: float, users: float, cuts: Sequence[str]) -> tuple[CutOff, ...]:
-    """Returns numbers of users as shares of all users; each is off by at most `reach`, and almost surely by `far`."""
+    """Returns noisy numbers of users as shares of all users, with intervals."""
 
     def share(count: float) -> float:
         return min(max(count / max(users, 1.0), 0.0), 1.0)

@@ -92,7 +92,7 @@ class RowQuestion(Question[Statistic]):
         columns: Sequence[str] = (),
         missing: Missing = None,
     ) -> None:
-        """Checks the groups and the bounds, whose columns the question is about, or others without bounds."""
+        """Checks groups and bounds; the question is about `columns`, or the bounded columns if None."""
         self.bounds = {} if bounds is None else check_bounds(bounds)
         self.columns = tuple(self.bounds) or tuple(columns)
         self.missing = missing
@@ -115,7 +115,7 @@ class RowQuestion(Question[Statistic]):
         return found
 
     def among(self, group_by: Sequence[str], groups: Sequence[tuple[str, ...]]) -> Self:
-        """Returns the same question by these groups, which were found."""
+        """Returns a copy of the question with these groups, after they were found privately."""
         found = copy.copy(self)
         found._grouped(tuple(group_by), tuple(groups))
         return found

@@ -70,7 +70,7 @@ class Selection:
 
     @property
     def _each(self) -> tuple[float, float]:
-        """ε and δ of one user in one group."""
+        """ε and δ that one user spends in one group."""
         changes = self.groups_per_user * (2 if self.neighbours == "replace-one" else 1)
         return self.claim.epsilon / changes * (1.0 - _MARGIN), self.claim.delta / changes * (1.0 - _MARGIN)
 
@@ -93,7 +93,7 @@ class Selection:
         return Tally({group: int(count) for group, count in zip(groups, counted, strict=True) if count})
 
     def select(self, tally: Tally) -> list[tuple[str, ...]]:
-        """Returns the groups that are kept, sorted. Each is decided by itself, and once."""
+        """Returns the kept groups, sorted. Each group is decided independently, and once."""
         names = sorted(tally)
         counts = np.array([tally[name] for name in names], dtype=np.int64)
         odds = keep_words(*self._each)

@@ -71,7 +71,7 @@ def _split(chunk: Chunk, user: str) -> Iterator[tuple[int, Chunk]]:
 
 
 def _read(path: Path) -> Iterator[Chunk]:
-    """Yields what this process has written."""
+    """Yields the tables in a temporary file that this process wrote."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while file.tell() < size:

@@ -88,12 +88,12 @@ class TableNoise:
 
     @property
     def is_pure(self) -> bool:
-        """Whether it keeps an ε with δ = 0."""
+        """Whether the noise gives pure ε, with δ = 0."""
         return self.kind != "discrete-gaussian"
 
     @property
     def sensitivity(self) -> float:
-        """Grid units between sums of neighbours, at most."""
+        """Largest distance between the sums of neighbouring tables, in grid units."""
         return self.distance if self.neighbours == "replace-one" else self.norm
 
     @property
@@ -187,7 +187,7 @@ def gaussian_noise(geometry: Geometry, mu: float, neighbours: Neighbours) -> Tab
 
 
 def _loss(dim: int) -> float:
-    """Returns λ: within 44 σ, all masses of the noise are within e^±λ of a rounded Gaussian's."""
+    """Returns λ such that all masses within 44 σ are within a factor e^±λ of a rounded Gaussian's."""
     return dim * _TAIL**2 / (24.0 * float(_SIGMA) ** 2)
 
 
@@ -196,7 +196,7 @@ def _gaussian_mu(sensitivity: float, dim: int) -> float:
 
 
 def less_reserve(epsilon: float) -> float:
-    """Returns ε less a trifle, which a ledger's record of a release is dearer than the release."""
+    """Returns ε minus a small reserve, since a ledger's record costs slightly more than the release."""
     return max(0.5 * epsilon, epsilon * (1.0 - 2e-5) - 4e-8)
 
 
@@ -292,7 +292,7 @@ def _least(options: Sequence[TableNoise | None]) -> TableNoise:
 
 
 def total(noises: Sequence[TableNoise], delta: float) -> tuple[Claim, str, str]:
-    """Returns what several releases together keep, with the method and the theorem.
+    """Returns the (ε, δ) of several releases together, with the method and the theorem.
 
     Pure ε add up, and so does the ε of all Gaussian noise at δ; or everything is composed by its Gaussian shift.
     """

@@ -28,7 +28,7 @@ class StatisticOptions(TypedDict):
         epsilon: ε per user, or per row where there is no user column.
         delta: δ; 0 if not given. With a δ the noise may be Gaussian, which is less where there are many values; none
             is spent where Laplace noise is as good. Groups that are not listed need one.
-        user: The column that says whose a row is; None where every row is another person's.
+        user: The column with the user of each row; None where every row is another person's.
         group_by: Columns and their (public) groups, as {"sex": ["f", "m"]}; rows of no group are left out. Or columns
             alone, as "country" or ["country", "sex"]: groups with enough users are then found privately.
         groups_per_user: The most groups that a user is counted in when groups are found.
@@ -56,13 +56,13 @@ class StatisticOptions(TypedDict):
 
 
 def listed(options: StatisticOptions) -> Groups | None:
-    """Returns the groups if they are listed."""
+    """Returns the groups if the options list them, else None."""
     group_by = options.get("group_by")
     return None if unlisted(options) else group_by  # type: ignore[return-value]
 
 
 def unlisted(options: StatisticOptions) -> tuple[str, ...]:
-    """Returns the columns whose groups are to be found."""
+    """Returns the columns whose groups must be found privately, none if groups are listed."""
     group_by = options.get("group_by")
     if isinstance(group_by, str):
         return (group_by,)
@@ -76,7 +76,7 @@ def check_user(user: object, asked: Collection[str]) -> None:
     if user is not None and not isinstance(user, str):
         raise ParameterError(f"Expected user to be the name of one column, got {user!r}.")
     if user in asked:
-        raise ParameterError(f"{user!r} says whose a row is; it cannot be a column that is asked about, too.")
+        raise ParameterError(f"{user!r} is the column of users; no question can be about it, too.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ class Asked:
 def events_for(
     ledger: object, label: str, noises: Sequence[TableNoise], selection: Selection | None = None
 ) -> list[RoundEvent]:
-    """Returns a ledger's records, dearer than the releases by a trifle; none without a ledger."""
+    """Returns the ledger's records, which cost slightly more than the releases; none without a ledger."""
     if ledger is None:
         return []
     found = events_of([noise.record("vectors are made here of rows within bounds") for noise in noises], label)

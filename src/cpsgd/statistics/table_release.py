@@ -114,7 +114,7 @@ def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> Table
 
 
 def wishes_of(question: RowQuestion, weight: float = 1.0) -> list[Wish]:
-    """Returns the question's sum, and that of the counts of what it cuts off."""
+    """Returns the requests for the question's sum and for the counts of users who are cut off."""
     found = [Wish(question.geometry, weight, weight)]
     if question.cuts:
         added, squared = (part * weight for part in _CUTS)
@@ -194,7 +194,7 @@ def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: Asked,
 
 
 def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTask]:
-    """Returns the sums of a question, with the noise that was allotted to `wishes_of` it."""
+    """Returns a question's sums, each with the noise that was allotted to it; ordered as in `wishes_of`."""
     summed: list[RowQuestion | CutUsers] = [question, *([CutUsers(question)] if question.cuts else [])]
     # The noise may have been chosen before bounds were known: the question is the one that is asked now.
     return [
@@ -206,9 +206,9 @@ def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTas
 def noises_for(
     question: RowQuestion, asked: Asked, claim: Claim, others: Sequence[Wish] = (), *, squares: bool | None = None
 ) -> list[TableNoise]:
-    """Returns the noise of `wishes_of` a question and of other sums, with the least error of the question.
+    """Returns the noise of a question's sums (`wishes_of`) and of other sums, with the least error of the question.
 
-    Few quantiles are nearer by a choice of bins, which needs a pure ε.
+    For few quantiles, a private choice of bins has a smaller error. It needs pure ε.
     """
     wishes = [*wishes_of(question), *others]
     noises = allot(wishes, claim, asked.neighbours, squares=squares)
@@ -220,7 +220,7 @@ def noises_for(
 
 
 def nearer_of(question: RowQuestion, noise: TableNoise, epsilon: float, confidence: float) -> TableNoise:
-    """Returns the noise, or a choice of this ε where that has a smaller error."""
+    """Returns the noise, or a private choice of bins at this ε where its error is smaller."""
     if not isinstance(question, Quantiles) or not question.public:
         return noise
     choice = RankChoice.of(question, epsilon, confidence)
@@ -228,22 +228,19 @@ def nearer_of(question: RowQuestion, noise: TableNoise, epsilon: float, confiden
 
 
 def error_of(question: RowQuestion, noise: TableNoise, users: float) -> float:
-    """Returns the standard error of a value; of quantiles, of ranks."""
+    """Returns the standard error of a value; for quantiles, that of their ranks."""
     deviation = noise.variance**0.5 / users
     return deviation if isinstance(noise, RankChoice) else question.error(deviation, users)
 
 
 def _split(claim: Claim, epsilon: float, delta: float) -> tuple[Claim, Claim]:
-    """Returns two claims that add up to no more than this one; the first has these parts of ε and δ."""
+    """Splits a claim into two; the first gets the given fractions of ε and δ."""
     part = Claim(less_reserve(epsilon * claim.epsilon), delta * claim.delta)
     return part, Claim((claim.epsilon - part.epsilon) * (1.0 - 1e-15), (claim.delta - part.delta) * (1.0 - 1e-15))
 
 
 def _first_pass(job: Job, asked: Asked, question: RowQuestion, selection: Selection | None) -> tuple[Partial, Tally]:
-    """Reads all that will be read, and counts the users of groups.
-
-    The question is tried on all rows, so that they are refused now if at all.
-    """
+    """Reads the table once: counts the users of groups, and tries the question on all rows. Bad rows fail."""
     tally = Tally()
 
     def check(chunk: Chunk, sizes: Sizes) -> None:
@@ -266,7 +263,7 @@ def _bounds(search: Ranges, job: Job, partial: Partial) -> dict[str, tuple[float
 
 
 def proof_of(noises: Sequence[TableNoise], selection: Selection | None, claim: Claim) -> Proof:
-    """Returns what all releases together keep.
+    """Returns the (ε, δ) that all releases together keep, with its proof.
 
     Raises:
         RuntimeError: It is more than was asked for, which would be an error of this library. Nothing is released.
@@ -284,7 +281,7 @@ def proof_of(noises: Sequence[TableNoise], selection: Selection | None, claim: C
 def _no_groups(
     asked: Asked, question: RowQuestion, selection: Selection, users: int, noises: Sequence[TableNoise]
 ) -> Statistic:
-    """Returns a statistic of no group: none had enough users."""
+    """Returns a statistic without rows, for a table in which no group had enough users."""
     _warn(
         f"No group was kept: one with {selection.threshold:,} users is kept in half of all cases. Group by fewer or "
         "coarser columns, or allow a larger ε."
@@ -300,7 +297,7 @@ def _no_groups(
 def statistic_of(
     tasks: Sequence[SumTask], released: Sequence[Matrix], users: int, user: str | None, confidence: float, proof: Proof
 ) -> Statistic:
-    """Returns the statistic behind the released sums of a question and, if it cuts off, of `CutUsers`."""
+    """Returns the statistic computed from the released sums of a question, and from `CutUsers` if it cuts off rows."""
     question = tasks[0].summed
     assert isinstance(question, RowQuestion)
     reading = tasks[0].read(released[0], users, confidence)

@@ -68,7 +68,7 @@ def users_of(
 
 
 def _in_order(number: Column) -> NDArray[np.int64]:
-    """Returns the places of the rows by their users' numbers; rows of one user keep their order."""
+    """Returns row indices sorted by user number; rows of one user keep their order."""
     bits = len(number).bit_length()
     if not bits or (int(number.max()) - int(number.min())).bit_length() + bits > 63:
         return np.argsort(number, kind="stable")
@@ -88,7 +88,7 @@ def size_of(chunk: Chunk) -> int:
 
 
 def by_user(rows: NDArray[Any], sizes: Sizes) -> NDArray[Any]:
-    """Returns the sum of each user's rows, some of whom may have none."""
+    """Returns the sum of each user's rows; zero for users without rows."""
     found = np.zeros((len(sizes), *rows.shape[1:]), dtype=rows.dtype)
     some = sizes > 0
     if some.any():

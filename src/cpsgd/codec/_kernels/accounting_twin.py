@@ -188,7 +188,7 @@ def gaps(
     found[:] = -np.inf
 
     def worst(rows: slice, chords: Array, value: Array, by: Array, where: NDArray[np.bool_] | bool = True) -> None:
-        """Raises bounds to the largest log R - log J; log J is over `value`, a tangent with the slope `by`."""
+        """Raises bounds to the largest log R - log J; the tangent `value` with slope `by` bounds log J from below."""
         start, rise = chords
         # Concave in c, hence largest where its slope is zero, or at the end that is nearest to that.
         with np.errstate(over="ignore"):

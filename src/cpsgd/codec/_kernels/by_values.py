@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class ByValues(ABC):
-    """Turns grid points into integers, and packs them afterwards."""
+    """A kernel that turns grid points into integers first and packs them afterwards."""
 
     @abstractmethod
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:

@@ -87,7 +87,7 @@ def hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def permute(
     numbers: NDArray[np.int64], size: int, half: int, keys: NDArray[np.uint64], found: NDArray[np.int64]
 ) -> None:
-    """Sends numbers through a Feistel network over 2 `half` bits, again where they land at `size` or beyond."""
+    """Permutes numbers below `size` by a Feistel network over 2 `half` bits, repeated for results >= `size`."""
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     walked = numbers.astype(np.uint64)
     walking = np.arange(walked.size)
@@ -152,7 +152,7 @@ def rotate_backward(data: NDArray[np.float32], signs: NDArray[np.uint8]) -> None
 
 
 class _Values(ByValues):
-    """A kernel whose integers are packed by the twin, too."""
+    """Base of the twin's kernels: packs their integers."""
 
     @staticmethod
     def pack(
@@ -312,7 +312,7 @@ def add_packed(payload: NDArray[np.uint8], radix: int, digits: int, bits: int, l
 
 
 def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDArray[np.uint32]) -> int:
-    """Writes first + the positions of the 16-bit words below the bound, and says how many there are."""
+    """Writes the positions, plus `first`, of 16-bit words below the bound; returns their number."""
     found = np.flatnonzero(words.view("<u2") < bound)
     positions[: found.size] = first + found
     return found.size
@@ -335,7 +335,7 @@ def noisy_mean(
     most: float,
     out: NDArray[np.float32],
 ) -> None:
-    """Writes (sums, rounded to at most `most` multiples of `step` either way, + noise) / divisor; NaN counts as 0."""
+    """Writes (q + noise) · step / divisor, q the nearest integers to sums / step within ±`most`; NaN counts as 0."""
     with np.errstate(over="ignore"):
         points = np.clip(np.nan_to_num(sums / step, nan=0.0), -most, most)
         out[:] = (np.rint(points) + noise) * step / divisor

@@ -33,13 +33,12 @@ def answer_question(message: Message, question: Question[Any], value: object) ->
 
     Args:
         message: The train function's message.
-        question: The question. It is the client's own: a server could otherwise ask for anything.
-        value: The client's rows; what the question's `vector` takes.
+        question: The client's own copy of the question: a server could otherwise ask for anything.
+        value: The client's rows, in any form that `question.vector` takes.
 
     Raises:
-        RoundRefusedError: The server's model is not the zero that a question goes with. What is sent is the difference
-            from the model, and that of a vector and large numbers is rounded: vectors would then be further apart than
-            is accounted for.
+        RoundRefusedError: The server's model is not zero. Clients send differences from the model; differences from
+            large numbers are rounded, which the accounting does not cover.
     """
     (sent,) = message.content.array_records.values()
     arrays = records.read_arrays(sent)

@@ -195,11 +195,11 @@ class CpsgdStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No client is asked to evaluate."""
+        """Returns no messages: no client is asked to evaluate."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """There is nothing to aggregate."""
+        """Returns None: there is nothing to aggregate."""
         return None
 
     def summary(self) -> None:

@@ -28,12 +28,12 @@ _NAME = "answer"
 
 
 def answer_question(received: FLModel, question: Question[Any], value: object) -> FLModel:
-    """Returns what a client's train script sends: the vector, as a difference from whatever model was sent.
+    """Returns the reply of a client's train script: the vector, as a difference from the received model.
 
     Args:
         received: The model that `flare.receive()` returned.
-        question: The question. It is the client's own: a server could otherwise ask for anything.
-        value: The client's rows; what the question's `vector` takes.
+        question: The client's own copy of the question: a server could otherwise ask for anything.
+        value: The client's rows, in any form that `question.vector` takes.
     """
     return FLModel(ParamsType.DIFF, {_NAME: question.vector(value)}, current_round=received.current_round)
 

@@ -26,7 +26,7 @@ from cpsgd.secagg.pair.upload import TOKEN_BYTES
 
 @dataclass(frozen=True)
 class Admitted:
-    """Who may send, as one server knows it: public keys on a roster, or SHA-256 hashes of tokens."""
+    """The permitted senders, as one server knows them: public keys on a roster, or SHA-256 hashes of tokens."""
 
     keys: frozenset[bytes] = frozenset()
     tokens: frozenset[bytes] = frozenset()
@@ -41,7 +41,7 @@ class RefusedReportError(CpsgdError):
 
 
 class Books:
-    """State that both servers keep: the task, the store, the open round's sums, and who may send."""
+    """State of one server: the task, the store, the open round's sums, and the list of senders."""
 
     def __init__(
         self,
@@ -72,19 +72,19 @@ class Books:
         return self.task.admission == "tokens"
 
     def basis(self, shape: RoundShape, report: bytes) -> Basis:
-        """Returns the one point at which a report is ever evaluated."""
+        """Returns the basis for evaluating a report, always at the same secret point."""
         return Basis.of(shape, report, self.secrets.verification)
 
     def admit(self, sender: bytes, part: bytes, *, before: bool = False) -> tuple[bytes | None, bytes]:
-        """Returns who is the sender by this server's own list, and the part without its token.
+        """Returns the sender by this server's own list, and the part without its token.
 
         Args:
             sender: The key that a signature is of.
             part: The unsealed part.
-            before: It was admitted before: the list may be another one now.
+            before: Whether the report was admitted before, since the list may have changed.
 
         Raises:
-            RefusedReportError: Nobody that may send.
+            RefusedReportError: The sender is not on the list.
         """
         if self.tokens:
             token = hashlib.sha256(part[:TOKEN_BYTES]).digest()
@@ -98,7 +98,7 @@ class Books:
         return None, part
 
     def sent_before(self, round: int, senders: Collection[bytes]) -> set[bytes]:
-        """Returns those who may send no more: accepted in this round, or in any where the promise lets them in once."""
+        """Returns the senders who may not send again: accepted in this round, or in any if each takes part once."""
         return self.store.senders(None if self.task.once else round, senders)
 
     def check_open(self, round: int) -> RoundState:

@@ -23,7 +23,7 @@ MOST_CONNECTIONS, _MOST_HEADERS, _PIPELINED = 4096, 100, 8
 
 
 class PatientConnection(HttpToolsProtocol):
-    """One connection, which must have a request under way at one of two looks at it, and read what is sent to it."""
+    """One connection. It is closed if two checks in a row find no request, or an answer that is not being read."""
 
     _before: tuple[object, int] = (None, 0)
     _look: asyncio.TimerHandle | None = None
@@ -96,7 +96,7 @@ def configured(app: Any, certificate: Path | None = None, key: Path | None = Non
 
 
 def allow_files() -> None:
-    """Lets this process open enough files for all connections, as far as the system's own limit allows."""
+    """Raises this process's limit on open files for all connections, as far as the system allows."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -164,7 +164,7 @@ class Intake:
         return [next(verdicts) if isinstance(each, Prepared) else each for each in found]
 
     async def _ask(self, batch: list[Prepared], request: bytes) -> list[Verdict]:
-        """Asks the helper until it answers, and puts the verdicts on record: what it counted must be counted here."""
+        """Asks the helper until it answers, and records its verdicts: what it counted must be counted here."""
         pause = _PAUSE
         while True:
             try:

@@ -102,11 +102,11 @@ class Leader:
         return self.books.sent_before(batch[0].upload.round, senders)
 
     def open(self, upload: Upload, data: bytes, *, before: bool = False) -> Prepared:
-        """Opens the leader's part and checks who sent it; `before`: it was admitted before.
+        """Opens the leader's part and checks who sent it; `before` says that it was admitted earlier.
 
         Raises:
             MessageError: It does not open, or holds no shares.
-            RefusedReportError: Nobody vouches for it.
+            RefusedReportError: The sender is not permitted.
         """
         books = self.books
         shape = books.task.shape(upload.round)
@@ -131,7 +131,7 @@ class Leader:
     def evaluate(self, batch: Sequence[Prepared], *, restored: bool = False) -> bytes:
         """Keeps a batch, all of one round, on disk unless it is restored, and returns the request for the helper.
 
-        With tokens one batch is under way at a time, and nothing else stays: the helper may take a sender for two.
+        With tokens, only one batch is under way at a time, since the helper may take one sender for two.
         """
         books, round = self.books, batch[0].upload.round
         shape = books.task.shape(round)

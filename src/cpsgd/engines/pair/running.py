@@ -70,7 +70,7 @@ class PairServerOptions:
 
 
 def open_books(role: Role, options: PairServerOptions) -> Books:
-    """Opens a server's store, with who may send and what pays.
+    """Opens a server's books: its store, the permitted senders and the ledger.
 
     Raises:
         ParameterError: Options contradict each other or the task.
@@ -96,7 +96,7 @@ def open_books(role: Role, options: PairServerOptions) -> Books:
 
 
 def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -> None:
-    """Serves until it is ended; `tell` is given the address.
+    """Serves until the process is stopped; calls `tell` with the address.
 
     Raises:
         ParameterError: Options contradict each other or the task, the port is taken, or it would serve plain http to

@@ -109,7 +109,7 @@ class Service:
         ]
 
     def guarded(self, handler: Handler, secret: bytes) -> Handler:
-        """Lets only those in who show a secret; turns refusals into problem documents."""
+        """Wraps a handler: only callers who show the secret get in, and refusals become problem documents."""
 
         async def guard(request: Request) -> Response:
             shown = request.headers.get("authorization", "")
@@ -154,7 +154,7 @@ class Service:
 
 
 def refusing(handler: Handler) -> Handler:
-    """Turns errors into problem documents; an unexpected one shows nothing of its own text."""
+    """Wraps a handler: errors become problem documents, and unexpected errors show none of their text."""
 
     async def answer(request: Request) -> Response:
         try:

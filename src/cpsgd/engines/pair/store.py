@@ -133,7 +133,7 @@ class ReportStore:
             raise
 
     def _prepare(self, run: Run) -> None:
-        """Makes the tables, and checks whose they are."""
+        """Creates the tables, and checks that they belong to this task and server."""
         for table in _TABLES:
             run(table.format(blob="BYTEA" if self._postgres else "BLOB"))
         for name, value in (("format", "cpsgd pair store 1"), ("task", self._task.hex()), ("role", self._role)):
@@ -214,7 +214,7 @@ class ReportStore:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Turns a database's errors into ours, and gives a broken connection up: the next statement connects anew."""
+        """Translates a database's errors, and drops a broken connection: the next statement connects anew."""
         try:
             yield
         except self._failures as error:
@@ -266,7 +266,7 @@ class ReportStore:
             run("DELETE FROM pending WHERE round <= ?", (number,))
 
     def reveal(self, number: int, answer: bytes) -> bytes:
-        """Puts a round's answer on record, deletes its sums, and returns the answer that was put on record first."""
+        """Records a round's answer, deletes its sums, and returns the answer that was recorded first."""
         with self._transaction() as run:
             self._cache = None
             found = run("SELECT answer FROM rounds WHERE round = ?", (number,)).fetchone()
@@ -358,7 +358,7 @@ class ReportStore:
     def keep(self, number: int, uploads: Sequence[tuple[bytes, bytes]], *, alone: bool = False) -> None:
         """Keeps uploads, by id, until they are settled; what is kept is always what the helper is asked about next.
 
-        With `alone` all others are forgotten: kept by a transaction that seemed to fail, and never asked about.
+        With `alone`, deletes all other kept uploads, whose transaction seemed to fail.
         """
         with self._transaction() as run:
             if alone:

@@ -155,7 +155,7 @@ class PairTask:
         return self.leader if role == "leader" else self.helper
 
     def key_number(self, role: Role, round: int) -> int:
-        """Returns which of a server's keys a round has."""
+        """Returns the number of the server's key for a round."""
         return round * len(self.endpoint(role).keys) // self.rounds
 
     def key(self, role: Role, round: int) -> bytes:
@@ -200,7 +200,7 @@ class PairTask:
 
     @property
     def once(self) -> bool:
-        """Whether a client may be in one round only, as the promise has it."""
+        """Whether the promise allows a client in one round only."""
         return self.conditions.participation.scheme == "once"
 
     @cached_property
@@ -279,7 +279,7 @@ class Secrets:
         """Reads what `write` wrote.
 
         Raises:
-            ParameterError: It is something else, or others than its owner may read it.
+            ParameterError: The file holds something else, or others than its owner may read it.
         """
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise ParameterError(f"Others may read {path}, which holds secrets: chmod 600 {path}.")

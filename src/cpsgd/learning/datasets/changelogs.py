@@ -77,7 +77,7 @@ def load_changelogs(
 
 
 def _texts(folder: Path) -> dict[str, NDArray[np.uint8]]:
-    """Returns all that each maintainer wrote, as numbers; entries that several packages have count once."""
+    """Returns each maintainer's whole text, as numbers; an entry that several packages share counts once."""
     found: dict[str, list[str]] = {}
     known: set[bytes] = set()
     for path in sorted(folder.glob("*/changelog*.gz")):
@@ -111,7 +111,7 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def numbers_of(text: str) -> NDArray[np.uint8]:
-    """Returns the places of a text's characters in the alphabet.
+    """Returns the position in the alphabet of each character of a text.
 
     Example:
         >>> numbers_of("Fix é").tolist()

@@ -69,7 +69,7 @@ class DeviceInfinite(DeviceData):
         return self.made(carried(clients, self._device))
 
     def made(self, clients: torch.Tensor) -> DeviceBatch:
-        """Does the same as `batch` for clients whose numbers are on the device."""
+        """Returns the samples of clients whose numbers are on the device, as `batch` does."""
         numbers = clients + self._first
         counts = np.ones(len(clients), dtype=np.int64)
         if self._compiled:

@@ -100,12 +100,12 @@ def joint_cost(run: Run, tail: float) -> Rounds:
 
 
 def joint_suffices(run: Run) -> bool:
-    """Returns whether rounds one by one would go by the same certificate as all of them together."""
+    """Returns whether one proof gives both the cost of single rounds and that of all rounds together."""
     return _owner(run, "cost") is _owner(run, "joint_cost")
 
 
 def _owner(run: Run, name: str) -> Proof | None:
-    """Returns the quickest proof of a run that answers the question of this name."""
+    """Returns the quickest proof of a run that implements the method of this name."""
     default = getattr(Proof, name)
     return next((proof for proof in supporting(run) if getattr(type(proof), name) is not default), None)
 

@@ -109,7 +109,7 @@ class Proof(ABC):
         raise ConditionError(f"{self.name} gives no equivalent Gaussian.")
 
     def joint_cost(self, run: Run, tail: float) -> Rounds:
-        """Returns all rounds together as equivalent Gaussians, with a tail of this mass per round."""
+        """Returns all rounds together as equivalent Gaussians, with a tail of mass `tail` per round."""
         raise ConditionError(f"{self.name} gives no equivalent Gaussian of several rounds.")
 
     # ------------------------------------------------------------------ for the planner
@@ -134,15 +134,15 @@ class Proof(ABC):
         raise ConditionError(f"{self.name} is not used for planning.")
 
     def rough_scale(self, run: Run, claim: Claim) -> float:
-        """Returns about the scale that will be needed; it only ranks candidates."""
+        """Returns an estimate of the scale that will be needed, used only to rank candidates."""
         return ideal_scale(run, claim)
 
     def might_keep(self, run: Run, claim: Claim) -> bool:
-        """Returns whether it may be proved that a run keeps the claim with its own scale; rough, and sooner known."""
+        """Returns whether a run with its own scale may keep the claim: a quick check, not a proof."""
         return True
 
     def least_scale(self, run: Run, claim: Claim) -> float:
-        """Returns a scale that `scale` does not come below by much: of a Gaussian of the same variance."""
+        """Returns an approximate lower bound on `scale`: the scale of a Gaussian of the same variance."""
         return ideal_scale(run, claim)
 
 
@@ -174,7 +174,7 @@ def sensitivity(run: Run) -> float:
 
 
 def alone(run: Run) -> bool:
-    """Returns whether one proof about one round, or one law, covers the run."""
+    """Returns whether the run needs no composition: it has one unsampled round, or one law for all rounds."""
     scheme = run.sampling
     whole = run.protocol.mechanism.memory.one_event or scheme.scheme == "once"
     return whole or (run.rounds == 1 and not scheme.sampled)
@@ -191,7 +191,7 @@ def of_size(run: Run, size: int, count: int = 1) -> Run:
 
 
 def moved(run: Run) -> float:
-    """Returns how far, in total variation, all rounds' sampled noise may be from its law."""
+    """Returns a bound on the total variation between the sampled noise of all rounds and its exact law."""
     honest = [(size - run.colluding, count) for size, count in run.sizes]
     draws = max(size for size, _ in honest) if alone(run) else sum(size * count for size, count in honest)
     return draws * run.protocol.dim * run.protocol.mechanism.noise.variation
@@ -305,7 +305,7 @@ def gaussian_mu(run: Run, claim: Claim) -> float:
 
 
 def sampled_mu(run: Run, claim: Claim) -> float:
-    """Returns the same when a share of δ is set aside for tails, under sampling."""
+    """Returns approximately the largest μ of one sampled round, with a share of δ set aside for tails."""
     return _sampled_mu(claim, counted(run), run.sampling)
 
 
@@ -318,7 +318,7 @@ def _gaussian_mu(claim: Claim, rounds: int, participation: Participation) -> flo
 
 @lru_cache(maxsize=256)
 def _sampled_mu(claim: Claim, rounds: int, participation: Participation) -> float:
-    """Returns about the largest μ per round for which sampled rounds keep the claim, with δ left for tails."""
+    """Returns approximately the largest μ per round at which sampled rounds keep the claim, with δ left for tails."""
     mu, left = _gaussian_mu(claim, rounds, participation), claim.delta * (1.0 - SAMPLED_TAIL_SHARE)
     while True:
         mu *= 1.0 - 2.0 * _TOLERANCE
@@ -347,13 +347,13 @@ def distance(run: Run) -> float:
 
 
 def ideal_scale(run: Run, claim: Claim) -> float:
-    """Returns the scale that a Gaussian of the same variance would need, which no certificate comes below by much."""
+    """Returns the scale that a Gaussian of equal variance needs: about the least that any certificate can reach."""
     deviation = math.sqrt(run.honest * run.protocol.mechanism.noise.variance)
     return distance(run) / (deviation * gaussian_mu(run, claim))
 
 
 def scale_for(run: Run, allowed: float) -> float:
-    """Returns the smallest s at which neighbours are at most `allowed` apart; 0 where the range sees to that."""
+    """Returns the smallest scale at which neighbours are at most `allowed` apart; 0 if the range ensures that."""
     protocol = run.protocol
     if allowed >= math.sqrt(protocol.dim) * protocol.reach(run.adjacency):
         return 0.0

@@ -176,7 +176,7 @@ def _profile(law: Law, dim: int, sensitivity: float, levels: int, power: int) ->
 
 
 def inside(law: Law, low: int, high: int) -> bool:
-    """Returns whether a range and its neighbours are possible values of the noise."""
+    """Returns whether the noise can take every value from low - 1 to high + 1."""
     return law.lowest + 1 <= low and high <= law.highest - 1
 
 
@@ -267,7 +267,7 @@ _EXCESS = 4.0
 
 @dataclass(frozen=True)
 class Certified(Proof):
-    """The Gaussian certificate of integer noise; the quickest there is."""
+    """The Gaussian certificate of integer noise, which is the quickest proof."""
 
     name: str = "gaussian-certificate"
     citation: str = (
@@ -335,7 +335,7 @@ def law_of(run: Run) -> Law:
 
 
 def shape(run: Run) -> Shape:
-    """Returns what the certificate asks of a run beside its law."""
+    """Returns the run's dimension, sensitivity and levels, which the certificate needs beside the law."""
     protocol = run.protocol
     return {"dim": protocol.dim, "sensitivity": base.sensitivity(run), "levels": protocol.mechanism.levels}
 
@@ -345,7 +345,7 @@ def _sampled(run: Run) -> bool:
 
 
 def _shares(variance: float) -> list[float]:
-    """Returns shares of δ for the tails around the best, which is about the certificate's excess over a Gaussian."""
+    """Returns candidate shares of δ for the tails, around the likely best: the certificate's excess over a Gaussian."""
     centre = min(0.2, 5.0 / math.sqrt(variance))
     return [0.3 * centre, centre] if variance < 250_000 else [centre]
 

@@ -145,7 +145,7 @@ def summed_renyi_certificate(
 
 
 class _Orders:
-    """ε of the rounds, in certain boxes, by their divergence of one order or another."""
+    """ε of the rounds, for fixed boxes, as a function of the Rényi order."""
 
     def __init__(self, rounds: Sequence[tuple[Moments, int]], sensitivity: float, delta: float) -> None:
         self._rounds, self._delta = rounds, delta
@@ -155,7 +155,7 @@ class _Orders:
         self.boxes = [moments.box for moments, _ in rounds]
 
     def at(self, order: float) -> RenyiCertificate:
-        """Returns the certificate of this order, or of the largest that can be computed."""
+        """Returns the certificate of this order, or of the largest computable order if that is smaller."""
         order = min(order, self._largest)
         kappa = math.fsum(count * moments.kappa(order) for moments, count in self._rounds) * (1.0 + 4.0 * _UNIT)
         remaining = (self._delta - self._tail) * (1.0 - 2.0 * _UNIT)
@@ -163,7 +163,7 @@ class _Orders:
         return RenyiCertificate(epsilon, self._delta, order, kappa, self._tail)
 
     def guess(self) -> float:
-        """Returns the order that a Gaussian with this divergence would choose."""
+        """Returns a first guess of the best order: the best order of a Gaussian with the same divergence."""
         slope = 0.5 * self._square * math.fsum(count * moments.kappa(2.0) for moments, count in self._rounds)
         return 1.0 + math.sqrt(math.log(1.0 / (self._delta - self._tail)) / slope)
 
@@ -239,7 +239,7 @@ class Renyi(Proof):
         return isinstance(base.law_of(run), Law)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
-        """Returns the ε at the best order; not computed where it could not come below."""
+        """Returns the ε at the best order; raises `ConditionError` early if it cannot be smaller than `below`."""
         if base.alone(run):
             run = base.of_size(run, run.surviving)
         if len(run.sizes) > _MOST_SIZES:

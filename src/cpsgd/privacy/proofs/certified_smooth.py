@@ -142,7 +142,7 @@ def _families(law: Law | Steps, reach: float, tail: float, draft: bool) -> list[
 
 
 def _first_growth(law: Law | Steps, reach: float, tail: float, budget: float, draft: bool) -> Growth:
-    """Returns the growth up to this budget, or to a few times as much where that is too little to smooth over."""
+    """Returns the growth up to this budget, or up to a few times the budget if it is too small for smoothing."""
     for _ in range(_LARGER_BUDGETS):
         try:
             return _growth(law, reach, tail, budget, draft)
@@ -204,7 +204,7 @@ class Smoothed(Proof):
         return self._joint_epsilon(run, delta, below)
 
     def _sampled_epsilon(self, run: Run, delta: float) -> Proved:
-        """Returns the smaller ε of two: of single rounds, sampled; and of all rounds at once, without sampling."""
+        """Returns the smaller of two ε: of sampled single rounds, and of all rounds at once without sampling."""
         shares = [base.SAMPLED_TAIL_SHARE] if run.sampling.rate < 1.0 else base.TAIL_SHARES
         citation = f"{self.citation}; {base.COMPOSED[run.sampling.scheme]}"
         try:
@@ -301,7 +301,7 @@ class Smoothed(Proof):
         return base.ideal_scale(run, claim) * _STEPS_EXCESS
 
     def might_keep(self, run: Run, claim: Claim) -> bool:
-        """Returns whether a run may keep the claim with its own scale; of sums without separate noise, by a draft."""
+        """Returns whether a run may keep the claim with its own scale: sums without separate noise, by a draft."""
         if not isinstance(_law(run), Steps):
             return True
         allowed = _Allowed.of(run, claim)
@@ -341,7 +341,7 @@ def _certificate(run: Run, tail: float, rounds: int = 1, draft: bool = False) ->
 
 @dataclass(frozen=True)
 class _Allowed:
-    """The certificate that a claim asks of sums without separate noise: μ, tail and rounds."""
+    """The μ, tail and rounds that a claim allows to sums without separate noise."""
 
     mu: float
     tail: float
@@ -363,7 +363,7 @@ class _Allowed:
 
 @lru_cache(maxsize=256)
 def _drafted(run: Run, claim: Claim) -> float:
-    """Returns about the smallest scale, by drafts of the certificate."""
+    """Returns approximately the smallest scale, by quick drafts of the certificate."""
     allowed, scale = _Allowed.of(run, claim), base.ideal_scale(run, claim) * _STEPS_EXCESS
     known = failed = 0.0
     for _ in range(_DRAFTS):
@@ -384,13 +384,13 @@ def _drafted(run: Run, claim: Claim) -> float:
 
 
 def _deviation(run: Run, scale: float) -> float:
-    """Returns the standard deviation of a sum's noise at a scale, in units of vectors."""
+    """Returns the standard deviation of a sum's noise, in units of vectors, if the mechanism has this scale."""
     mechanism = base.scaled(run, scale).protocol.mechanism
     return mechanism.scale * math.sqrt(run.honest * mechanism.noise.variance)
 
 
 def _quieter(run: Run, scale: float, factor: float) -> float:
-    """Returns the scale at which the noise is so many times what it is at `scale`.
+    """Returns the scale at which the noise is `factor` times as large as at `scale`.
 
     A larger scale also means smaller odds, hence more noise: the answer lies between `scale` and `factor` times that.
     """
@@ -403,7 +403,7 @@ def _quieter(run: Run, scale: float, factor: float) -> float:
 
 
 def _steps_scale(run: Run, claim: Claim, wanted: float, draft: bool) -> float:
-    """Returns the smallest scale, within a little, or the wanted one; the law itself depends on the scale."""
+    """Returns approximately the smallest scale, or the wanted one; here the law itself depends on the scale."""
     allowed, scale, longest = _Allowed.of(run, claim), wanted, _STEP
     close, aim = (_DRAFT_CLOSE_ENOUGH, _DRAFT_AIM) if draft else (_CLOSE_ENOUGH, _AIM)
     if wanted <= (rough := base.ideal_scale(run, claim) * _STEPS_EXCESS):

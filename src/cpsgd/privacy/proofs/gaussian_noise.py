@@ -23,7 +23,7 @@ _MOST_FOR_SLACK = 0.1
 
 @dataclass(frozen=True)
 class GaussianProof(Proof):
-    """Gaussian noise as exact as the mechanism draws it.
+    """The proof for Gaussian noise, with the sampler's deviation from an exact Gaussian paid for.
 
     Attributes:
         rounded: Whether clients round what they send.
@@ -94,7 +94,7 @@ def _law(run: Run) -> Normal:
 
 
 def _rounded_epsilon(run: Run, delta: float) -> tuple[float, float]:
-    """Returns ε of one round of a Gaussian that is rounded; the price of that is weighed against ε as it is."""
+    """Returns ε of one round of rounded Gaussian noise, with the cost of rounding balanced against the rest."""
     cost = gaussian_cost(run)
     try:
         epsilon = composed_epsilon([cost], delta=delta, participation=Participation.every())
@@ -107,13 +107,13 @@ def _rounded_epsilon(run: Run, delta: float) -> tuple[float, float]:
 
 
 def _spent(run: Run, claim: Claim) -> float:
-    """Returns the share of δ that a sampler's total variation costs."""
+    """Returns the share of δ that the sampler's total variation takes."""
     draws = base.counted(run) * run.honest * run.protocol.dim
     return draws * run.protocol.mechanism.noise.variation * (1.0 + math.exp(claim.epsilon)) / claim.delta
 
 
 def _mu(run: Run, claim: Claim, spent: float, slack: float = 0.0) -> float:
-    """Returns the largest μ of a round where a share of δ is spent, and ε has to make up for λ; roughly if sampled."""
+    """Returns the largest μ of a round after `spent` of δ and the slack λ are paid; approximate if sampled."""
     if run.sampling.rate < 1.0:
         mu = base.gaussian_mu(run, claim) if spent < 1e-6 else base.sampled_mu(run, claim)
         return mu * (1.0 - 2.0 * slack / claim.epsilon)

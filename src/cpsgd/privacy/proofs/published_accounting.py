@@ -45,15 +45,15 @@ class Published(Proof):
     comparison: ClassVar[bool] = True
 
     def label(self, run: Run) -> str:
-        """Returns the name, and that rounds are composed."""
+        """Returns the name of the accounting, with a note where rounds are composed."""
         return self.name if base.alone(run) else f"{self.name} + optimal composition"
 
     def supports(self, run: Run) -> bool:
-        """Returns whether it is their mechanism."""
+        """Returns whether the run's mechanism is the one that the authors account for."""
         return run.protocol.mechanism.name == self.mechanism
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
-        """Returns their ε."""
+        """Returns the ε by the authors' accounting."""
         if not base.alone(run):
             check_composable(run)
             return Proved(published_epsilon(run, delta), 0.0, CITATION)

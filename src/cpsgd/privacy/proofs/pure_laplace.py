@@ -51,7 +51,7 @@ class PureLaplace(Proof):
     pure: ClassVar[bool] = True
 
     def supports(self, run: Run) -> bool:
-        """Returns whether the noise is made of such shares."""
+        """Returns whether the noise is made of shares of discrete Laplace noise."""
         return isinstance(base.law_of(run), PolyaLaw)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
@@ -84,11 +84,11 @@ class PureLaplace(Proof):
         return scale
 
     def rough_scale(self, run: Run, claim: Claim) -> float:
-        """Returns the same where the range of coordinates does not help."""
+        """Returns the scale that is needed if the range of coordinates does not help."""
         return _distance(run) / _allowed(run, claim)
 
     def least_scale(self, run: Run, claim: Claim) -> float:
-        """Returns the same; at δ > 0 several rounds may cost less than their ε added up."""
+        """Returns a rough lower bound on `scale`; at δ > 0 rounds together may cost less than their summed ε."""
         return self.rough_scale(run, claim) / (1.0 if claim.delta == 0.0 else base.counted(run))
 
 

@@ -162,7 +162,7 @@ def norms_epsilon(law: Steps, *, norms: Norms, squares: float, delta: float, bel
 
 
 def _backgrounds(low: Array, high: Array, others: int, order: int, largest: float) -> list[StepSum]:
-    """Returns the sums beside up to half of the others at 1; those beside more are mirror images."""
+    """Returns the sums with up to half of the other clients at 1; sums with more are mirror images."""
     error = (48.0 * (others + 1) + 256.0) * _UNIT
     hidden = _ALL_HIDDEN * math.exp((order + 3) * largest)
     pairs = itertools.islice(_pairs(low, high, others), others // 2 + 1)
@@ -170,7 +170,7 @@ def _backgrounds(low: Array, high: Array, others: int, order: int, largest: floa
 
 
 def _pure(largest: float, budget: float, reach: float, coordinates: int) -> float:
-    """Returns the most that all coordinates lose: log(1 + t (ρ - 1)/2) is concave in t², so the worst split is even."""
+    """Returns the largest loss of all coordinates: log(1 + t (ρ - 1)/2) is concave in t², so an even split is worst."""
     step = min(math.sqrt(budget / coordinates), reach) * (1.0 + 1e-14)
     return coordinates * math.log1p(0.5 * math.expm1(largest) * step) * (1.0 + 1e-13)
 

@@ -160,7 +160,7 @@ def evaluate(shape: RoundShape, share: Share, basis: Basis) -> Elements:
 
 
 def evaluation_message(shape: RoundShape, share: Share, basis: Basis) -> bytes:
-    """Returns what the leader sends to the helper: the hash of its share, and its evaluations."""
+    """Returns the leader's message to the helper: the hash of its share, and its evaluations."""
     return share.part + pack.forward(evaluate(shape, share, basis).reshape(-1), shape.field.prime)
 
 

@@ -39,7 +39,7 @@ def unseal(
     """Returns the part that was sealed for this server, round and report, beside these other bytes.
 
     Raises:
-        MessageError: It was not.
+        MessageError: The part was sealed for something else, or changed.
     """
     try:
         return _SUITE.decrypt(sealed, private, info=digest(role + " part", shape, report, *beside))

@@ -61,7 +61,7 @@ class Upload:
         """Reads an upload.
 
         Raises:
-            MessageError: It is none.
+            MessageError: The bytes are not an upload.
         """
         if len(data) < _HEAD.size:
             raise MessageError(f"Expected an upload of at least {_HEAD.size} bytes, got {len(data)}.")
