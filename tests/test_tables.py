@@ -244,6 +244,8 @@ def test_a_time_is_one_text_whatever_its_unit_and_type() -> None:
     assert {text_of(way) for way in ways} == {"2026-01-01T08:30:00.5"}
     midnights = [date(2026, 1, 1), datetime(2026, 1, 1), np.datetime64("2026-01-01"), np.datetime64("2026-01-01", "us")]
     assert {text_of(way) for way in midnights} == {"2026-01-01"}
+    for text, units in (("2026-01-01", "YMDhms"), ("2026-01-01T08:00:00", "hms")):
+        assert {text_of(np.array(text, f"datetime64[{unit}]")[()]) for unit in units} == {text}
     assert text_of(datetime(2026, 1, 1, 0, 0, 10)) == "2026-01-01T00:00:10"
 
 

@@ -194,7 +194,9 @@ def _time_text(time: datetime | np.datetime64) -> str:
         time = time if time.tzinfo is None else time.astimezone(UTC).replace(tzinfo=None)
         text = time.isoformat()
     else:
-        text = str(time)
+        # NumPy writes whole hours, months and so on by other texts than the same time in seconds.
+        coarse = np.datetime_data(time.dtype)[0] in ("Y", "M", "W", "D", "h", "m")
+        text = str(time.astype("datetime64[s]") if coarse else time)
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text.removesuffix("T00:00:00")
 

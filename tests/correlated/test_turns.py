@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.turns import Turn, run_rules
-from cpsgd.errors import ParameterError, RoundRefusedError
+from cpsgd.errors import ParameterError, RoundError, RoundRefusedError
+from cpsgd.federation.client_files import Memory
 from cpsgd.mechanisms import Binomial
 from cpsgd.neighbours import Participation
 
@@ -103,3 +105,23 @@ def test_a_client_needs_a_file_where_noise_is_carried_on() -> None:
     state = run_rules(INDEPENDENT).init(None, "run", bytes(16))
     state.check(3)
     assert state.meanwhile(3, 5, lambda: "trained") == ("trained", {})
+
+
+@pytest.mark.parametrize("other", [3, 4])
+def test_a_round_that_another_session_answers_while_a_client_trains_is_answered_once(
+    tmp_path: Path, other: int
+) -> None:
+    """The noise that was drawn for it is used by nobody: what was expanded is no seed of a later round either."""
+    memory = Memory(tmp_path / "memory")
+    states = [run_rules(ONCE).init(memory.seeds, "run", bytes(16)) for _ in range(2)]
+    answers: list[Any] = []
+
+    def train() -> None:
+        answers.append(states[1].meanwhile(other, 5, lambda: "trained"))
+
+    with pytest.raises(RoundError, match="is drawn"):
+        states[0].meanwhile(3, 5, train)
+    ((trained, arguments),) = answers
+    assert (trained, arguments["seeds"][1:]) == ("trained", (None, None))
+    following = states[0].meanwhile(other + 1, 5, lambda: "next")[1]["seeds"]
+    assert following[1:] == (arguments["seeds"][0], None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from typing import Any
 
 import dp_accounting
@@ -245,6 +246,17 @@ def test_processes_that_join_later_are_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ParameterError, match="init_process_group first"):
         epoch(model, optimizer, private)
     assert private.steps == 0
+
+
+def test_processes_that_are_forked_later_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would count its own steps alone: of a model in shared memory, all of them together cost more than ε."""
+    model, optimizer, private = loop(small())
+    epoch(model, optimizer, private)
+    steps, own = private.steps, os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    with pytest.raises(ParameterError, match="forked"):
+        epoch(model, optimizer, private)
+    assert private.steps == steps > 0
 
 
 def test_a_batch_of_ones_own_in_the_loop_is_refused() -> None:

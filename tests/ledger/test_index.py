@@ -320,6 +320,43 @@ def test_an_index_of_a_fork_that_lands_beside_a_running_process_gets_no_rows(led
     assert fresh._replica.index._sound
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="links and pipes as POSIX has them")
+def test_what_takes_the_place_of_an_index_while_a_process_lives_stays_as_it_is(ledger: Ledger) -> None:
+    """Whole rows were cut out of such a file, even of the ledger itself, before anybody looked what it was."""
+    index, other = index_of(ledger.path), ledger.path.with_name("notes")
+
+    def replaced(by: Callable[[], object], round: int) -> None:
+        ledger.repair()  # has a sound index again
+        index.unlink()
+        by()
+        ledger.reserve("people", event(round))
+
+    for number, notes in enumerate((b"a few words", b"x" * 95)):
+        other.write_bytes(notes)
+        replaced(lambda: index.symlink_to(other), 2 * number)
+        assert (index.is_symlink(), other.read_bytes()) == (True, notes)
+        index.unlink()
+        replaced(lambda: index.hardlink_to(other), 2 * number + 1)
+        assert other.read_bytes() == notes
+    replaced(lambda: index.hardlink_to(ledger.path), 4)
+    assert index.samefile(ledger.path)
+    index.unlink()
+    replaced(lambda: os.mkfifo(index), 5)
+    assert index.is_fifo()
+    index.unlink()
+    ledger.repair()
+    assert Ledger(ledger.path).verify().totals[0].rounds == 6
+
+
+def test_the_row_of_a_writer_that_was_killed_is_finished(ledger: Ledger) -> None:
+    fill(ledger, 0, 3)
+    index = index_of(ledger.path)
+    for left in (1, 39, 41):
+        index.write_bytes(index.read_bytes()[:-left])
+        fill(ledger, 100 + left, 101 + left)
+        assert index.read_bytes() == ledger._replica.index._all(0).tobytes()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_no_flipped_bit_of_the_log_changes_what_is_said(long: Ledger, seed: int) -> None:
     """It is refused, at once or by those who read the record, or changes nothing that is asked."""

@@ -3,8 +3,9 @@
 The rule that privacy rests on (docs/proofs/seeds.md): *at any time at most one honest client holds a seed,
 and it uses it at most once in a round*. So a client removes seeds from its disk before the baton with them leaves. A
 baton opens with a key that serves once. A client that took over a lineage for a round uses it in no earlier one. A
-fresh seed is drawn from the operating system for each round and is on the disk before anything is computed with it.
-Nothing is ever drawn from a seed again as a round's own noise, whatever is killed when.
+fresh seed is drawn from the operating system for each round. It may be expanded before, in memory alone, and is on the
+disk before a message is made with it. Nothing is ever drawn from a seed again as a round's own noise, whatever is
+killed when.
 
 The file holds secrets that are to be forgotten, and a memory only ever grows: so it is a file of its own, replaced as a
 whole, under the memory's lock. If it is lost, lineages begin anew, which costs accuracy alone. It may be an older copy,

@@ -14,6 +14,7 @@ with the size of the batch (docs/proofs/private-loop.md, assumption 1).
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -163,6 +164,7 @@ class Private:
             )
         self._clip_norm = clip_norm if callable(clip_norm) else _validate.positive("clip_norm", clip_norm)
         self._loader, self._mean, self._processes = loader, mean, processes
+        self._process = os.getpid()
         self._multipliers, self.delta = multipliers, delta
         self.steps, self.planned = 0, len(multipliers)
         self._model, self._sums = model, ClippedSums(model)
@@ -330,6 +332,11 @@ class Private:
             raise ParameterError(
                 "torch.distributed was initialized or left after the loop was made private, so that processes do not "
                 "share the examples as they add them up: call init_process_group first, then make_private."
+            )
+        if os.getpid() != self._process:
+            raise ParameterError(
+                "This process was forked after the loop was made private, so that each of them would spend the whole "
+                "budget: call make_private in the process that takes the steps."
             )
         part = self._loader.current
         if part is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class SumNoise:
 
     def _begin(self) -> None:
         """Starts the threads that draw noise in this process, and their first draw."""
-        self._process = os.getpid()
+        self._process, self._lock = os.getpid(), Lock()
         self._pool = None if self._on_device else ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
         self._next = self._start()
 
@@ -90,10 +91,10 @@ class SumNoise:
             return device_noise.noisy_mean(sums, step, divisor, ratios=(_RATIO, LEAST_RATIO), most=_MOST)
         if os.getpid() != self._process:  # a forked child: its parent will use what was drawn
             self._begin()
-        noise, parts = self._next
+        with self._lock:  # two threads never have the same noise
+            (noise, parts), self._next = self._next, self._start()
         for part in parts:
             part.result()
-        self._next = self._start()
         found = torch.empty(self.dim, dtype=torch.float32)
         native.noisy_mean(sums.cpu().numpy(), noise, step, divisor, _MOST, found.numpy())
         return found.to(self._device)

@@ -43,6 +43,8 @@ _OTHER, _RELEASE, _ABANDON, _NO_RUN = range(4)
 _LARGE = 1 << 26
 _BLOCK = 1 << 14
 _CLOSINGS: Final = {"release": _RELEASE, "abandon": _ABANDON}
+# The folder may be somebody else's: a pipe would be waited for, and a link followed.
+_AS_IT_IS: Final[int] = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 Rows = NDArray[np.uint64]
 
@@ -155,9 +157,7 @@ class Index:
         """
         self._stored, self._sound, exists = np.empty((0, _COLUMNS), np.uint64), False, False
         with suppress(OSError):
-            # The folder may be somebody else's: a pipe would be waited for, and a link followed.
-            flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-            descriptor = os.open(self.path, flags | getattr(os, "O_BINARY", 0))
+            descriptor = os.open(self.path, os.O_RDONLY | _AS_IT_IS)
             exists = True
             with os.fdopen(descriptor, "rb") as file:
                 if self._is_trusted(descriptor):
@@ -218,27 +218,25 @@ class Index:
     def _append(self) -> bool:
         """Adds the missing rows to the file; returns False if the whole file must be rewritten.
 
-        The file may have been replaced since it was read. Its last row must be ours: that row has the hash of all
-        records up to it. Rows after those of another ledger would be believed together with them.
+        The file may have been replaced since it was read, by a fork's or by a link to another file. It must end as our
+        rows do: its last row has the hash of all records up to it. Rows after those of another ledger would be believed
+        together with them. Nothing of a file that ends otherwise is changed.
         """
         if not self._sound:
             return False
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | _AS_IT_IS)
         except FileNotFoundError:
             return False
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
-            size = os.fstat(descriptor).st_size
-            if size % _ROW:  # a writer was killed
-                os.ftruncate(descriptor, size // _ROW * _ROW)
-            count = size // _ROW
-            if count > len(self):
+            if not self._is_trusted(descriptor):
                 return False
-            if count:
-                file.seek((count - 1) * _ROW)
-                if file.read(_ROW) != self._all(count - 1)[:1].tobytes():
-                    return False
-            file.write(self._all(count).tobytes())
+            first = max(os.fstat(descriptor).st_size // _ROW - 1, 0)
+            file.seek(first * _ROW)
+            end, ours = file.read(2 * _ROW), self._all(first).tobytes()
+            if not ours.startswith(end):
+                return False
+            file.write(ours[len(end) :])  # the rest of a row, too, whose writer was killed
         return True
 
     def _all(self, first: int) -> Rows:

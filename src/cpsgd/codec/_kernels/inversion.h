@@ -22,7 +22,7 @@ constexpr std::size_t kDraws = sizeof(Bytes);
 typedef std::uint8_t Sixteen __attribute__((vector_size(16)));
 
 // Bytes that one pick chooses among.
-#if defined(__AVX512VBMI__)
+#if CPSGD_LANES == 16
 constexpr std::size_t kBlock = 64;
 #else
 constexpr std::size_t kBlock = 16;
@@ -30,14 +30,9 @@ constexpr std::size_t kBlock = 16;
 
 // In every lane: the byte of those at `entries` that `index` names, or 0 where that is 255.
 static inline Bytes pick(const std::uint8_t* entries, Bytes index) {
-#if defined(__AVX512VBMI__)
+#if CPSGD_LANES == 16
   const __mmask64 named = ~_mm512_movepi8_mask((__m512i)index);
   return (Bytes)_mm512_maskz_permutexvar_epi8(named, (__m512i)index, _mm512_loadu_si512(entries));
-#elif CPSGD_LANES == 16
-  // Masked, though all lanes are wanted: GCC 12 warns of the plain broadcast.
-  const __m512i everywhere =
-      _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_loadu_si128((const __m128i*)entries));
-  return (Bytes)_mm512_shuffle_epi8(everywhere, (__m512i)index);
 #elif CPSGD_LANES == 8
   return (Bytes)_mm256_shuffle_epi8(
       _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)entries)), (__m256i)index);
