@@ -17,7 +17,7 @@ from cpsgd import Aggregator, Guarantee, Protocol, guarantee
 from cpsgd.audit import Case, Encode, Start, all_cases, survey
 from cpsgd.audit.cases import DELTA, left_out, usual
 from cpsgd.audit.checks import Check
-from cpsgd.audit.surveys import Coverage, Made, law_checked
+from cpsgd.audit.surveys import Coverage, Made, Survey, law_checked
 from cpsgd.codec import pipeline
 from cpsgd.mechanisms import Binomial, binomial
 from cpsgd.randomness import Keystream
@@ -249,3 +249,13 @@ def test_one_check_that_fails_is_enough() -> None:
     good, bad = Check("a", "?", 1.0, 2.0), Check("b", "?", 3.0, 2.0)
     for checks, passed in (((good, good), True), ((good, bad), False), ((bad, good), False)):
         assert Coverage(QUIET, "", 1, (0,), checks, "").passed is passed
+    for agreement, check, passed in ((good, good, True), (bad, good, False), (good, bad, False)):
+        covered = tuple(Coverage(QUIET, "", 1, (0,), (each,), "") for each in (good, check))
+        assert Survey(covered, agreement, 1e-6).passed is passed
+
+
+def test_runs_are_played_to_their_last_round() -> None:
+    runs = [case for case in all_cases() if case.protocol.mechanism.memory.one_event]
+    assert len(runs) == 4
+    for case in runs:
+        assert (case.rounds[0], case.rounds[-1]) == (0, case.protocol.mechanism.memory.rounds - 1)

@@ -88,6 +88,16 @@ def test_all_draws_of_own_noise_are_in_a_message() -> None:
     assert np.any(values != np.floor(expected - own[1] / 2.0**bits))
 
 
+def test_what_lies_beyond_the_window_is_moved_to_its_ends() -> None:
+    given = mechanism(window=200)
+    inherited = np.repeat(np.array([-1000, 1000]) << given.finest_bits, 50)
+    values = np.empty(100, dtype=np.uint32)
+    keystream = Keystream(seed(3)).take(given.keystream_bytes * 100)
+    given.kernel().after(inherited).values(np.zeros(100, dtype=np.float32), keystream, values)
+    assert set(values[:50].tolist()) == {0}
+    assert set(values[50:].tolist()) == {199}
+
+
 def expanded(sent: CorrelatedGaussian, seed: bytes, round: int, dim: int) -> Any:
     found = np.zeros(dim, dtype=np.int64)
     sent.lineages.add(seed, round, 1, found)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2_contingency
 
 from cpsgd.codec import pipeline
+from cpsgd.correlated import run_sums
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.run_sums import Slots, SummedLineages, wide_draw
 from cpsgd.errors import CheckpointError, ParameterError
@@ -84,6 +85,31 @@ def test_many_clients_have_the_same_law() -> None:
     protocol = protocol_for(4000, clients=100)
     vectors = np.zeros((100, protocol.dim), dtype=np.float32)
     check_covariance(simulated(protocol, vectors, ROUNDS), covariance(protocol, ROUNDS, 100))
+
+
+@pytest.mark.parametrize("count", [2, 3, 32, 33, 200])
+def test_a_sum_has_the_mean_and_the_variance_of_its_messages(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the lineages' noise, which is drawn first; the other draw is replaced by uniform numbers."""
+    mechanism: Any = protocol_for(40_000, clients=count).mechanism
+    half = 1 << (mechanism.finest_bits - 1)
+    deviations: list[float] = []
+
+    def drawn(deviation: float, stream: Keystream, size: int) -> Any:
+        deviations.append(math.ldexp(deviation, -mechanism.finest_bits))
+        return np.random.default_rng(1).integers(-half, half, size) * (len(deviations) - 1)
+
+    monkeypatch.setattr(run_sums, "wide_draw", drawn)
+    sums = SummedLineages(mechanism, Slots(mechanism, 5), count, 40_000)
+    points = np.full(40_000, count * int(mechanism.grid.limit), dtype=np.uint64)
+    found = sums.noisy(points, count, 0, Keystream(bytes(16)))
+    # What is rounded off is uniform in every message but the last, and drawn where these are few.
+    uniform = (count - 1) / 12.0
+    rest = count * (mechanism.noise.own_variance + 1.0 / 12.0) - 1.0 / 12.0
+    assert deviations[1] ** 2 == pytest.approx(rest if count > 32 else rest - uniform, rel=1e-12)
+    # Rounding down the sum of a uniform number and another one adds f (1 - f) to the variance, 1/6 where f is uniform.
+    spread = uniform + 1.0 / 6.0 if count <= 32 else 0.25
+    assert abs(found.mean() - count * mechanism.centre) < 5.0 * math.sqrt(spread / 40_000)
+    assert count > 32 or abs(found.var() / spread - 1.0) < 6.0 * math.sqrt(2.0 / 40_000)
 
 
 def test_the_integers_have_the_law_of_messages() -> None:

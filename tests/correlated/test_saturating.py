@@ -56,6 +56,13 @@ def test_rounding_is_unbiased_and_saturates() -> None:
         assert values.max() <= 15
 
 
+def test_a_window_without_room_for_noise_is_refused() -> None:
+    """7½ steps to either end: a coordinate takes one, and what is inherited the rest, or almost."""
+    assert mechanism(step=0.05, inherited_range=6.4999).noise.room == pytest.approx(1e-4, rel=1e-6)
+    with pytest.raises(ParameterError, match="to have room"):
+        mechanism(step=0.05, inherited_range=6.5)
+
+
 def test_chosen_seeds_take_no_more_room_than_planned() -> None:
     found = mechanism(inherited_range=0.01)
     seeds = tuple(bytes([age]) * 16 for age in range(5))
@@ -292,6 +299,11 @@ def test_refined_draws_are_gaussians_with_uniform_numbers(
 def test_refinements_move_less_than_the_table_does() -> None:
     assert fine_draws.FINE_BITS == 27
     assert fine_draws.FINE_VARIATION < 2.0**-108 < fine_gaussian.SMOOTHING / 100
+    # 8 · 2^8 points per deviation, and 2^8 times as many after each of the first three.
+    roots = [2**11, 2**19, 2**27, 2**35]
+    exact = sum(fine_draws.aliasing(root, uniforms) for root, uniforms in zip(roots, (10, 6, 4, 4), strict=True))
+    assert fine_draws._variation() == fine_draws.FINE_VARIATION == pytest.approx(exact, rel=1e-8)
+    assert fine_draws.FINE_VARIATION >= exact
 
 
 def test_fine_draws_fill_their_grid() -> None:

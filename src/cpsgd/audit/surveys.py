@@ -154,7 +154,7 @@ def survey(
     others = levels.others() if made is None else ()
     share = FALSE_ALARM / (len(cases) * (1 + len(others)))
     advance = progress or (lambda done: None)
-    law_rounds = max(1, int(LAW_SHARE * rounds))
+    law_rounds = int(LAW_SHARE * rounds)
     with levels.started(others, cases, rounds=law_rounds, surviving=surviving, share=share) as running:
         covered = []
         for case in cases:

@@ -181,7 +181,7 @@ class SeedFile:
     def _read(self) -> dict[str, Held]:
         try:
             with self._path.open("rb") as file:
-                data = file.read(_LONGEST + 1)
+                data = file.read(_LONGEST)
         except FileNotFoundError:
             return {}
         try:

@@ -84,7 +84,7 @@ class SiloFile:
         """Removes the files of federations that were used longest ago."""
         files = sorted(self._path.parent.glob(f"{self._path.name}-*"), key=lambda each: each.stat().st_mtime)
         for old in files[:-MOST_FEDERATIONS]:
-            old.unlink(missing_ok=True)
+            old.unlink()
 
 
 def _rows(path: Path, place: Place, answered: int | None, number: int) -> dict[int, Points]:

@@ -366,4 +366,4 @@ def cut_off(deviations: float) -> float:
 
 def reach_of(probability: float) -> float:
     """Returns the number of standard deviations at which `cut_off` is this probability."""
-    return math.sqrt(2.0 * math.log(2.0 / probability)) * (1.0 + 1e-9) if probability < 2.0 else 0.0
+    return math.sqrt(2.0 * math.log(2.0 / probability)) * (1.0 + 1e-9)
