@@ -191,12 +191,12 @@ def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
 
 
 def _crowded(n: int, k: int, t: int, colluding: int) -> float:
-    """Bounds the probability that any honest client has too many colluding neighbours, over all lists tried."""
+    """Returns a bound on the probability that an honest client has too many colluding neighbours, over all lists tried."""
     from scipy.stats import hypergeom
 
     row = k // 2
     some = float(hypergeom.sf(t - row - 2, n - 1, min(colluding, n - 1), row))
-    return min(1.0, 2 * (n - colluding) * some * _ROUND_UP * _LISTS_TRIED)
+    return 2 * (n - colluding) * some * _ROUND_UP * _LISTS_TRIED
 
 
 def _parts(n: int, k: int, dropped: int, colluding: int) -> float:
