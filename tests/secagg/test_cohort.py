@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
-from cpsgd.secagg.cohort import Advert, Cohort, Statement
+from cpsgd.secagg.cohort import Advert, Cohort, Statement, check_counter
 from cpsgd.secagg.packets import Session
 
 from .rounds import IDENTITIES, ROSTER, parameters
@@ -119,3 +119,11 @@ def test_a_quorum_of_survivors_must_have_signed() -> None:
         replace(STATEMENT, cohort=fewer).check({2: signatures[2]})
     with pytest.raises(SignatureError, match="client 2"):
         STATEMENT.check({**signatures, 2: signatures[1]})
+
+
+def test_a_counter_is_larger_than_all_before() -> None:
+    for before, counter in ((None, 0), (0, 0), (3, 4), (1, 2)):  # a client without a memory always signs 0
+        check_counter(7, counter, before)
+    for before, counter in ((3, 3), (3, 2), (1, 1), (1, 0)):
+        with pytest.raises(SignatureError, match=f"Client 7 .* its counter is {counter}, and was {before} before"):
+            check_counter(7, counter, before)

@@ -80,9 +80,18 @@ def test_the_stated_risks_are_the_formulas_in_exact_arithmetic(n: int, dropped: 
     missing = dropped + colluding
     row = k // 2
     parts = n * Fraction(comb(n - row, missing - row), comb(n, missing)) if missing >= row else Fraction(0)
+    assert float(parts) <= _parts(n, k, missing, 0) <= float(parts) * (1 + 1e-5)
     for stated, exact in ((found.failure, failure), (found.insecurity, 10**9 * crowded + parts)):
         assert float(exact) <= stated <= float(exact) * (1 + 1e-5)
         assert stated <= 1e-9
+
+
+def test_the_bound_on_parts_is_the_formula_in_exact_arithmetic() -> None:
+    for n, k, missing in ((100, 8, 30), (100, 2, 1), (30, 20, 20), (50, 4, 2)):
+        exact = n * Fraction(comb(n - k // 2, missing - k // 2), comb(n, missing))
+        assert min(1.0, float(exact)) <= _parts(n, k, missing, 0) <= float(exact) * (1 + 1e-5)
+        assert _parts(n, k, missing - 1, 1) == _parts(n, k, missing, 0)
+    assert _parts(50, 4, 1, 0) == 0.0
 
 
 def test_the_choice_is_the_smallest() -> None:
@@ -114,6 +123,15 @@ def test_few_clients_share_masks_with_everybody() -> None:
         chosen = SecureParameters.choose(n, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.0)
         assert (chosen.neighbours, chosen.threshold) == (n - 1, n // 2 + 1)
         assert risk(chosen, dropout=0.0).insecurity == 0.0
+    assert SecureParameters.choose(65, 1, 8, fingerprint=FINGERPRINT, round=0, dropout=0.0).neighbours < 64
+
+
+def test_the_smallest_threshold_and_quorum() -> None:
+    """More than half of all shares; on a circle, more than a stretch of it has on one side."""
+    assert [graph.smallest_threshold(n, n - 1) for n in (2, 9, 10)] == [2, 5, 6]
+    assert [graph.smallest_threshold(100, k) for k in (2, 8, 98)] == [3, 6, 51]
+    assert [graph.smallest_quorum(n, n - 1, 9, c) for n, c in ((10, 0), (10, 1), (10, 2), (11, 2))] == [6, 6, 7, 7]
+    assert [graph.smallest_quorum(100, 8, surviving, 10) for surviving in (50, 56, 57)] == [56, 56, 57]
 
 
 def test_neighbours_grow_like_the_logarithm() -> None:
@@ -174,8 +192,14 @@ def test_risks_are_probabilities() -> None:
     assert _risk(100, 4, 4, 90, 0).failure == 1.0
     assert _risk(100, 4, 4, 50, 0).insecurity == 1.0
     assert _parts(100, 4, 50, 0) == 1.0
+    assert _risk(100, 4, 4, 50, 40).insecurity == 1.0  # crowded and in parts
     assert _risk(10, 9, 8, 2, 0).failure == 0.0
     assert _risk(10, 9, 8, 3, 0).failure == 1.0
     few = SecureParameters(clients=10, dim=1, bits=8, neighbours=9, threshold=6, fingerprint=FINGERPRINT, round=0)
     assert risk(few, dropout=0.4).failure == 0.0
     assert risk(few, dropout=0.5).failure == 1.0  # fewer than the quorum of 6
+    sparse = SecureParameters(
+        clients=100, dim=1, bits=8, neighbours=30, threshold=17, fingerprint=FINGERPRINT, round=0, surviving=95
+    )
+    assert risk(sparse, dropout=0.05).failure < 1e-6
+    assert risk(sparse, dropout=0.06).failure == 1.0  # fewer than the quorum of 95, with shares enough

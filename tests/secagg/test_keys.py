@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from cpsgd.errors import MessageError, ShareError
+from cpsgd.errors import MessageError, ParameterError, ShareError
 from cpsgd.secagg import keys
 from cpsgd.secagg.packets import Session
 
@@ -80,3 +80,10 @@ def test_the_derivations_are_fixed() -> None:
 def test_a_point_of_low_order_is_refused() -> None:
     with pytest.raises(MessageError, match="honest"):
         keys.agree(ALICE, bytes(32))
+
+
+@pytest.mark.parametrize("roster", [[], [bytes(32), bytes(31)], [bytes(32), "0" * 32]])
+def test_a_roster_is_of_public_keys_only(roster: list[bytes]) -> None:
+    assert keys.as_roster([bytes(32), b"1" * 32]) == {bytes(32), b"1" * 32}
+    with pytest.raises(ParameterError, match="32 bytes each"):
+        keys.as_roster(roster)

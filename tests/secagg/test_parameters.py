@@ -167,7 +167,7 @@ def test_for_a_protocol() -> None:
     assert SecureParameters.for_protocol(made, round=3, clients=15, surviving=12).surviving == 12
 
 
-@pytest.mark.parametrize("modulus", [1000, 2**11 - 1])
+@pytest.mark.parametrize("modulus", [1000, 2**10 + 1, 2**11 - 1])
 def test_for_a_protocol_whose_modulus_is_no_power_of_two(modulus: int) -> None:
     made = protocol(modulus)
     found = SecureParameters.for_protocol(made, round=3)

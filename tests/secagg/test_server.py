@@ -21,7 +21,7 @@ from cpsgd.secagg import SecureClient, SecureServer, Stage, offenders, packets, 
 from cpsgd.secagg.cohort import Advert
 from cpsgd.secagg.packets import Kind
 
-from .rounds import IDENTITIES, new_round, parameters
+from .rounds import IDENTITIES, new_client, new_round, parameters
 
 STAGES = [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK]
 
@@ -200,6 +200,32 @@ def test_counters_are_kept_of_those_on_a_roster_and_of_nobody_else() -> None:
     unsigned = new_round(parameters(3))
     unsigned.step()
     assert unsigned.server._counters == {}
+
+
+def test_a_client_whose_memory_was_set_back_is_refused_and_the_others_go_on() -> None:
+    own = IDENTITIES[0].public_key().public_bytes_raw()
+    current = new_round(parameters(3), signed=True)
+    current.server._counters = {own: 5}
+    for counter in (4, 5):
+        restored = new_client(0, parameters(3), signed=True)
+        with pytest.raises(SignatureError, match="memory that was set back"):
+            current.server.receive(0, restored.advertise(current.waiting[0], counter=lambda said=counter: said))
+    assert current.server._counters == {own: 5}
+    honest = new_client(0, parameters(3), signed=True)
+    current.server.receive(0, honest.advertise(current.waiting[0], counter=lambda: 6))
+    assert current.server._counters == {own: 6}
+
+
+def test_a_server_forgets_shares_when_it_has_the_sum() -> None:
+    current = new_round(parameters(3)).until(Stage.UNMASK)
+    sealed = repr(current.server.__dict__)
+    current.collect()
+    shares = [share for held in current.server._shares.values() for share in held.values()]
+    assert len(shares) == 9
+    current.server.advance()
+    left = repr(current.server.__dict__)
+    assert not any(repr(share) in left for share in shares)
+    assert "_sealed': {}" in sealed  # boxes went on to their receivers
 
 
 def test_a_client_knows_its_number() -> None:

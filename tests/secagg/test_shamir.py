@@ -176,6 +176,20 @@ def test_more_shares_than_one_block_of_rows_and_wrong_ones_among_few() -> None:
     assert shamir.decode(wrong, 3) == (bytes(32), frozenset({2, 5}))
 
 
+def test_one_of_two_shares_may_give_the_secret() -> None:
+    secret = bytes(range(32))
+    assert shamir.split(secret, 1, [0, 9]) == {0: b"\0" + secret, 9: b"\0" + secret}
+
+
+def test_a_holder_of_many_wrong_shares_is_noted_256_times() -> None:
+    secret = bytes(range(32))
+    shares = shamir.split(secret, 1, range(4))
+    recovery = shamir.Recovery(1, 1)
+    for owner in range(258):
+        assert recovery.secret(owner, {**shares, 2: spoilt(shares[2], 1)}, lambda found: found == secret) == secret
+    assert recovery.disputed == {(owner, 2) for owner in range(256)}
+
+
 def test_division_by_a_polynomial_of_higher_degree() -> None:
     assert shamir._divided([5], [1, 1]) == ([0], [5])
     assert shamir._divided([0, 0, 1], [1, 1]) == ([shamir.PRIME - 1, 1], [1])  # x² = (x - 1)(x + 1) + 1

@@ -20,6 +20,13 @@ def test_a_message_is_read_as_it_was_written(kind: Kind, client: int, body: byte
     assert bytes(SESSION.read(message, kind, client)) == body
 
 
+def test_a_message_of_another_kind_is_refused_whatever_is_in_it() -> None:
+    for kind in Kind:
+        for other in set(Kind) - {kind}:
+            with pytest.raises(StageError, match=f"of kind {kind.name}, got {other.name}"):
+                SESSION.read(SESSION.write(other, 1, bytes(64)), kind, 1)
+
+
 @given(st.dictionaries(st.integers(0, 2**32 - 1), st.binary(min_size=3, max_size=3), max_size=9))
 def test_entries_and_back(entries: dict[int, bytes]) -> None:
     assert packets.read_entries(packets.write_entries(entries), 3, 9) == entries

@@ -251,7 +251,7 @@ def flatten(arrays: Arrays, dim: int) -> NDArray[np.float32]:
     size = sum(array.size for array in arrays.values())
     if size != dim:
         raise ParameterError(f"The model has {size} coordinates and the plan {dim}; plan with dim={size}.")
-    return np.concatenate([array.reshape(-1) for array in arrays.values()]).astype(np.float32)
+    return np.concatenate([array.ravel() for array in arrays.values()]).astype(np.float32)
 
 
 def unflatten(vector: NDArray[np.float32], like: Arrays) -> dict[str, NDArray[Any]]:

@@ -27,7 +27,7 @@ from cpsgd.errors import MessageError, ShareError
 from cpsgd.secagg import edwards, keys, packets, shamir
 
 SHARES_BYTES = 2 * shamir.SHARE_BYTES
-_SEALED_BYTES = SHARES_BYTES + keys.TAG_BYTES
+_SEALED_BYTES = SHARES_BYTES + 16  # the tag of ChaCha20-Poly1305
 BOX_BYTES = _SEALED_BYTES + keys.SIGNATURE_BYTES
 PROOF_BYTES = 96
 _NUMBER = 32

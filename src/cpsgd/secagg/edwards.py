@@ -79,8 +79,8 @@ def multiply(scalar: int, point: Point) -> Point:
 
 
 def is_identity(point: Point) -> bool:
-    """Returns whether a point is the neutral element."""
-    return point[0] % PRIME == 0 and (point[1] - point[2]) % PRIME == 0
+    """Returns whether a point is the neutral element: the only one of the curve with y = 1."""
+    return (point[1] - point[2]) % PRIME == 0
 
 
 def montgomery(data: bytes) -> bytes:

@@ -196,7 +196,7 @@ def _crowded(n: int, k: int, t: int, colluding: int) -> float:
 
     row = k // 2
     some = float(hypergeom.sf(t - row - 2, n - 1, min(colluding, n - 1), row))
-    return min(1.0, 2 * (n - colluding) * some * _ROUND_UP * _LISTS_TRIED)
+    return 2 * (n - colluding) * some * _ROUND_UP * _LISTS_TRIED
 
 
 def _parts(n: int, k: int, dropped: int, colluding: int) -> float:

@@ -23,7 +23,6 @@ from cpsgd.errors import MessageError, ParameterError, ShareError, SignatureErro
 _LABEL = b"cpsgd secagg 1 "
 _PAIR = struct.Struct("<II")
 KEY_BYTES = 32
-TAG_BYTES = 16
 PUBLIC_BYTES = 32
 SIGNATURE_BYTES = 64
 # A key seals one message, so the nonce may be constant.

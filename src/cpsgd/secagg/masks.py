@@ -131,7 +131,7 @@ class Masks:
         planes: list[bytes | memoryview] = []
         done = 0
         for width in self._planes():
-            plane = words.view(_word(width))[done // width :: words.itemsize * 8 // width]
+            plane = words.view(_word(width))[done // width :: words.itemsize // _word(width).itemsize]
             planes.append(np.ascontiguousarray(plane).data.cast("B"))
             done += width
         if done < self.bits:
@@ -164,7 +164,7 @@ class Masks:
         start = done = 0
         for width in self._planes():
             part = np.frombuffer(payload, _word(width), dim, start)
-            words.view(_word(width))[done // width :: kind.itemsize * 8 // width] = part
+            words.view(part.dtype)[done // width :: kind.itemsize // part.itemsize] = part
             start, done = start + part.nbytes, done + width
         if done < self.bits:
             words |= pack.backward(payload[start:], dim, 1 << self.bits - done).astype(kind) << kind.type(done)

@@ -90,6 +90,12 @@ def test_what_is_no_field_is_refused(wrong: tuple[int, int]) -> None:
         Extension(*wrong)
 
 
+def test_fields_at_their_ends() -> None:
+    assert Extension(2, 2).polynomial == (1, 1)
+    assert Extension(2**31 - 1, 2).prime == 2**31 - 1
+    assert Extension(2, 128).degree == 128
+
+
 def test_primes_and_degrees_at_their_ends() -> None:
     sieve = [n for n in range(400) if n > 1 and all(n % small for small in range(2, int(n**0.5) + 1))]
     assert [n for n in range(400) if is_prime(n)] == sieve

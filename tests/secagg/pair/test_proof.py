@@ -19,7 +19,7 @@ from cpsgd.errors import MessageError, ParameterError, ValueRangeError, VectorEr
 from cpsgd.secagg.pair import proof, streams
 from cpsgd.secagg.pair.extension import Elements, Extension, modular_sum
 from cpsgd.secagg.pair.proof import Basis, ReportParts, make_report
-from cpsgd.secagg.pair.shape import RoundShape
+from cpsgd.secagg.pair.shape import RoundShape, most_levels
 from cpsgd.secagg.pair.streams import Stream, digest, evaluation_point, joint_randomness
 
 KEY = bytes(range(32))
@@ -359,7 +359,7 @@ def seeded_report(values: Elements, number: int) -> ReportParts:
 
 
 @pytest.mark.parametrize("levels", [2, 3, 8])
-@pytest.mark.parametrize("dim", [1, 7, 25, 26, 41, 100, 5000, 51_370])
+@pytest.mark.parametrize("dim", [1, 7, 25, 26, 41, 100, 225, 529, 961, 2209, 5000, 51_370])
 def test_the_number_of_nodes_sends_the_least(dim: int, levels: int) -> None:
     chosen = RoundShape.choose(prime=65_537, dim=dim, task=b"t", levels=levels)
     others = [replace(chosen, nodes=nodes) for nodes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)]
@@ -414,6 +414,8 @@ def test_sizes_at_their_ends() -> None:
     with pytest.raises(ParameterError, match="at least 4"):
         RoundShape.choose(prime=3, dim=5, task=b"t")
     assert RoundShape.choose(prime=5, dim=5, task=b"t").nodes == 2
+    assert RoundShape.choose(prime=5, dim=5, task=b"t", levels=3).nodes == 2
+    assert (most_levels(1), most_levels(2**32 - 1)) == (256, 2)
 
 
 def test_a_point_is_outside_the_base_field_and_nothing_else_is_asked_of_it() -> None:

@@ -155,7 +155,7 @@ def modular_product(a: Elements, b: Elements, prime: int) -> Elements:
 def modular_sum(a: Elements, b: Elements, prime: int, *, minus: bool = False) -> Elements:
     """Returns a + b modulo p, or a - b."""
     out = np.empty(a.shape, dtype=np.uint32)
-    kernels.modular_sum(a.reshape(-1), b.reshape(-1), minus, prime, out.reshape(-1))
+    kernels.modular_sum(a.ravel(), b.ravel(), minus, prime, out.ravel())
     return out
 
 

@@ -81,7 +81,7 @@ def make_report(shape: RoundShape, values: NDArray[np.uint32], *, report: bytes 
     r = joint_randomness(shape, name, part, helper.part)
     masks = shape.field.add(leader_masks, helper.masks)
     quotient = quotient_values(shape, values, masks, r)
-    sent = pack.forward(shape.field.subtract(quotient, helper.quotient).reshape(-1), shape.field.prime)
+    sent = pack.forward(shape.field.subtract(quotient, helper.quotient).ravel(), shape.field.prime)
     return ReportParts(name, leader_seed + share + sent, helper_seed)
 
 
@@ -99,7 +99,7 @@ def quotient_values(shape: RoundShape, values: Elements, masks: Elements, r: Ele
         at_points = modular_product(columns[start : start + CHUNK], to_points, p)
         weights, scratch = r[start : start + CHUNK], np.empty_like(at_points)
         for e, coefficients in enumerate(shape.taylor):
-            kernels.modular_polynomial(at_points.reshape(-1), coefficients, p, scratch.reshape(-1))
+            kernels.modular_polynomial(at_points.ravel(), coefficients, p, scratch.ravel())
             kernels.modular_gram(np.ascontiguousarray(weights), scratch, p, sums[e])
             if e < shape.levels:
                 weights = field.multiply(weights, masks[start : start + CHUNK])
@@ -132,7 +132,12 @@ def open_leader(shape: RoundShape, report: bytes, message: bytes) -> Share:
     except ValueRangeError as error:
         raise MessageError(f"The leader's part holds no shares: {error}") from None
     blind, masks = _leader_stream(shape, report, seed)
-    return Share(digest("leader", shape, report, blind, share), values, masks, quotient.reshape(-1, shape.field.degree))
+    return Share(
+        digest("leader", shape, report, blind, share),
+        values,
+        masks,
+        quotient.reshape(shape.quotients, shape.field.degree),
+    )
 
 
 def open_helper(shape: RoundShape, report: bytes, seed: bytes) -> Share:
@@ -161,7 +166,7 @@ def evaluate(shape: RoundShape, share: Share, basis: Basis) -> Elements:
 
 def evaluation_message(shape: RoundShape, share: Share, basis: Basis) -> bytes:
     """Returns the leader's message to the helper: the hash of its share, and its evaluations."""
-    return share.part + pack.forward(evaluate(shape, share, basis).reshape(-1), shape.field.prime)
+    return share.part + pack.forward(evaluate(shape, share, basis).ravel(), shape.field.prime)
 
 
 def verify(shape: RoundShape, report: bytes, share: Share, basis: Basis, message: bytes) -> bool:
@@ -177,7 +182,7 @@ def verify(shape: RoundShape, report: bytes, share: Share, basis: Basis, message
         numbers = pack.backward(message[32:], (shape.columns + 1) * field.degree, field.prime)
     except ValueRangeError as error:
         raise MessageError(f"The message holds no evaluations: {error}") from None
-    total = field.add(numbers.reshape(-1, field.degree), evaluate(shape, share, basis))
+    total = field.add(numbers.reshape(shape.columns + 1, field.degree), evaluate(shape, share, basis))
     columns, quotient = total[:-1], total[-1:]
     r = joint_randomness(shape, report, message[:32], share.part)
     product = columns
