@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import random
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,9 @@ from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
 from cpsgd.statistics import Histogram, Mean, Quantiles, Sum, prepare
 from cpsgd.statistics.partial import CutUsers, Job, SumTask
+from cpsgd.statistics.rows import RowQuestion
 from cpsgd.statistics.table_noise import noise_for
+from cpsgd.tables import text_of
 
 
 def table(rows: int = 400) -> dict[str, np.ndarray]:
@@ -114,3 +119,34 @@ def test_rows_that_are_drawn_do_not_depend_on_their_order(first: float) -> None:
     # Hoeffding: a sum of 500 values of ±1/2 is further than 65 from zero with probability 1e-7.
     assert abs(int(found[0])) / units < 65.0
     assert int(asked.partial(data).sums[0][0]) == (first - 0.5) * 500 * units
+
+
+NUMBERS = [1, 2.0, -0.0, 0, 2**53, 2**53 + 1, float(2**53), 2**64, 1e30, True, Decimal("1.00"), np.float32(0.1)]
+TEXTS = ["a", " a", "1", "1.0", "01", "-0", "\x00", "nan", "None", "\u00a0a", "9007199254740993"]
+VALUES = [1, 50, -5, 3.7, 1e300, True, np.float32(3.3), 2**70, -0.0, "3", " 7 ", "x", "", "-inf", None, math.nan]
+
+
+@pytest.mark.parametrize("pool", [NUMBERS, TEXTS, [b"a", b" a", b"1", b"\xff"], [*NUMBERS, None], [*TEXTS, None]])
+def test_what_a_user_adds_does_not_depend_on_others(pool: list[Any]) -> None:
+    """Whatever types users and values are written in, and whatever NumPy makes of a column of them together."""
+    generator = random.Random(0)
+    questions: list[RowQuestion] = [
+        Mean({"x": (0, 100)}, group_by={"g": [1, 2]}, missing="drop"),
+        Sum({"x": (0, 100)}, rows=3, missing=7.0),
+        Quantiles({"x": (0, 100)}, bins=4, group_by={"g": ["1", "m"]}, missing="bounds"),
+    ]
+    for number in range(60):
+        asked = prepare(questions[number % 3], user="id", epsilon=1.0).job
+        users, values = generator.sample(pool, 4), generator.sample(VALUES, 4)
+        rows = [
+            {"id": generator.choice(users), "x": generator.choice(values), "g": generator.choice([1, 1.0, 2, None])}
+            for _ in range(10)
+        ]
+        own: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["id"] is not None:
+                own.setdefault(text_of(row["id"]), []).append(row)
+        whole, merged = asked.partial(rows), asked.merged([asked.partial(each) for each in own.values()])
+        assert whole.users == merged.users == len(own)
+        for mine, theirs in zip(whole.sums, merged.sums, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
