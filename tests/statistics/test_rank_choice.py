@@ -91,7 +91,7 @@ def test_epsilon_is_kept_and_charged(tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / f"{len(quantiles)}, {epsilon}.ledger")
         for name in ("replace-one", "zero-out"):  # both change ranks by one user
             ledger.create(Budget(population=name, epsilon=20.0, delta=1e-5, adjacency=Adjacency.parse(name)))
-            quoted = ledger.quote(name, events_for(ledger, "", [choice])).epsilon
+            quoted = ledger.quote(name, events_for(ledger, "", None, [choice])).epsilon
             assert choice.epsilon <= quoted <= choice.epsilon * 1.001
     with pytest.raises(InfeasibleError, match="too small"):
         RankChoice.of(Quantiles(AGE), 1e-8)
