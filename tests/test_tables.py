@@ -110,12 +110,21 @@ def test_bad_labels_are_refused(column: Any) -> None:
         labels("x", next(iter(open_table({"x": column}).chunks(["x"])))["x"])
 
 
-def test_lists_in_cells_are_refused() -> None:
-    lists = pyarrow.table({"x": [[1], [2, 3]]})
-    (chunk,) = open_table(lists).chunks(["x"])
+@pytest.mark.parametrize("cell", [[1], [2, 3], {"a": 1}])
+def test_several_values_in_a_cell_are_refused(cell: Any) -> None:
+    """Their type says so: where values may be missing, they would not be taken for missing ones."""
+    cells = [cell, cell]
+    known = pandas.DataFrame({"x": pandas.Series(cells, dtype=pandas.ArrowDtype(pyarrow.array(cells).type))})
+    for source in (pyarrow.table({"x": cells}), {"x": pyarrow.array(cells)}, polars.DataFrame({"x": cells}), known):
+        with pytest.raises(ColumnError, match="'x' is not of single values"):
+            open_table(source).columns(["x"])
+
+
+def test_lists_among_objects_are_refused() -> None:
+    column = open_table(pandas.DataFrame({"x": [[1], [2, 3]]})).columns(["x"])["x"]
     for read in (labels, numbers):
         with pytest.raises(ColumnError, match="'x'"):
-            read("x", chunk["x"])
+            read("x", column)
 
 
 def test_masked_values_are_refused() -> None:

@@ -49,15 +49,16 @@ def of_arrow(title: str, source: Any) -> DataTable:
                     for batch in part.to_batches(whole.schema, columns=list(names), **limits):
                         batch.validate(full=True)  # a damaged Feather file could end the process
                         if batch.num_rows:
-                            yield {name: _of_cells(batch.column(name)) for name in names}
+                            yield {name: _of_cells(name, batch.column(name)) for name in names}
 
     return DataTable(title, tuple(source.schema.names), count, read, in_memory=whole is not source)
 
 
-def _of_cells(cells: Any) -> Column:
+def _of_cells(name: str, cells: Any) -> Column:
     """Returns a column as an array. Whole numbers too large for float64 stay exact, also beside missing values."""
     from pyarrow import types
 
+    _table_memory.check_single(name, str(cells.type))
     found: Column = cells.to_numpy(zero_copy_only=False)
     kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
     if found.dtype.kind == "f" and types.is_integer(kind) and are_large(found):

@@ -98,11 +98,21 @@ def unmasked(what: str, values: Any) -> Any:
     return values
 
 
+def check_single(name: str, kind: str) -> None:
+    """Refuses a column whose type, as Arrow or polars write it, is of several values in a cell.
+
+    With missing values allowed each of them would be one that is missing.
+    """
+    if kind.lower().startswith(("list", "large_list", "fixed_size_list", "array", "struct", "map")):
+        raise ColumnError(f"Column {name!r} is not of single values.")
+
+
 def as_array(name: str, column: Any) -> Column:
     """Returns a column as an array, without silent conversions that could merge values."""
     column = unmasked(f"Column {name!r}", column)
     if hasattr(column, "to_numpy"):
         kind, given = str(getattr(column, "dtype", getattr(column, "type", ""))).lower(), column
+        check_single(name, kind)
         # NumPy has no whole numbers of 128 bits.
         column = column.to_list() if kind in ("int128", "uint128") else column.to_numpy()
         if (
