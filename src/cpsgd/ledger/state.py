@@ -307,6 +307,9 @@ class State:
                     budget.filter is None
                 ):
                     raise ParameterError("a kind of round is not one of the budget's")
+        for _, accounts in self.purses_over_time():
+            if {"user", "row"} <= {account.table_unit for account in accounts}:
+                raise ParameterError("a budget has paid for statistics per user and per row")
 
 
 def snapshot_version(body: Mapping[str, Any]) -> object:
