@@ -110,12 +110,21 @@ def test_bad_labels_are_refused(column: Any) -> None:
         labels("x", next(iter(open_table({"x": column}).chunks(["x"])))["x"])
 
 
-def test_lists_in_cells_are_refused() -> None:
-    lists = pyarrow.table({"x": [[1], [2, 3]]})
-    (chunk,) = open_table(lists).chunks(["x"])
+@pytest.mark.parametrize("cell", [[1], [2, 3], {"a": 1}])
+def test_several_values_in_a_cell_are_refused(cell: Any) -> None:
+    """Their type says so: where values may be missing, they would not be taken for missing ones."""
+    cells = [cell, cell]
+    known = pandas.DataFrame({"x": pandas.Series(cells, dtype=pandas.ArrowDtype(pyarrow.array(cells).type))})
+    for source in (pyarrow.table({"x": cells}), {"x": pyarrow.array(cells)}, polars.DataFrame({"x": cells}), known):
+        with pytest.raises(ColumnError, match="'x' is not of single values"):
+            open_table(source).columns(["x"])
+
+
+def test_lists_among_objects_are_refused() -> None:
+    column = open_table(pandas.DataFrame({"x": [[1], [2, 3]]})).columns(["x"])["x"]
     for read in (labels, numbers):
         with pytest.raises(ColumnError, match="'x'"):
-            read("x", chunk["x"])
+            read("x", column)
 
 
 def test_masked_values_are_refused() -> None:
@@ -192,6 +201,18 @@ def test_names_must_differ() -> None:
     for source in (twice, pandas.DataFrame([[1, 2]], columns=["a", "a"])):
         with pytest.raises(TableError, match="one name"):
             open_table(source)
+
+
+def test_structured_arrays_have_single_values() -> None:
+    with pytest.raises(ColumnError, match="one dimension"):
+        open_table(np.zeros(4, dtype=[("x", "f8", 2)]))
+
+
+def test_whole_numbers_of_128_bits() -> None:
+    frame = polars.DataFrame({"x": polars.Series([7, 2**70 + 1, None], dtype=polars.Int128)})
+    column = open_table(frame).columns(["x"])["x"]
+    assert column.tolist() == [7, 2**70 + 1, None]
+    assert labels("x", column, missing=True)[0] == ["7", str(2**70 + 1)]
 
 
 def test_a_lazy_frame_is_to_be_collected() -> None:
@@ -278,6 +299,57 @@ def test_a_folder_does_not_change_the_names_of_others(tmp_path: Path, other: str
         (tmp_path / f"the%20month={month}").mkdir()
         parquet.write_table(pyarrow.table({"x": [1.0]}), tmp_path / f"the%20month={month}" / "part.parquet")
     assert labels("", open_table(tmp_path).columns(["the month"])["the month"], missing=True)[0][0] == "07"
+
+
+def parts(folder: Path, *tables: Any) -> Path:
+    for i, table in enumerate(tables):
+        parquet.write_table(pyarrow.table(table), folder / f"part-{i}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_files_of_a_folder_may_have_other_types(tmp_path: Path, order: int) -> None:
+    """The first file's columns and types are not everybody's."""
+    times = [pyarrow.array([0], pyarrow.timestamp(unit)) for unit in ("ms", "us")]
+    words = [pyarrow.array(["a"]).dictionary_encode(), pyarrow.array(["a"])]
+    first = {"x": pyarrow.array([40], pyarrow.int32()), "none": pyarrow.nulls(1), "time": times[0], "word": words[0]}
+    second = {"x": [40.7], "none": ["here"], "time": times[1], "word": words[1], "more": [1.0]}
+    columns = open_table(parts(tmp_path, *[first, second][::order])).columns(["x", "none", "time", "word", "more"])
+    assert numbers("x", columns["x"])[::order].tolist() == [40.0, 40.7]
+    assert columns["none"][::order].tolist() == [None, "here"]
+    assert labels("time", columns["time"])[0] == ["1970-01-01"]
+    assert labels("word", columns["word"])[0] == ["a"]
+    assert maybe_numbers("more", columns["more"])[1][::order].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_types_that_do_not_go_together_are_named(tmp_path: Path, order: int) -> None:
+    """By pyarrow the text "007" would be the user 7 after a file of numbers, and itself before it."""
+    folder = parts(tmp_path, *[{"user": [7]}, {"user": ["007"]}][::order])
+    with pytest.raises(TableError, match=r"different types of the column .user., (int64 and string|string and int64)"):
+        open_table(folder)
+
+
+def test_numbers_that_another_files_type_cannot_hold(tmp_path: Path) -> None:
+    table = open_table(parts(tmp_path, {"user": [0.5]}, {"user": [2**60 + 1]}))
+    with pytest.raises(TableError, match="too large for the type of another file"):
+        table.columns(["user"])
+
+
+def test_columns_that_are_there_twice_are_named(tmp_path: Path) -> None:
+    (tmp_path / "x=1").mkdir()
+    folder = parts(tmp_path / "x=1", {"x": [1]})
+    with pytest.raises(TableError, match="in its files and in the names of its folders"):
+        open_table(tmp_path)
+    twice = pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+    parquet.write_table(twice, folder / "part-0.parquet")
+    with pytest.raises(TableError, match="two columns of one name"):
+        open_table(folder / "part-0.parquet")
+
+
+def test_bad_patterns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises((ParameterError, TableError)):
+        open_table(tmp_path / "a**" / "b.csv")
 
 
 def test_patterns_of_paths_are_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,15 +49,16 @@ def of_arrow(title: str, source: Any) -> DataTable:
                     for batch in part.to_batches(whole.schema, columns=list(names), **limits):
                         batch.validate(full=True)  # a damaged Feather file could end the process
                         if batch.num_rows:
-                            yield {name: _of_cells(batch.column(name)) for name in names}
+                            yield {name: _of_cells(name, batch.column(name)) for name in names}
 
     return DataTable(title, tuple(source.schema.names), count, read, in_memory=whole is not source)
 
 
-def _of_cells(cells: Any) -> Column:
+def _of_cells(name: str, cells: Any) -> Column:
     """Returns a column as an array. Whole numbers too large for float64 stay exact, also beside missing values."""
     from pyarrow import types
 
+    _table_memory.check_single(name, str(cells.type))
     found: Column = cells.to_numpy(zero_copy_only=False)
     kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
     if found.dtype.kind == "f" and types.is_integer(kind) and are_large(found):
@@ -134,8 +135,17 @@ def _readable(title: str, *, text: bool = False) -> Iterator[None]:
             raise TableError(f"{title} is empty.") from None
         if "straddling" in said:
             raise TableError(f"{title} has a line of more than {_TEXT_BLOCK:,} bytes; write it as Parquet.") from None
-        if "multiple columns named" in said:
+        if "not in range" in said:
+            raise TableError(
+                f"{title} has files with whole numbers that are too large for the type of another file's column; write "
+                "them with one type."
+            ) from None
+        if "multiple columns named" in said or "duplicate field names" in said:
             raise TableError(f"{title} has two columns of one name; rename one.") from None
+        if "Unable to merge" in said:
+            raise TableError(
+                f"{title} has a column in its files and in the names of its folders; rename one."
+            ) from None
         if ragged := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", said):
             row, expected, cells = ragged.groups()
             raise TableError(
@@ -154,7 +164,11 @@ def open_path(path: Path) -> DataTable:
         # The folders before the first sign of a pattern say nothing about rows.
         fixed = list(takewhile(lambda part: not any(sign in part for sign in "*?["), path.parts))
         base = Path(*fixed)
-        inside = (file for file in sorted(base.glob(str(Path(*path.parts[len(fixed) :])))) if file.is_file())
+        try:
+            named = sorted(base.glob(str(Path(*path.parts[len(fixed) :]))))
+        except ValueError:
+            raise ParameterError(f"{path}: expected ** only as a whole folder's name, as in visits/**/*.csv.") from None
+        inside = (file for file in named if file.is_file())
     elif path.is_dir():
         inside = (file for file in sorted(path.rglob("*")) if file.is_file())
     if many := pattern or path.is_dir():
@@ -193,4 +207,38 @@ def open_path(path: Path) -> DataTable:
         texts = pyarrow.schema([(name, pyarrow.string()) for name in names])
         folders = {"partitioning": dataset.partitioning(texts, flavor="hive"), "partition_base_dir": str(base)}
     with _readable(title):
-        return of_arrow(title, dataset.dataset(list(map(str, files)), format=layout, **folders))
+        whole = dataset.dataset(list(map(str, files)), format=layout, **folders)
+        if many:
+            folders["schema"] = _schema_of_all(title, whole)
+            whole = dataset.dataset(list(map(str, files)), format=layout, **folders)
+        return of_arrow(title, whole)
+
+
+def _schema_of_all(title: str, whole: Any) -> Any:
+    """Returns the columns of all files of a data set, with types that all their values fit in.
+
+    By itself pyarrow takes the columns and types of the first file, whatever that is.
+    """
+    import pyarrow
+    from pyarrow import types
+
+    def plain(kind: Any) -> Any:
+        return plain(kind.value_type) if types.is_dictionary(kind) else kind
+
+    found: dict[str, Any] = {}
+    # Last, so that names of folders have the types that were given to them.
+    for schema in (*(file.physical_schema for file in whole.get_fragments()), whole.schema):
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            known = found.get(name, kind)
+            if known.equals(kind):
+                found[name] = kind
+                continue
+            parts = [pyarrow.schema([(name, plain(each))]) for each in (known, kind)]
+            try:
+                found[name] = pyarrow.unify_schemas(parts, promote_options="permissive").field(0).type
+            except pyarrow.ArrowException:
+                raise TableError(
+                    f"{title} has files with different types of the column {name!r}, {known} and {kind}; write them "
+                    "with one."
+                ) from None
+    return pyarrow.schema(list(found.items()))

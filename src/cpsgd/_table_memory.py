@@ -98,13 +98,29 @@ def unmasked(what: str, values: Any) -> Any:
     return values
 
 
+def check_single(name: str, kind: str) -> None:
+    """Refuses a column whose type, as Arrow or polars write it, is of several values in a cell.
+
+    With missing values allowed each of them would be one that is missing.
+    """
+    if kind.lower().startswith(("list", "large_list", "fixed_size_list", "array", "struct", "map")):
+        raise ColumnError(f"Column {name!r} is not of single values.")
+
+
 def as_array(name: str, column: Any) -> Column:
     """Returns a column as an array, without silent conversions that could merge values."""
     column = unmasked(f"Column {name!r}", column)
     if hasattr(column, "to_numpy"):
         kind, given = str(getattr(column, "dtype", getattr(column, "type", ""))).lower(), column
-        column = column.to_numpy()
-        if column.dtype.kind == "f" and kind.startswith(("int", "uint")) and are_large(column):
+        check_single(name, kind)
+        # NumPy has no whole numbers of 128 bits.
+        column = column.to_list() if kind in ("int128", "uint128") else column.to_numpy()
+        if (
+            not isinstance(column, list)
+            and column.dtype.kind == "f"
+            and kind.startswith(("int", "uint"))
+            and are_large(column)
+        ):
             entries = given.to_pylist() if hasattr(given, "to_pylist") else given.to_list()
             column = [entry if isinstance(entry, int) else None for entry in entries]
     kinds = {type(entry) for entry in column} if isinstance(column, list | tuple) else set()
@@ -141,7 +157,7 @@ def of_array(title: str, source: ArrayLike) -> DataTable:
     if changed and not isinstance(source, np.ndarray):  # see `as_array`
         array = np.array(source, dtype=object)
     if array.dtype.names:
-        return of_columns(title, {name: array[name] for name in array.dtype.names})
+        return of_columns(title, {name: as_array(name, array[name]) for name in array.dtype.names})
     if array.ndim == 1:
         array = array[:, None]
     if array.ndim != 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -26,6 +26,11 @@ pytestmark = [
 ]
 
 
+class Person(NamedTuple):
+    id: int
+    age: float
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     generator = np.random.default_rng(0)
@@ -38,7 +43,7 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def run(rows: list[dict[str, Any]], job: Job, path: Path, runner: Any) -> Partial:
+def run(rows: list[Any], job: Job, path: Path, runner: Any) -> Partial:
     with beam.Pipeline(runner=runner, options=PipelineOptions([])) as pipeline:
         pipeline | beam.Create(rows) | UserSums(job) | write_sums(str(path))
     return read_sums(str(path))
@@ -59,6 +64,18 @@ def test_sums_are_those_of_one_machine(rows: list[Any], tmp_path: Path, user: st
     assert (result.epsilon, result.groups) == (ready.proof[0].epsilon, ("f", "m"))
     with pytest.raises(ParameterError, match="released already"):
         ready.finish(found)
+
+
+@pytest.mark.parametrize("user", ["id", None])
+def test_rows_may_be_tuples_with_names(tmp_path: Path, user: str | None) -> None:
+    job = prepare(Mean({"age": (0, 100)}), user=user, epsilon=1.0).job
+    plain = [{"id": i // 2, "age": float(i)} for i in range(30)]
+    for kind in (Person, beam.Row):  # type: ignore[attr-defined]
+        assert same(run([kind(**row) for row in plain], job, tmp_path / "sums", FnApiRunner()), job.partial(plain))
+    with pytest.raises(TableError, match="Expected rows as mappings of columns to values"):
+        run([(1, 40.0)], job, tmp_path / "sums", FnApiRunner())
+    with pytest.raises(ParameterError, match="job"):
+        UserSums("job")  # type: ignore[arg-type]
 
 
 def test_bundles_that_fail_count_once(rows: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

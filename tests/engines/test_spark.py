@@ -16,10 +16,11 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
+from cpsgd import statistics
 from cpsgd.engines import spark as engine
-from cpsgd.errors import BudgetExceededError, ColumnError, ParameterError
+from cpsgd.errors import BudgetExceededError, ColumnError, ParameterError, TableError
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.statistics import Count, Job, Mean, Sum, prepare
+from cpsgd.statistics import ClippingWarning, Count, Job, Mean, Sum, prepare
 from cpsgd.tables import text_of
 
 pytestmark = [
@@ -169,8 +170,9 @@ def test_one_charge_one_release_and_one_row_per_group(frame: Any, table: dict[st
     rows = engine.to_frame(found, frame).collect()
     assert [row["group"] for row in rows] == ["f", "m"]
     assert [row["age"] for row in rows] == found.values.reshape(-1).tolist()
+    # Refused before Spark has any work.
     with pytest.raises(BudgetExceededError):
-        engine.ask(frame, question, **options)
+        engine.ask(frame.selectExpr("id", "sex", "cast(raise_error('read') as double) age"), question, **options)
 
 
 def test_wrong_and_empty_frames(frame: Any) -> None:
@@ -183,6 +185,43 @@ def test_wrong_and_empty_frames(frame: Any) -> None:
     ready.finish(empty)
     with pytest.raises(ParameterError, match="released already"):
         ready.finish(empty)
+    with pytest.raises(TableError, match="a data frame of Spark, got dict"):
+        engine.sums({"id": [1]}, job)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="a Mean, Sum"):
+        engine.ask(frame, "mean", epsilon=1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("user", ["id", None])
+def test_refusals_of_tasks_are_those_of_one_machine(session: Any, user: str | None) -> None:
+    job = prepare(Mean({"age": (0, 100)}), user=user, epsilon=1.0).job
+    for kind, value, said in [
+        ("double", None, "missing"),
+        ("string", "x", "not of numbers"),
+        ("array<int>", [1], "not of"),
+    ]:
+        frame = session.createDataFrame([(i, value) for i in range(20)], f"id int, age {kind}").repartition(2)
+        with pytest.raises(ColumnError, match=f"^(The table: c|C)olumn 'age' .*{said}"):
+            engine.sums(frame, job)
+
+
+@pytest.mark.parametrize("kind", ["map<string,int>", "array<int>", "struct<a:int>"])
+def test_users_are_single_values(session: Any, kind: str) -> None:
+    job = prepare(Mean({"age": (0, 100)}), user="id", epsilon=1.0).job
+    with pytest.raises(ColumnError, match="'id' is not of single values"):
+        engine.sums(session.createDataFrame([], f"id {kind}, age double"), job)
+
+
+def test_names_may_have_dots_and_quotes(session: Any) -> None:
+    rows = [(i, 40.0, 1.0) for i in range(20)]
+    frame = session.createDataFrame(rows, "`the.user` int, `a.b` double, `c``d` double")
+    job = prepare(Mean({"a.b": (0, 100), "c`d": (0, 1)}), user="the.user", epsilon=1.0).job
+    assert same(engine.sums(frame, job), job.partial({"the.user": range(20), "a.b": [40.0] * 20, "c`d": [1.0] * 20}))
+
+
+def test_no_group_is_a_frame_without_rows(session: Any) -> None:
+    with pytest.warns(ClippingWarning, match="No group was kept"):
+        found = statistics.count({"x": [None] * 50}, group_by="x", missing="drop", epsilon=1.0, delta=1e-6)
+    assert engine.to_frame(found, session.range(1)).collect() == []
 
 
 @pytest.mark.parametrize("name", ["ask", "sums", "to_frame"])

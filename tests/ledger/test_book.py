@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cpsgd.errors import (
     PopulationError,
 )
 from cpsgd.ledger import Budget, Ledger, RoundEvent
+from cpsgd.ledger.entries import TableUnit
 from cpsgd.privacy.guarantees import guarantee, guarantee_over_rounds
 from cpsgd.protocol import Protocol
 
@@ -193,6 +195,47 @@ def test_other_units_and_adjacencies_are_refused(ledger: Ledger) -> None:
     with pytest.raises(ParameterError, match="replace-one"):
         ledger.reserve("zero", RoundEvent(PROTOCOL, survivors=900, participation="fixed-size:0.1"))
     assert ledger.head == head
+
+
+@pytest.mark.parametrize(("first", "then"), [("user", "row"), ("row", "user")])
+def test_a_budget_pays_for_users_or_for_rows(tmp_path: Path, first: TableUnit, then: TableUnit) -> None:
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=1.0, delta=1e-6))
+    ledger.create(Budget(population="group", epsilon=1.0, delta=1e-6, group_of="people"))
+    ledger.create(Budget(population="others", epsilon=1.0, delta=1e-6))
+    ledger.reserve("people", EVENT)  # a round between clients says neither
+    ledger.reserve("people", replace(EVENT, table_unit=first))
+    ledger.reserve("people", EVENT)
+    other = replace(EVENT, table_unit=then)
+    for book in (ledger, Ledger(ledger.path)):
+        for population in ("people", "group"):
+            with pytest.raises(
+                ParameterError, match=f"has paid for statistics per {first}, and this one is per {then}"
+            ):
+                book.reserve(population, other)
+            with pytest.raises(ParameterError, match="do not add up"):
+                book.quote(population, [other])
+    assert {total.unit for total in map(ledger.total, ("people", "group"))} == {"row" if first == "row" else "client"}
+    ledger.reserve("others", other)
+    ledger.verify()
+
+
+def test_rows_of_a_group_are_rows_of_the_population(ledger: Ledger) -> None:
+    ledger.create(Budget(population="group", epsilon=1.0, delta=1e-6, group_of="people"))
+    ledger.reserve("group", replace(EVENT, table_unit="row"))
+    with pytest.raises(ParameterError, match="budget of 'group' has paid for statistics per row"):
+        ledger.reserve("people", replace(EVENT, table_unit="user"))
+
+
+def test_a_record_of_another_unit_is_one_that_no_ledger_writes(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.reserve("people", replace(EVENT, table_unit="user"))
+    with monkeypatch.context() as patch:
+        patch.setattr("cpsgd.ledger.book.check_event", lambda *_: None)
+        patch.setattr("cpsgd.ledger.state.check_event", lambda *_: None)
+        ledger.reserve("people", replace(EVENT, table_unit="row"))
+    index_of(ledger.path).unlink()
+    with pytest.raises(LedgerFormatError, match="do not add up"):
+        Ledger(ledger.path)
 
 
 def test_a_round_that_nothing_is_proved_about_is_not_reserved(ledger: Ledger) -> None:

@@ -62,6 +62,7 @@ def test_bad_budgets(changes: dict[str, Any], words: str) -> None:
         ({"overflow": 1.0}, "overflow"),
         ({"overflow": -1e-9}, "overflow"),
         ({"examples": 0}, "examples"),
+        ({"table_unit": "household"}, "table_unit"),
         ({"examples": 3, "participation": "fixed-size:0.1", "partition": ""}, "Example-level"),
     ],
 )
@@ -100,12 +101,18 @@ EVENTS = st.builds(
     run=st.text(max_size=20).filter(str.isprintable),
     overflow=st.floats(0.0, 1.0, exclude_max=True),
     label=st.text(max_size=20).filter(str.isprintable),
+    table_unit=st.sampled_from(["", "user", "row"]),
 )
 
 
 @given(EVENTS)
 def test_events_survive_json(event: RoundEvent) -> None:
     assert RoundEvent.from_dict(json.loads(json.dumps(event.to_dict()))) == event
+
+
+def test_what_no_table_says_is_left_out() -> None:
+    assert "table_unit" not in EVENT.to_dict()
+    assert replace(EVENT, table_unit="row").to_dict()["table_unit"] == "row"
 
 
 def test_budgets_survive_json() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from cpsgd.errors import ParameterError
 from cpsgd.ledger import RoundEvent
-from cpsgd.ledger.kinds import LAST_OCTAVE, Account, EntryKind, kind_of, octave_of
+from cpsgd.ledger.entries import TableUnit
+from cpsgd.ledger.kinds import LAST_OCTAVE, Account, EntryKind, kind_of, octave_of, weaker_unit
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.one_example import most_drawn, overflow
 from cpsgd.protocol import Protocol
@@ -127,6 +129,22 @@ def test_copies_of_adaptive_rounds_have_the_octaves_that_are_due() -> None:
 
 
 @pytest.mark.parametrize(
+    ("units", "weaker"), [("", ""), (("user", ""), "user"), (("", "row"), "row"), (("user", "row"), "row")]
+)
+def test_rows_protect_less_than_users(units: Sequence[TableUnit], weaker: str) -> None:
+    first, *others = accounts = [Account() for _ in units] or [Account()]
+    for account, unit in zip(accounts, units, strict=False):
+        account.reserve(replace(EVENT, table_unit=unit))
+        kinds = list(account.kinds())
+        places = {kind: place for place, kind in enumerate(kinds)}
+        assert Account.from_dict(account.to_dict(places), kinds).table_unit == unit
+    assert weaker_unit(accounts) == weaker
+    for other in others:
+        first.add_copies(other)
+    assert first.table_unit == weaker
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"rounds": 2},
@@ -138,6 +156,8 @@ def test_copies_of_adaptive_rounds_have_the_octaves_that_are_due() -> None:
         {"since": [["", 1, -1]]},  # a release of more messages that nobody made
         {"since": [["", 0, 1], ["", 1, -2]]},
         {"since": [["", 0, -1], ["", 1, 1]]},  # of fewer messages than were reserved for
+        {"table_unit": ""},
+        {"table_unit": "household"},
         {"room": {"kind": 0, "rounds": -1, "epsilon": 1.0, "method": "m"}},
         {"room": {"kind": 0, "rounds": 0, "epsilon": 0.0, "method": "m"}},
         {"room": {"kind": 0, "rounds": 0, "epsilon": 1.0, "method": ""}},

@@ -51,6 +51,19 @@ def test_an_auditor_finds_what_the_ledger_says(ledger: Ledger, report: dict[str,
     assert ledger.verify(found.head).records == found.head.number + 1
 
 
+def test_an_auditor_learns_that_rows_were_paid_for(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "b.ledger")
+    ledger.create(Budget(population="people", epsilon=2.0, delta=1e-6))
+    ledger.create(Budget(population="young", epsilon=3.0, delta=1e-6, group_of="people"))
+    ledger.reserve("people", RoundEvent(GAUSSIAN, survivors=900, table_unit="row"))
+    report = ledger.report(KEY)
+    assert [total.unit for total in check_report(report).totals] == ["row", "row"]
+    (young,) = (account for name, _, account in report["state"]["accounts"] if name == "young")
+    young["table_unit"] = "user"
+    with pytest.raises(ReportError, match="per user and per row"):
+        check_report(signed_again(report))
+
+
 def test_runs_and_labels_are_not_in_it(report: dict[str, Any]) -> None:
     assert "secret" not in json.dumps(report)
 

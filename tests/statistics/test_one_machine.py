@@ -237,6 +237,25 @@ def test_the_ledger_is_charged_before_release(table: dict[str, np.ndarray], tmp_
     assert ledger.total("people").rounds == 2
 
 
+def test_a_budget_of_users_does_not_pay_for_rows(table: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """Pages, reports and points: all say to the ledger what they protect."""
+    asked: dict[str, Any] = {"bounds": {"age": (0, 100)}, "ledger": budget(tmp_path, 9.0), "population": "people"}
+    questions = {"age": Mean({"age": (0, 100)})}
+    report = {name: value for name, value in asked.items() if name != "bounds"}
+    statistics.mean(table, user="id", **QUICK, **asked)
+    for ask in (
+        lambda: statistics.mean(table, **QUICK, **asked),
+        lambda: statistics.mean(table, group_by=["sex"], **QUICK, **asked),
+        lambda: statistics.report(table, questions, **QUICK, **report),
+        lambda: statistics.kmeans(table, 1, 3.0, 1e-6, rounds=1, **asked),
+    ):
+        with pytest.raises(ParameterError, match="per user, and this one is per row"):
+            ask()
+    statistics.report(table, questions, user="id", **QUICK, **report)
+    statistics.kmeans(table, 1, 3.0, 1e-6, rounds=1, user="id", **asked)
+    assert {entry.event.table_unit for entry in asked["ledger"].events("people")} == {"user"}
+
+
 def damaged(name: str) -> Path:
     """A file that is not what its name says."""
     path = Path(tempfile.mkdtemp()) / name

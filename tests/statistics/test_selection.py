@@ -121,6 +121,10 @@ def test_no_group_is_an_answer_too(fixed_seed: None) -> None:
         found = statistics.mean(table, bounds={"x": (0, 1)}, group_by="id", **COST)
     assert found.groups == ()
     assert found.values.shape == (0, 1)
+    assert (found.rows(), found.to_dict()["values"]) == ([], [])
+    assert list(found.to_pandas().columns) == ["id", "name", "value", "low", "high"]
+    assert "mean of 200 rows" in repr(found)
+    assert "<table>" in found._repr_html_()
 
 
 def test_groups_that_are_found_are_charged(fixed_seed: None, tmp_path: Any) -> None:

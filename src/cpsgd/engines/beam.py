@@ -12,7 +12,8 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 
-from cpsgd.errors import ParameterError
+from cpsgd import _validate
+from cpsgd.errors import ParameterError, TableError
 from cpsgd.statistics import Job, Partial
 from cpsgd.tables import text_of
 
@@ -23,7 +24,7 @@ _ROWS = 1 << 14
 
 
 class UserSums(beam.PTransform[Any, Any]):
-    """Makes one `Partial` of a collection of rows, which are mappings of columns to values.
+    """Makes one `Partial` of a collection of rows: mappings of columns to values, `beam.Row` or named tuples.
 
     Rows are brought together by user before contributions are bounded. Where a user has more rows than count, they are
     drawn at random: in a runner's order, other users' rows may have a part. The collection must be in the global
@@ -42,6 +43,7 @@ class UserSums(beam.PTransform[Any, Any]):
     def __init__(self, job: Job) -> None:
         """Takes the job of a prepared question; see `cpsgd.statistics.prepare`."""
         super().__init__()
+        _validate.instance("job", job, Job)
         self.job = job
 
     def expand(self, rows: Any) -> Any:
@@ -53,12 +55,29 @@ class UserSums(beam.PTransform[Any, Any]):
                 "or panes would count twice."
             )
         if job.user is None:
-            whole = rows | "OneRowEach" >> beam.Map(lambda row: [row])
+            whole = rows | "OneRowEach" >> beam.Map(lambda row: [_mapping(row)])
         else:
             keyed = beam.Map(lambda row: (text_of(row.get(job.user)), _chosen(row, job)))
-            together = "KeyByUser" >> keyed.with_output_types(tuple[str, Any]) | "BringTogether" >> beam.GroupByKey()
+            together = (
+                "Mappings" >> beam.Map(_mapping)
+                | "KeyByUser" >> keyed.with_output_types(tuple[str, Any])
+                | "BringTogether" >> beam.GroupByKey()
+            )
             whole = rows | together | "Rows" >> beam.Values()
         return whole | "Sum" >> beam.CombineGlobally(SumUsers(job))
+
+
+def _mapping(row: Any) -> Row:
+    """Returns a row as a mapping of columns to values."""
+    if isinstance(row, Mapping):
+        return row
+    for convert in ("_asdict", "as_dict"):
+        if hasattr(row, convert):
+            found: Row = getattr(row, convert)()
+            return found
+    raise TableError(
+        f"Expected rows as mappings of columns to values, beam.Row or named tuples, got {type(row).__name__}."
+    )
 
 
 def _chosen(row: Row, job: Job) -> dict[str, object]:

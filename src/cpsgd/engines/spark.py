@@ -6,10 +6,11 @@ and draws the noise, once. Spark keeps one result per task, so that a task that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from cpsgd.errors import ColumnError, TableError
+from cpsgd import errors
+from cpsgd.errors import ColumnError, DataError, TableError
 from cpsgd.statistics import Job, Partial, Statistic, prepare
 from cpsgd.statistics.rows import RowQuestion
 from cpsgd.statistics.table_options import StatisticOptions
@@ -50,6 +51,7 @@ def ask(frame: DataFrame, question: RowQuestion, **options: Unpack[StatisticOpti
     """
     ledger, population = options.pop("ledger", None), options.pop("population", None)
     ready = prepare(question, **options)
+    ready.charge(ledger, population)  # refuses before there is work to do
     return ready.finish(sums(frame, ready.job), ledger=ledger, population=population)
 
 
@@ -66,17 +68,27 @@ def sums(frame: DataFrame, job: Job) -> Partial:
         >>> spark.sums(frame, ready.job).users  # doctest: +SKIP
         100000
     """
-    from pyspark.sql import functions
+    from pyspark.sql import DataFrame, functions, types
 
+    if not isinstance(frame, DataFrame):
+        raise TableError(f"Expected a data frame of Spark, got {type(frame).__name__}.")
     names = job.columns or tuple(frame.columns[:1])
     if missing := [name for name in names if name not in frame.columns]:
         raise ColumnError(f"The frame has no column {missing[0]!r}; it has {', '.join(frame.columns[:20])}.")
-    chosen = frame.select(*(_column(name).alias(name) for name in names))
+    # Spark does not pass on names with dots or quotes.
+    chosen = frame.select(*(_column(name).alias(f"c{place}") for place, name in enumerate(names)))
     if job.user is not None:
+        nested = (types.ArrayType, types.MapType, types.StructType, types.VariantType)
+        if isinstance(frame.schema[job.user].dataType, nested):
+            raise ColumnError(f"The frame: column {job.user!r} is not of single values of one type.")
         # Spark changes no partitions whose number is given. Were it otherwise, a part would come twice.
-        partitions, key = _partitions(frame), _key(chosen, job.user)
+        partitions, key = _partitions(frame), _key(chosen, f"c{names.index(job.user)}")
         chosen = chosen.repartition(partitions, key).withColumn(_PART, functions.pmod(functions.hash(key), partitions))
-    rows = chosen.mapInArrow(lambda batches: _summed(job, batches), "sums string, parts array<int>").collect()
+    found = "sums string, parts array<int>, error string, refusal string"
+    rows = chosen.mapInArrow(lambda batches: _summed(job, names, batches), found).collect()
+    for row in rows:
+        if row["error"] is not None:
+            raise getattr(errors, row["error"])(row["refusal"])
     seen = [part for row in rows for part in row["parts"]]
     if len(set(seen)) < len(seen):
         raise TableError("Spark gave rows of one user to two tasks. Nothing was released.")
@@ -103,7 +115,7 @@ def to_frame(found: Statistic, frame: DataFrame) -> DataFrame:
         +-----+----+
         <BLANKLINE>
     """
-    groups = found.groups or (None,)
+    groups = (None,) if found.groups is None else found.groups
     rows = [(group, *map(float, values)) for group, values in zip(groups, found.reading.values, strict=True)]
     columns = ", ".join(f"{_quoted(name)} double" for name in found.names)
     return frame.sparkSession.createDataFrame(rows, f"{_quoted('group')} string, {columns}")
@@ -150,20 +162,32 @@ def _text(user: bytearray | None) -> str:
     return text_of(None if user is None else bytes(user))
 
 
-def _summed(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the sums over a task's rows as one text, with the parts of users that they are of."""
+def _summed(job: Job, names: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields the sums over a task's rows as one text, with the parts of users that they are of; or why it refuses them.
+
+    An error would be tried again, and hidden in Spark's own.
+    """
     import pyarrow
     from pyarrow import compute
 
-    found, parts = job.empty(), []
-    if job.user is None:
-        for batch in batches:
-            if batch.num_rows:
-                found = found.merge(job.partial(pyarrow.Table.from_batches([batch])))
-    elif held := [batch for batch in batches if batch.num_rows]:
-        table = pyarrow.Table.from_batches(held)
-        parts = compute.unique(table[_PART]).to_pylist()
-        found = job.partial(table.select(list(job.columns)), drawn=True)
-    yield pyarrow.RecordBatch.from_arrays(
-        [pyarrow.array([found.to_json()]), pyarrow.array([parts], pyarrow.list_(pyarrow.int32()))], ["sums", "parts"]
-    )
+    def table_of(batches: Sequence[Any]) -> Any:
+        return pyarrow.Table.from_batches(batches).select(range(len(names))).rename_columns(list(names))
+
+    found, parts, error, refusal = job.empty(), [], None, None
+    try:
+        if job.user is None:
+            for batch in batches:
+                if batch.num_rows:
+                    found = found.merge(job.partial(table_of([batch])))
+        elif held := [batch for batch in batches if batch.num_rows]:
+            parts = compute.unique(pyarrow.Table.from_batches(held)[_PART]).to_pylist()
+            found = job.partial(table_of(held), drawn=True)
+    except DataError as refused:
+        error, refusal = type(refused).__name__, str(refused)
+    columns = {
+        "sums": pyarrow.array([found.to_json()]),
+        "parts": pyarrow.array([parts], pyarrow.list_(pyarrow.int32())),
+        "error": pyarrow.array([error], pyarrow.string()),
+        "refusal": pyarrow.array([refusal], pyarrow.string()),
+    }
+    yield pyarrow.RecordBatch.from_arrays(list(columns.values()), list(columns))

@@ -245,7 +245,7 @@ class Ledger:
             found = []
             time = now(state)
             for budget, accounts in state.purses(population, time):
-                _check(budget, events, time, ahead(state))
+                _check(budget, accounts, events, time, ahead(state))
                 found.append(charging.priced(budget, accounts, events, state.reserved(population, time)))
                 if found[-1].epsilon > budget.epsilon:
                     raise _exceeded(budget, accounts, found[-1], ahead(state))
@@ -433,7 +433,7 @@ class Ledger:
         prices = []
         reserved = self._replica.state.reserved(population, time)
         for budget, accounts in self._replica.state.purses(population, time):
-            _check(budget, [event], time, ahead(self._replica.state))
+            _check(budget, accounts, [event], time, ahead(self._replica.state))
             price = charging.affordable(budget, accounts, event, reserved)
             if price is None:
                 asked = charging.priced(budget, accounts, [event], reserved)
@@ -442,7 +442,7 @@ class Ledger:
         return prices[0] if len(prices) == 1 else replace(prices[0], rounds=0)
 
 
-def _check(budget: Budget, events: Sequence[RoundEvent], time: str, future: str) -> None:
+def _check(budget: Budget, accounts: Sequence[Account], events: Sequence[RoundEvent], time: str, future: str) -> None:
     """Refuses rounds that the budget is not for."""
     if budget.expired(time):
         if future:
@@ -455,7 +455,7 @@ def _check(budget: Budget, events: Sequence[RoundEvent], time: str, future: str)
             "another one, for data that is not in this one's rounds."
         )
     for event in events:
-        check_event(budget, event)
+        check_event(budget, accounts, event)
 
 
 def _exceeded(budget: Budget, accounts: Sequence[Account], asked: Total, future: str) -> BudgetExceededError:

@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from cpsgd import _plain
 from cpsgd.errors import ConditionError
 from cpsgd.ledger.entries import Budget, RoundEvent, Unit
-from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of
+from cpsgd.ledger.kinds import Account, EntryKind, Groups, Room, kind_of, merged, octave_of, weaker_unit
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import LARGEST_EPSILON, Part, Rounds, costliest, mixed_epsilon, pure_epsilon
 from cpsgd.privacy.filters import GAUSSIAN_CITATION, READING_DELTAS, RENYI_CITATION, Cost, Filter, largest, summed
@@ -57,7 +57,7 @@ class Total:
         claim: The proved (ε, δ), ε rounded up and everything included in δ, and its sense. Of an adaptive budget it is
             the odometer's reading, "ex post", at three times the budget's δ.
         adjacency: Which data sets are neighbours.
-        unit: Data in which neighbours differ.
+        unit: Data in which neighbours differ: that of the budget, or "row" where statistics per row were paid.
         limit: ε that may be spent.
         limit_delta: δ of that limit. All rounds together are always (limit, limit_delta)-private.
         method: Name of the method that proved it; "nothing spent" before the first round.
@@ -71,7 +71,7 @@ class Total:
     population: str
     claim: Claim
     adjacency: Adjacency
-    unit: Unit
+    unit: Unit | Literal["row"]
     limit: float
     limit_delta: float
     method: str
@@ -204,7 +204,7 @@ def _total(budget: Budget, accounts: Sequence[Account], found: _Proof, further: 
         population=budget.population,
         claim=_claim(budget, found),
         adjacency=budget.adjacency,
-        unit=budget.unit,
+        unit="row" if weaker_unit(accounts) == "row" else budget.unit,
         limit=budget.epsilon,
         limit_delta=budget.delta,
         method=found.method,

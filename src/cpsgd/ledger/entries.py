@@ -19,6 +19,8 @@ from cpsgd.protocol import MAX_CLIENTS, Protocol
 
 Unit = Literal["client", "example"]
 """The data that may change between neighbours: all that a client holds, or one of its examples."""
+TableUnit = Literal["", "user", "row"]
+"""The data of a table that may change: all rows of a user, or one row; empty where the round is about no table."""
 
 _LONGEST_NAME = 200
 _LONGEST_PERIOD = 36_500
@@ -155,6 +157,8 @@ class RoundEvent:
         overflow: Probability, added to δ, that the noise of a Poisson round depends on the draw, because more clients
             were drawn than there was room for.
         label: Text for people, kept in clear.
+        table_unit: For statistics of a table: whether they protect a "user" with all their rows, or one "row". A
+            budget pays for one of the two.
 
     Example:
         >>> protocol = Protocol.rotated_binomial(clients=1000, dim=100, clip_norm=1.0, levels=2, trials=14)
@@ -173,6 +177,7 @@ class RoundEvent:
     examples: int | None = None
     overflow: float = 0.0
     label: str = ""
+    table_unit: TableUnit = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.protocol, Protocol):
@@ -188,6 +193,7 @@ class RoundEvent:
             object.__setattr__(self, field, value)
         for field in ("run", "partition", "label"):
             name(field, getattr(self, field), empty=True)
+        _validate.choice("table_unit", self.table_unit, get_args(TableUnit))
         if self.survivors <= self.colluding:
             raise ConditionError(
                 f"A round of {self.survivors} messages of which {self.colluding} may be colluding protects nobody."
@@ -235,12 +241,13 @@ class RoundEvent:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values, with the protocol's fingerprint for readers."""
         own = {"participation": _plain.plain(self.taking_part), "fingerprint": self.protocol.fingerprint.hex()}
-        return {**_plain.to_dict(self), **own}
+        # Left out where it says nothing, as 0.2.0 writes and reads it.
+        return {**_plain.to_dict(self, without=[] if self.table_unit else ["table_unit"]), **own}
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """Returns the event that `to_dict` wrote; raises `ParameterError` for anything else."""
-        values = dict(data) if isinstance(data, Mapping) else {}
+        values = {"table_unit": "", **data} if isinstance(data, Mapping) else {}
         stated = values.pop("fingerprint", None)
         protocol, fingerprint = read_protocol(values.pop("protocol", None))
         if stated != fingerprint:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from cpsgd import _plain, _validate
 from cpsgd.errors import ParameterError
-from cpsgd.ledger.entries import RoundEvent, name, read_protocol
+from cpsgd.ledger.entries import RoundEvent, TableUnit, name, read_protocol
 from cpsgd.neighbours import Adjacency, Participation, SeenSampling
 from cpsgd.privacy.one_example import example_protocol, most_drawn, overflow
 from cpsgd.promise import Surviving
@@ -264,11 +264,13 @@ class Account:
         unreleased: Number of rounds that were reserved and not (yet) released.
         reserved: Number of rounds that were ever reserved.
         room: Further rounds that the proof of the last reservation covers; None where it covers no more.
+        table_unit: What its statistics of tables protect; empty before the first of those that say it.
     """
 
     def __init__(self) -> None:
         """Starts without rounds."""
         self.tally = Tally()
+        self.table_unit: TableUnit = ""
         self.rounds = 0
         self.unreleased = 0
         self.reserved = 0
@@ -279,6 +281,7 @@ class Account:
     def reserve(self, event: RoundEvent, room: Room | None = None, octave: int | None = None) -> None:
         """Adds a round, and the further rounds that its proof covers."""
         self.tally.add(kind_of(event, event.survivors, octave), event.partition)
+        self.table_unit = event.table_unit or self.table_unit
         self.room = room
         self.rounds += 1
         self.unreleased += 1
@@ -323,6 +326,7 @@ class Account:
                 self.tally.add(_unique(replace(kind, octave=octave)), partition, times)
             self.rounds += count
             self.reserved += count
+        self.table_unit = weaker_unit([self, other])
         self.room = None
         self._since.clear()
 
@@ -339,6 +343,8 @@ class Account:
     def to_dict(self, places: Mapping[EntryKind, int]) -> dict[str, Any]:
         """Returns plain JSON values, with kinds by their places."""
         return {
+            # Left out where it says nothing, as 0.2.0 writes and reads it.
+            **({"table_unit": self.table_unit} if self.table_unit else {}),
             "room": None if self.room is None else {**vars(self.room), "kind": places[self.room.kind]},
             "rounds": self.rounds,
             "unreleased": self.unreleased,
@@ -356,6 +362,8 @@ class Account:
     def from_dict(cls, data: Mapping[str, Any], kinds: list[EntryKind]) -> Self:
         """Returns the account that `to_dict` wrote."""
         account = cls()
+        if "table_unit" in data:
+            account.table_unit = cast("TableUnit", _validate.choice("table_unit", data["table_unit"], ("user", "row")))
         account.rounds = _validate.integer("rounds", data["rounds"], low=0)
         account.unreleased = _validate.integer("unreleased", data["unreleased"], low=0, high=account.rounds)
         account.reserved = _validate.integer("reserved", data["reserved"], low=account.rounds)
@@ -374,6 +382,12 @@ class Account:
         _check_releases(account._since)
         account.at_the_last_reservation()
         return account
+
+
+def weaker_unit(accounts: Iterable[Account]) -> TableUnit:
+    """Returns what statistics of tables protect in all of these accounts: a row, if it is a row in one of them."""
+    known = {account.table_unit for account in accounts}
+    return "row" if "row" in known else "user" if "user" in known else ""
 
 
 def _check_releases(since: Mapping[tuple[str, EntryKind], int]) -> None:

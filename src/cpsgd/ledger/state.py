@@ -11,7 +11,7 @@ head kept elsewhere reveals. `Ledger.verify` reads everything and computes every
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -166,7 +166,8 @@ class State:
         most = most_covered(self.account(population, entry.reserved_at).reserved)
         covers = _validate.integer("covers", body.get("covers", 0), low=0, high=most)
         room = Room(kind_of(event, event.survivors), covers, entry.spent, entry.method) if covers else None
-        check_event(budget, event)
+        for each, accounts in self.purses(population, entry.reserved_at) if event.table_unit else [(budget, [])]:
+            check_event(each, accounts, event)
         if event.run and entries.find(population, event.run, event.round) is not None:
             raise ParameterError("its round was reserved before")
         if budget.expired(entry.reserved_at):
@@ -303,6 +304,9 @@ class State:
                     budget.filter is None
                 ):
                     raise ParameterError("a kind of round is not one of the budget's")
+        for _, accounts in self.purses_over_time():
+            if {"user", "row"} <= {account.table_unit for account in accounts}:
+                raise ParameterError("a budget has paid for statistics per user and per row")
 
 
 def snapshot_version(body: Mapping[str, Any]) -> object:
@@ -325,11 +329,21 @@ def check_group(budget: Budget, budgets: Mapping[str, Budget]) -> None:
             raise ParameterError(f"The group's {what} is not that of {budget.group_of!r}; rounds are charged to both.")
 
 
-def check_event(budget: Budget, event: RoundEvent) -> None:
-    """Raises `ParameterError` where the event is about other neighbours than the budget."""
+def check_event(budget: Budget, accounts: Iterable[Account], event: RoundEvent) -> None:
+    """Raises `ParameterError` where the event is about other neighbours than the budget, or the accounts that count."""
     if event.unit != budget.unit:
         raise ParameterError(
             f"The budget of {budget.population!r} protects one {budget.unit}; this round is accounted for one "
             f"{event.unit}. (RoundEvent.examples makes it the latter.)"
+        )
+    if event.table_unit and (known := {account.table_unit for account in accounts} - {"", event.table_unit}):
+        raise ParameterError(
+            f"The budget of {budget.population!r} has paid for statistics per {known.pop()}, and this one is per "
+            f"{event.table_unit}: their ε do not add up, since a user may have many rows. "
+            + (
+                "Name the column of users, as before."
+                if event.table_unit == "row"
+                else "Users need a budget of their own, from which all statistics about them are paid."
+            )
         )
     event.taking_part.check(budget.adjacency)

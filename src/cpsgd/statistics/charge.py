@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from cpsgd.errors import ParameterError
 
 if TYPE_CHECKING:
     from cpsgd.ledger import Ledger, RoundEvent
+    from cpsgd.ledger.entries import TableUnit
     from cpsgd.protocol import Protocol
 
 
@@ -21,14 +22,21 @@ def events_of(
     survivors: int | None = None,
     round: int = 0,
     overflow: float = 0.0,
+    table_unit: TableUnit = "",
 ) -> list[RoundEvent]:
     """Returns one event for the accountant per protocol: a round that everybody takes part in."""
     from cpsgd.ledger import RoundEvent
 
+    common: dict[str, Any] = {"label": label, "overflow": overflow, "table_unit": table_unit}
     return [
-        RoundEvent(protocol, survivors=survivors or protocol.clients, round=number, label=label, overflow=overflow)
+        RoundEvent(protocol, survivors=survivors or protocol.clients, round=number, **common)
         for number, protocol in enumerate(protocols, start=round)
     ]
+
+
+def unit_of(user: str | None) -> Literal["user", "row"]:
+    """Returns what a statistic with this column of users protects."""
+    return "row" if user is None else "user"
 
 
 @dataclass(frozen=True)

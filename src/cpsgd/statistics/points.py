@@ -22,7 +22,7 @@ from cpsgd.planner import Plan
 from cpsgd.privacy import Guarantee
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
-from cpsgd.statistics.charge import Charge, events_of
+from cpsgd.statistics.charge import Charge, events_of, unit_of
 from cpsgd.statistics.planned import simulated
 from cpsgd.statistics.questions import Matrix, Vectors
 from cpsgd.statistics.results import Statistic
@@ -296,7 +296,11 @@ def paid(
         # An adaptive budget counts Gaussian shifts, for which a pure ε is dear.
         requirements["mechanism"] = RoundedGaussian.name
     asked = plan(len(people), claim.epsilon, claim.delta, **requirements)
-    events = [] if ledger is None else events_of([asked.protocol] * rounds, f"statistics: {name}")
+    events = (
+        []
+        if ledger is None
+        else events_of([asked.protocol] * rounds, f"statistics: {name}", table_unit=unit_of(options.get("user")))
+    )
     Charge.of(ledger, population, events).pay()
     return people, asked
 

@@ -115,8 +115,9 @@ class RankChoice(TableNoise):
         """Returns the chosen bins: by column and quantile, that of the value and of both ends of the interval."""
         found = []
         failure = 0.5 * (1.0 - self.confidence)
-        # With a larger distance than this the chance of heads is below failure/B, and so of B bins together.
-        far = math.ceil(self.spread(_END) * math.log(self.bins / failure) * (1.0 + 1e-9)) + 1
+        # With a larger distance than this the chance of heads is below 2 failure/B, and half of that to come before the
+        # nearest bin, which has heads for certain. So it is below failure for B bins together.
+        far = math.ceil(self.spread(_END) * math.log(0.5 * self.bins / failure) * (1.0 + 1e-9)) + 1
         for part in sums.reshape(-1, self.bins):
             for q in self.question.quantiles:
                 rank = round(Fraction(q) * users * _UNITS)

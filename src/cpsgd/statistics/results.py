@@ -168,7 +168,7 @@ class Statistic:
         values, low, high = self.reading.values, self.reading.low, self.reading.high
         return [
             (group, name, float(values[i, j]), float(low[i, j]), float(high[i, j]))
-            for i, group in enumerate(self.groups or (None,))
+            for i, group in enumerate((None,) if self.groups is None else self.groups)
             for j, name in enumerate(self.names)
         ]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from cpsgd import _validate
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
-from cpsgd.statistics.charge import Charge, events_of
+from cpsgd.statistics.charge import Charge, events_of, unit_of
 from cpsgd.statistics.rows import Groups, Missing, RowQuestion
 from cpsgd.statistics.selection import Selection
 from cpsgd.statistics.table_noise import Neighbours, TableNoise
@@ -127,21 +127,24 @@ class Asked:
 
     def charge(self, noises: Sequence[TableNoise], selection: Selection | None = None) -> Charge:
         """Returns the charge for some of the releases, or refuses it."""
-        return Charge.of(self.ledger, self.population, events_for(self.ledger, self.label, noises, selection))
+        return Charge.of(
+            self.ledger, self.population, events_for(self.ledger, self.label, self.user, noises, selection)
+        )
 
 
 def events_for(
-    ledger: object, label: str, noises: Sequence[TableNoise], selection: Selection | None = None
+    ledger: object, label: str, user: str | None, noises: Sequence[TableNoise], selection: Selection | None = None
 ) -> list[RoundEvent]:
     """Returns the ledger's records, which cost slightly more than the releases; none without a ledger."""
     if ledger is None:
         return []
-    found = events_of([noise.record("vectors are made here of rows within bounds") for noise in noises], label)
+    records = [noise.record("vectors are made here of rows within bounds") for noise in noises]
+    found = events_of(records, label, table_unit=unit_of(user))
     if selection is not None:
         # Whatever is (ε, δ)-private is, but for a chance of δ, no worse than a pure ε. To replace a user is to
         # remove one and to add another; a ledger may be about either.
         changes = 1 if selection.neighbours == "replace-one" else 2
         loss = changes * Fraction(selection.claim.epsilon) / 2
         record = TableNoise("discrete-laplace", 1, 1, 2.0, 1.0, selection.neighbours, loss).record("one user")
-        found += events_of([record], label, overflow=changes * selection.claim.delta)
+        found += events_of([record], label, overflow=changes * selection.claim.delta, table_unit=unit_of(user))
     return found

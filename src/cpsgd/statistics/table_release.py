@@ -15,7 +15,7 @@ import numpy as np
 
 from cpsgd.errors import ParameterError
 from cpsgd.promise import Claim
-from cpsgd.statistics.charge import Charge
+from cpsgd.statistics.charge import Charge, unit_of
 from cpsgd.statistics.partial import CutUsers, Job, Partial, SumTask
 from cpsgd.statistics.questions import Matrix
 from cpsgd.statistics.rank_choice import RankChoice, RankTask
@@ -63,6 +63,13 @@ class TableQuestion:
     proof: Proof
     confidence: float = 0.95
 
+    @property
+    def question(self) -> RowQuestion:
+        """The question that is asked."""
+        question = self.job.tasks[0].summed
+        assert isinstance(question, RowQuestion)
+        return question
+
     def finish(
         self, partial: Partial, *, ledger: Ledger | str | Path | None = None, population: str | None = None
     ) -> Statistic:
@@ -77,17 +84,23 @@ class TableQuestion:
             BudgetExceededError: The ledger does not allow it. Nothing was released.
             TableError: There is one user only.
         """
-        question = self.job.tasks[0].summed
-        assert isinstance(question, RowQuestion)
-        if not question.private_users:
+        if not self.question.private_users:
             check_one_user(partial.users, "The table")
-        events = events_for(ledger, f"statistics: {question.statistic}", self.job.noises())
-        Charge.of(ledger, population, events).pay()
+        self.charge(ledger, population).pay()
         released = self.job.release(partial)
         result = statistic_of(self.job.tasks, released, partial.users, self.job.user, self.confidence, self.proof)
         for caution in result.cautions:
             _warn(caution)
         return result
+
+    def charge(self, ledger: Ledger | str | Path | None, population: str | None) -> Charge:
+        """Returns the charge for the release, of which nothing is paid yet.
+
+        Raises:
+            BudgetExceededError: The ledger does not allow it.
+        """
+        label = f"statistics: {self.question.statistic}"
+        return Charge.of(ledger, population, events_for(ledger, label, self.job.user, self.job.noises()))
 
 
 def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> TableQuestion:
@@ -105,6 +118,8 @@ def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> Table
         >>> found.users, bool(abs(found.values[0] - 40) < 2)
         (600, True)
     """
+    if not isinstance(question, RowQuestion):
+        raise ParameterError("Expected a Mean, Sum, Count, Histogram or Quantiles as the question.")
     if extra := ", ".join(sorted(options.keys() - {"epsilon", "delta", "user", "neighbours", "confidence"})):
         raise ParameterError(f"{extra}: say it in the question, or when it is finished.")
     asked = Asked.of({}, question, options | {"missing": question.missing})
@@ -327,7 +342,7 @@ def _statistic(
         users=None if question.private_users else users,
         epsilon=claim.epsilon,
         delta=claim.delta,
-        unit="row" if user is None else "user",
+        unit=unit_of(user),
         adjacency="add-remove" if question.private_users else "replace-one",
         method=method,
         citation=citation,
