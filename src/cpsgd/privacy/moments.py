@@ -92,14 +92,13 @@ class Moments:
                 f"[{low}, {high}], and that range, widened by {steps}, must stay inside the law's support. More noise "
                 "or a larger δ would do."
             )
-        if low - steps - 1 < window.first or high + steps + 1 > window.last:
+        if not window.first < low - steps <= high + steps < window.last:
             raise ConditionError("No Rényi certificate: the noise is too small against the number of levels.")
         self.box = low, high
         signs = [1] if low + high == law.mirror else [1, -1]
         self._sides = [_Side(law, window, low, high, steps, sign, meter or Meter()) for sign in signs]
+        # At least 29: logarithms of ratios that have their digits are below 18.5.
         self.largest_order = min(MAX_ORDER, *(side.largest_order for side in self._sides))
-        if self.largest_order <= 3.0:
-            raise ConditionError(_TOO_FAR)
 
     def kappa(self, order: float) -> float:
         """Returns an upper bound on κ(α), α = `order` > 1."""
