@@ -3,7 +3,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dp_accounting
@@ -259,6 +259,14 @@ def test_a_delta_too_small_is_named(delta: float) -> None:
     assert "got tail" not in str(caught.value)
 
 
+def test_a_delta_too_small_for_so_many_rounds_is_named() -> None:
+    with pytest.raises(ParameterError, match=r"Expected delta >= 5e-243 for dim=1000"):
+        summed_renyi_certificate(
+            [(BinomialLaw(10**4, 0.5), 20), (BinomialLaw(900, 0.5), 30)],
+            **{"dim": 1_000, "sensitivity": 1.0, "levels": 2, "delta": 4.9e-243},
+        )
+
+
 def test_work_is_metered_to_the_last_output() -> None:
     meter = Meter()
     meter.spend(10**12)
@@ -282,9 +290,11 @@ def test_orders_end_where_powers_or_errors_grow() -> None:
     # Powers have relative errors of a thousandth at most.
     assert wide.largest_order == 1e-3 / error < 1e6
     for sensitivity in (1.0, 12.5, 25.0):
-        found = Moments(BinomialLaw(200, 0.5), dim=1, sensitivity=sensitivity, levels=40, tail=1e-2)
-        ends = np.log1p(found._sides[0].excess[-1][[0, -1]])
-        assert found.largest_order == pytest.approx(600.0 / np.max(np.abs(ends)) - 3.0, rel=1e-12)
+        found = Moments(BinomialLaw(210, 0.45), dim=1, sensitivity=sensitivity, levels=40, tail=1e-2)
+        for side in found._sides:
+            assert np.max(side.error) < np.max(side.inexact[-1])
+            ends = np.log1p(side.excess[-1][[0, -1]])
+            assert side.largest_order == pytest.approx(600.0 / np.max(np.abs(ends)) - 3.0, rel=1e-12)
         assert math.isfinite(found.kappa(found.largest_order))
 
 
@@ -426,17 +436,18 @@ def test_bounds_between_nodes_are_the_largest_of_their_parabola(a: float, b: flo
 
 @dataclass(frozen=True)
 class Ideal:
-    """Moments of a Gaussian: κ(α) = α c, up to an order."""
+    """Moments of a Gaussian: κ(α) = α c, up to an order; or with another power of α."""
 
     factor: float
     tail_mass: float = 0.0
     largest_order: float = 1e6
     box: tuple[int, int] = (0, 0)
+    power: float = field(default=1.0, repr=False)
 
     def kappa(self, order: float) -> float:
         if order > self.largest_order:
             raise ConditionError("too large an order")
-        return self.factor * order
+        return self.factor * order**self.power
 
 
 def orders(*rounds: tuple[Ideal, int]) -> renyi._Orders:
@@ -469,7 +480,12 @@ def test_the_best_order_is_found_from_either_side(largest: float, start: float) 
 
 
 @pytest.mark.parametrize(
-    "moments", [Ideal(0.03, 1e-9), Ideal(0.5, 1e-8, 9.0), Ideal(2.0, 0.0, 4.0), Ideal(1e-4)], ids=str
+    "moments",
+    [
+        *(Ideal(0.03, 1e-9), Ideal(0.5, 1e-8, 9.0), Ideal(2.0, 0.0, 4.0), Ideal(1e-4)),
+        *(Ideal(0.03, largest_order=300.0, power=0.2), Ideal(0.03, power=2.5)),
+    ],
+    ids=str,
 )
 def test_the_sensitivity_that_orders_allow(moments: Ideal) -> None:
     claim, rounds = Claim(1.5, 1e-6), 4

@@ -378,6 +378,20 @@ def test_coins_are_enough_where_the_page_says(room: float, deviation: float, rea
     assert [is_enough(count) for count in (least - 1, least, 2 * least)] == [False, True, True]
 
 
+@pytest.mark.parametrize(("name", "limit"), [("mean", 1.0), ("path", 0.5 * COUNTED.variance)])
+def test_moves_beyond_the_reach_of_the_bounds_cost_infinity(
+    name: str, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without differences only the limits of the shift, and of the swelling of V, are left.
+    flat = rounded_runs.Differences(*np.zeros((2, 5)))
+    monkeypatch.setattr(RoundingCoins, "cells", lambda _, step: (np.zeros(5), np.zeros(5), flat, flat))
+    small = rounded_runs.Moves(*np.full((6, 1), 1e-9))
+    for factor in (0.99, 1.01):
+        moves = replace(small, **{name: np.array([factor * limit])})
+        moment = COUNTED._moment(moves, np.full((1, 1), 1.4), np.ones((1, 1)))[0]
+        assert math.isfinite(float(moment[0])) == (factor < 1.0)
+
+
 _RUNS = {
     "small": (law(), 20.0, 0.5, 3),
     "told": (law(untold=9000, deviation=1.1, told=7, room=3.0, rounds=12), 30.0, 0.7, 20),

@@ -183,8 +183,8 @@ class _Side:
             self.inexact.append(self.inexact[r] + error)
         # The likelihood ratio is monotone in the output and in the shift.
         largest_log = float(np.max(np.abs(np.log1p(self.excess[steps][[0, -1]]))))
-        largest_error = max(float(np.max(self.error)), float(np.max(self.inexact[steps])))
-        self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / largest_error)
+        # The errors of masses are smaller than those of the ratios of end cells.
+        self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / float(np.max(self.inexact[steps])))
 
     def growth(self, exponent: float, reach: float) -> float:
         """Returns an upper bound on sup over 0 < t <= reach of log M(t) / t²."""
