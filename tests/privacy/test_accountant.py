@@ -514,3 +514,10 @@ def test_delta_at_zero_is_the_total_variation(mu: float) -> None:
     found = composed_delta([Rounds(mu)], epsilon=0.0, participation=EVERY)
     assert found == pytest.approx(2.0 * norm.cdf(mu / 2.0) - 1.0, rel=1e-9)
     assert composed_delta([Rounds(mu, slack=0.1)], epsilon=0.0, participation=EVERY) == 1.0
+
+
+def test_rounds_for_all_count_beside_sampled_ones() -> None:
+    for mu in (0.4, 1.4):
+        parts = [(Rounds(mu), EVERY), (Rounds(0.3, 2), Participation.poisson(0.01))]
+        exact = gdp_epsilon(mu, 1e-5)
+        assert exact <= mixed_epsilon(parts, delta=1e-5, interval=accountant.COARSE) < 1.05 * exact

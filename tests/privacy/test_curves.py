@@ -228,3 +228,13 @@ def test_steps_with_nothing_in_common_hide_nothing() -> None:
         [(weight, law)], lost = curves._common(np.array(low), np.array(high), free, 1e-6)
         assert (weight, lost, law.first, law.error, law.lost) == (1.0, 0.0, 0, 0.0, 0.0)
         assert law.mass.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("p", [0.5, 0.3])
+def test_what_a_window_leaves_out_is_part_of_the_tail(p: float) -> None:
+    law, tail = BinomialLaw(4000, p), 1e-3
+    window = law.window(math.log(2.0 / tail) + 12.0, margin=4)
+    outside = window.outside_below + window.outside_above
+    assert outside > 1e-13
+    found = curves.of_law(law, reach=1.0, tail=tail)[0].tail
+    assert found - tail == pytest.approx(outside, rel=1e-3)

@@ -238,6 +238,9 @@ def test_cost_falls_with_clients_and_rises_with_all_else() -> None:
 
 
 def test_what_is_not_proved_is_refused() -> None:
+    for untold, tail in ((199, 1e-9), (6000, 1e-193)):
+        with pytest.raises(ConditionError, match="nobody tells"):
+            run_cost(law(untold=untold), distance=12.0, reach=0.5, dim=10**6, tail=tail)
     for changes in ({"untold": 100}, {"deviation": 0.3}, {"room": -1.0}):
         with pytest.raises(ConditionError):
             run_cost(law(**changes), distance=12.0, reach=0.5, dim=1000, tail=1e-9)  # type: ignore[arg-type]

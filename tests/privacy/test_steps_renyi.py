@@ -241,6 +241,9 @@ def test_what_is_given_up() -> None:
             bounded_epsilon(Steps(*ends, 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)
     with pytest.raises(ConditionError, match="not computed"):
         norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6)
+    # Norms of so many coins are not counted: what is known is all that is proved.
+    assert norms_epsilon(Steps(*COINS, 400), norms=Norms(1.0), squares=1.0, delta=1e-6, below=9.0) == 9.0
+    assert norms_epsilon(Steps(*COINS, 40), norms=Norms(1.0), squares=1.0, delta=1e-6, below=9.0) < 9.0
     assert norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6, below=3.0) == 3.0
 
 
