@@ -457,3 +457,67 @@ def test_a_sampler_may_spend_half_of_delta(epsilon: float) -> None:
 
 def test_delta_at_an_epsilon_of_zero() -> None:
     assert composed_delta([Rounds(0.3)], epsilon=0.0, participation=EVERY) == pytest.approx(gdp_delta(0.3, 0.0))
+
+
+def test_sampling_helps_up_to_the_largest_epsilon() -> None:
+    assert accountant._sampled_pure(500.0, 0.25) == pytest.approx(500.0 + math.log(0.25), rel=1e-14)
+    assert accountant._sampled_pure(500.1, 0.25) == 500.1
+    assert accountant._sampled_pure(0.3, 1.0) == 0.3
+
+
+def test_tails_that_spend_exactly_all_of_delta_are_refused() -> None:
+    claim = Claim(1.0, 2.0**-20)
+    with pytest.raises(ConditionError, match="their tails alone spend δ"):
+        least_noise(claim, rounds=4, participation=EVERY, tail_mass=2.0**-22)
+    assert least_noise(claim, rounds=3, participation=EVERY, tail_mass=2.0**-22) > 0.0
+
+
+def test_more_rounds_than_anybody_runs_are_not_counted() -> None:
+    noise = 1.0 / gdp_mu(1.0, 1e-6)
+    found = accountant.most_rounds(Claim(1.0, 1e-6), noise * math.sqrt(0.75 * 2.0**40), participation=EVERY)
+    assert found == pytest.approx(0.75 * 2.0**40, rel=1e-4)
+    with pytest.raises(ConditionError, match=r"More than 10\^12"):
+        accountant.most_rounds(Claim(1.0, 1e-6), noise * math.sqrt(1.5 * 2.0**40), participation=EVERY)
+
+
+def test_multipliers_stay_where_their_arithmetic_works() -> None:
+    assert accountant._multiplier(1e-9, 0.5) == 5e4
+    assert accountant._multiplier(0.25, 0.5) == math.nextafter(4.0, 0.0)
+
+
+class _Steady:
+    """An accountant whose δ falls in a line from this one to 0 at ε = ½."""
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+    def get_delta(self, epsilon: float) -> float:
+        return self.most * max(0.0, 1.0 - 2.0 * epsilon)
+
+
+def test_no_delta_at_all_is_no_answer() -> None:
+    assert accountant._renyi_profile(_Steady(0.0))(0.7) == 1.0  # type: ignore[arg-type]
+    profile = accountant._renyi_profile(_Steady(1e-3))  # type: ignore[arg-type]
+    assert (profile(0.7), profile(0.0)) == (0.0, pytest.approx(1e-3))
+    assert profile(0.25) == pytest.approx(5e-4, rel=1e-7)
+    assert profile(0.25) > 5e-4
+
+
+@pytest.mark.parametrize(("mu", "count"), [(0.0, 1), (-1.0, 1), (math.nan, 1), (1.0, 0), (1.0, 1.5)])
+def test_rounds_that_are_none_are_refused(mu: float, count: int) -> None:
+    with pytest.raises(ParameterError):
+        Rounds(mu, count)
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0, 5.0])
+def test_delta_at_zero_is_the_total_variation(mu: float) -> None:
+    found = composed_delta([Rounds(mu)], epsilon=0.0, participation=EVERY)
+    assert found == pytest.approx(2.0 * norm.cdf(mu / 2.0) - 1.0, rel=1e-9)
+    assert composed_delta([Rounds(mu, slack=0.1)], epsilon=0.0, participation=EVERY) == 1.0
+
+
+def test_rounds_for_all_count_beside_sampled_ones() -> None:
+    for mu in (0.4, 1.4):
+        parts = [(Rounds(mu), EVERY), (Rounds(0.3, 2), Participation.poisson(0.01))]
+        exact = gdp_epsilon(mu, 1e-5)
+        assert exact <= mixed_epsilon(parts, delta=1e-5, interval=accountant.COARSE) < 1.05 * exact

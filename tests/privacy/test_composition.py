@@ -10,7 +10,9 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from scipy.stats import binom
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy.proofs.per_round import optimal_composition, randomized_response_delta
+from cpsgd.privacy.proofs.per_round import check_composable, optimal_composition, randomized_response_delta
+from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 from tests import known_values as known
 
 
@@ -75,6 +77,8 @@ def test_better_than_adding_up_and_worse_with_more_rounds() -> None:
 def test_refuses_when_the_rounds_spend_delta_themselves() -> None:
     with pytest.raises(ConditionError, match="at most δ=1e-08 per round"):
         optimal_composition(epsilon=0.1, delta=1e-7, rounds=100, target_delta=1e-6)
+    with pytest.raises(ConditionError):  # exactly all of it: roundings may hide that it is more
+        optimal_composition(epsilon=0.1, delta=1e-7, rounds=1, target_delta=1e-7)
 
 
 @pytest.mark.parametrize("delta", [-1e-9, 1.0, 2.0])
@@ -108,3 +112,20 @@ def test_small_deltas_are_rounded_up_by_what_many_logarithms_are_off() -> None:
     exact = binom.cdf(rounds // 2 - 1, rounds, p) - binom.sf(rounds // 2, rounds, p)
     assert found > exact
     assert found == pytest.approx(exact * (1.0 + 1.105e-7), rel=2e-8)
+
+
+def test_gaps_of_exactly_zero_are_left_out() -> None:
+    # (R - 2l) ε = ε' but for roundings: such terms add nothing, and their logarithm is none.
+    for rounds in (3, 7, 20, 41):
+        for epsilon in (0.1, 0.3, 0.7, 1.1):
+            for lost in range(rounds // 2):
+                target = (rounds - 2 * lost) * epsilon
+                found = randomized_response_delta(epsilon=epsilon, rounds=rounds, target_epsilon=target)
+                assert 0.0 <= found < 1.0
+
+
+def test_so_many_rounds_are_composed_and_no_more() -> None:
+    protocol = Protocol.binomial(clients=20, dim=1, clip_norm=1.0, levels=3, trials=100)
+    check_composable(Run.of(protocol, rounds=20_000))
+    with pytest.raises(ConditionError, match="up to 20,000 rounds"):
+        check_composable(Run.of(protocol, rounds=20_001))

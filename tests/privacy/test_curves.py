@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,6 +168,34 @@ def test_known_parts_of_curves() -> None:
     known.check("privacy/curves", values, rel=1e-9)
 
 
+def test_weights_of_a_mixture_allow_for_errors_of_masses(monkeypatch: pytest.MonkeyPatch) -> None:
+    low, high = np.array([0.5, 0.4, 0.1]), np.array([0.1, 0.4, 0.5])
+    exact = [weight for weight, _ in curves._common(low, high, 40, 1e-6)[0]]
+    real = curves._power
+    monkeypatch.setattr(curves, "_power", lambda *args: replace(real(*args), error=0.25))
+    assert [weight for weight, _ in curves._common(low, high, 40, 1e-6)[0]] == pytest.approx(1.25 * np.array(exact))
+
+
+def test_uniform_steps_are_accepted() -> None:
+    # All inequalities between masses are equalities: roundings may not decide.
+    for count in (2, 3, 7):
+        curves._check_steps(np.full(count, 1.0 / count), np.full(count, 1.0 / count), 2.0)
+    third = np.array([0.1, 0.2, 0.4, 0.2, 0.1])
+    curves._check_steps(third, third, 2.0)
+
+
+def test_a_little_in_common_is_used() -> None:
+    mixture, _ = curves._common(np.array([1.0, 1.5e-6]), np.array([1.5e-6, 1.0]), 10**6, 1e-6)
+    assert max(len(law.mass) for _, law in mixture) > 1
+
+
+def test_curves_are_computed_up_to_so_many_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "_MOST_SHIFTS", 2)
+    assert curves.of_law(BinomialLaw(400, 0.5), reach=2.0, tail=1e-3)[0].reach == 2.0
+    with pytest.raises(ConditionError, match=r"3 lattice units apart \(at most 2\)"):
+        curves.of_law(BinomialLaw(400, 0.5), reach=2.1, tail=1e-3)
+
+
 def test_long_convolutions_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = np.arange(1.0, 12.0), np.arange(3.0, 10.0)
     monkeypatch.setattr(curves, "_LONGEST_PRODUCT", 3)
@@ -199,3 +228,13 @@ def test_steps_with_nothing_in_common_hide_nothing() -> None:
         [(weight, law)], lost = curves._common(np.array(low), np.array(high), free, 1e-6)
         assert (weight, lost, law.first, law.error, law.lost) == (1.0, 0.0, 0, 0.0, 0.0)
         assert law.mass.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("p", [0.5, 0.3])
+def test_what_a_window_leaves_out_is_part_of_the_tail(p: float) -> None:
+    law, tail = BinomialLaw(4000, p), 1e-3
+    window = law.window(math.log(2.0 / tail) + 12.0, margin=4)
+    outside = window.outside_below + window.outside_above
+    assert outside > 1e-13
+    found = curves.of_law(law, reach=1.0, tail=tail)[0].tail
+    assert found - tail == pytest.approx(outside, rel=1e-3)

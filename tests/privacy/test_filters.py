@@ -22,7 +22,7 @@ from cpsgd.privacy import filters
 from cpsgd.privacy.accountant import Rounds, most_rounds
 from cpsgd.privacy.filters import LEVELS, Cost, Filter, best_order, largest, summed
 from cpsgd.privacy.fixed_size import sampled_divergence
-from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon
+from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from cpsgd.privacy.proofs.certified_gaussian import gaussian_certificate
 from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 from cpsgd.promise import Claim
@@ -437,3 +437,33 @@ def test_roundings_of_a_thousand_terms_are_on_the_safe_side(mu: float, rate: flo
 
 def test_nothing_spent_needs_no_epsilon() -> None:
     assert Filter.of(2.0, 1e-5).enough(Cost(tail=1e-9)) == 0.0
+
+
+def test_a_cost_within_its_limit_may_be_all_of_it() -> None:
+    limit = Cost(1.0, 2.0, 3.0, 4.0)
+    assert limit.within(limit)
+    for part in ("size", "tail", "variation", "slack"):
+        assert not replace(limit, **{part: math.nextafter(getattr(limit, part), 9.0)}).within(limit)
+
+
+def test_tails_alone_cost_no_epsilon() -> None:
+    budget = Filter.of(1.0, 1e-6)
+    assert budget.enough(Cost(0.0, budget.limit.tail)) == 0.0
+    assert budget.enough(Cost(0.0, 1.01 * budget.limit.tail)) == math.inf
+
+
+def test_almost_sure_sampling_is_no_sampling() -> None:
+    almost = Participation.poisson(math.nextafter(1.0, 0.0))
+    assert filters._size(0.1, almost, 4) == (pytest.approx(0.5 * 4 * 0.01), 0.0)
+
+
+def test_a_limit_is_checked_by_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "gdp_mu", lambda epsilon, delta: 1.001 * gdp_mu(epsilon, delta))
+    with pytest.raises(ConditionError, match="could not be computed"):
+        Filter.of(1.2345, 1e-6)
+
+
+@pytest.mark.parametrize("order", [1, 2.5, filters.MAX_ORDER + 1])
+def test_orders_of_filters_are_whole_and_limited(order: int) -> None:
+    with pytest.raises(ParameterError, match="order"):
+        Filter.of(1.0, 1e-6, order)

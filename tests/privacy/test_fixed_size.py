@@ -337,3 +337,13 @@ def test_pairs_of_rounds_stand_alone() -> None:
     alone = [SampledRounds(mu, rate, 20) for mu, rate in ((0.5, 0.1), (0.3, 0.2), (1.0, 0.02))]
     assert kind.pairs == alone
     assert alone[0].pairs == alone[:1]
+
+
+def test_the_worst_of_several_pairs_counts_wherever_it_stands() -> None:
+    pairs = [(0.2, 0.3), (1.5, 0.1)]
+    alone = [fixed_size.sampled_profile([SampledRounds(*pair, 4)], 2**12) for pair in pairs]
+    for first, other in (pairs, pairs[::-1]):
+        both = fixed_size.sampled_profile([SampledRounds(*first, 4, (other,))], 2**12)
+        for epsilon in (0.01, 0.5, 2.0):
+            worst = max(profile(epsilon) for profile in alone)
+            assert 0.99 * worst <= both(epsilon) <= 1.5 * worst

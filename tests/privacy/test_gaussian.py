@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from importlib.metadata import version
+from typing import Any
 
 import dp_accounting
 import mpmath
@@ -9,6 +10,7 @@ import pytest
 from scipy.special import erfcx, ndtr
 
 from cpsgd.errors import ConditionError, ParameterError
+from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.privacy import (
     analytic_epsilon,
     analytic_sigma,
@@ -19,6 +21,10 @@ from cpsgd.privacy import (
     gdp_epsilon,
     gdp_mu,
 )
+from cpsgd.privacy.proofs import gaussian_noise
+from cpsgd.promise import Claim
+from cpsgd.protocol import Protocol
+from cpsgd.run import Run
 
 MUS = [1e-4, 0.01, 0.2376, 1.0, 5.0, 30.0]
 
@@ -139,3 +145,39 @@ def test_the_classical_lemma_holds_up_to_one() -> None:
 def test_a_mu_is_asked_for_with_a_probability(delta: float) -> None:
     with pytest.raises(ParameterError, match="delta"):
         gdp_mu(1.0, delta)
+
+
+def rounded(**conditions: Any) -> Run:
+    noise = RoundedGaussian(noise_deviation=2.2, window=60, step=0.4, coordinate_range=0.7)
+    return Run.of(Protocol(clients=60, dim=8, clip_norm=1.0, mechanism=noise), **conditions)
+
+
+def test_a_sampler_costs_its_variation_on_either_side() -> None:
+    run = rounded(rounds=5, surviving=50)
+    variation = run.protocol.mechanism.noise.variation
+    assert variation > 0.0
+    spent = gaussian_noise._spent(run, Claim(1.5, 1e-6))
+    assert spent == pytest.approx(5 * 50 * 8 * variation * (1.0 + math.exp(1.5)) / 1e-6, rel=1e-12)
+
+
+def test_the_slack_of_rounding_is_made_up_for() -> None:
+    claim, slack = Claim(1.5, 1e-6), 0.07
+    mu = gaussian_noise._mu(rounded(rounds=5), claim, 0.03, slack) * math.sqrt(5)
+    assert gdp_delta(mu, 1.5 - 2 * slack) * math.exp(slack) == pytest.approx(0.97e-6, rel=1e-6)
+    sampled = rounded(rounds=5, participation="poisson:0.2", adjacency="zero-out")
+    without = gaussian_noise._mu(sampled, claim, 0.0)
+    assert gaussian_noise._mu(sampled, claim, 0.0, slack) == pytest.approx(without * (1.0 - 2 * slack / 1.5), rel=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
+def test_parameters_out_of_range_are_refused_by_name(wrong: float) -> None:
+    for name, call in (("mu", gdp_epsilon), ("epsilon", gdp_mu)):
+        with pytest.raises(ParameterError, match=name):
+            call(wrong, 1e-6)
+        with pytest.raises(ParameterError, match="delta"):
+            call(1.0, wrong)
+
+
+def test_limits_themselves_are_allowed() -> None:
+    assert gdp_epsilon(0.7, gdp_delta(0.7, 0.0)) == 0.0
+    assert classical_sigma(epsilon=1.0, sensitivity=1.0, delta=1e-6) == pytest.approx(math.sqrt(2 * math.log(1.25e6)))

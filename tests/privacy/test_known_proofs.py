@@ -24,7 +24,7 @@ from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.mechanisms.skellam import Skellam
 from cpsgd.privacy.accountant import Rounds
-from cpsgd.privacy.proofs import supporting
+from cpsgd.privacy.proofs import pure_laplace, supporting
 from cpsgd.privacy.proofs.argument import Proof
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
@@ -128,3 +128,12 @@ def test_known_answers(name: str) -> None:
     proofs = [proof for proof in supporting(run) if proof.name != "renyi-certificate"]
     values = {f"{name} {proof.name} {key}": value for proof in proofs for key, value in answers(proof, run)}
     known.check("privacy/proofs", values, rel=1e-8)
+
+
+def test_losses_of_missing_shares_are_spread_over_coordinates() -> None:
+    # 7.35 units in two coordinates, up to 5.2 in each: with five in both nothing is forgotten.
+    laplace = DiscreteLaplace(levels=9, coordinate_range=1.0, spread=4, shares=90, window=2**12)
+    run = Run.of(of(laplace, dim=2, replace_one_distance=1.3, distance_reason="halves of one-hot rows"))
+    law = pure_laplace._law(run)
+    assert pure_laplace._epsilon(run) == pytest.approx(2 * law.losses(5), rel=1e-9)
+    assert law.parts < law.shares

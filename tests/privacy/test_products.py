@@ -3,13 +3,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cpsgd.errors import ConditionError, CpsgdError
+from cpsgd.errors import ConditionError, CpsgdError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.coins import Coins
 from cpsgd.mechanisms.law import Law, Steps
@@ -417,3 +417,17 @@ def test_next_to_nothing_is_less_than_three_coordinates() -> None:
     ):
         with pytest.raises(ConditionError, match="for a tail of"):
             call()
+
+
+def test_independent_copies_are_more_coordinates() -> None:
+    law = checks.coins(0.1, 60)
+    three = smoothed_certificate(replace(law, copies=3), dim=40, sensitivity=2.0, reach=1.0, tail=1e-5, draft=True)
+    one = smoothed_certificate(law, dim=120, sensitivity=2.0 * math.sqrt(3.0), reach=1.0, tail=1e-5, draft=True)
+    assert (three.mu, three.tail_mass) == (pytest.approx(one.mu, rel=1e-9), pytest.approx(one.tail_mass, rel=1e-12))
+
+
+@pytest.mark.parametrize("wrong", [{"dim": 0}, {"sensitivity": 0.0}, {"tail": 0.0}, {"tail": 1.0}, {"rounds": 0}])
+def test_parameters_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"dim": 9, "sensitivity": 1.0, "reach": 1.0, "tail": 1e-6, **wrong}
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        smoothed_certificate(BinomialLaw(400, 0.5), **given)

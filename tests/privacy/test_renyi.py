@@ -3,7 +3,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dp_accounting
@@ -14,6 +14,8 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussianLaw
+from cpsgd.mechanisms.law import Law
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import moments, renyi_certificate
 from cpsgd.privacy.moments import Meter, Moments
@@ -257,6 +259,105 @@ def test_a_delta_too_small_is_named(delta: float) -> None:
     assert "got tail" not in str(caught.value)
 
 
+def test_a_delta_too_small_for_so_many_rounds_is_named() -> None:
+    with pytest.raises(ParameterError, match=r"Expected delta >= 5e-243 for dim=1000"):
+        summed_renyi_certificate(
+            [(BinomialLaw(10**4, 0.5), 20), (BinomialLaw(900, 0.5), 30)],
+            **{"dim": 1_000, "sensitivity": 1.0, "levels": 2, "delta": 4.9e-243},
+        )
+
+
+def test_work_is_metered_to_the_last_output() -> None:
+    meter = Meter()
+    meter.spend(10**12)
+    meter.limit(2.0 * (500 + moments._OVERHEAD))
+    meter.limit(1e9)
+    meter.spend(500)
+    meter.spend(500)
+    with pytest.raises(ConditionError, match="more than a few seconds"):
+        meter.spend(0)
+    small = Meter(10.0)
+    small.spend(10)
+    with pytest.raises(ConditionError):
+        small.spend(1)
+
+
+def test_orders_end_where_powers_or_errors_grow() -> None:
+    law = {"dim": 1, "levels": 4, "tail": 1e-2}
+    assert Moments(BinomialLaw(10**8, 0.5), sensitivity=1.0, **law).largest_order == moments.MAX_ORDER == 1e6
+    wide = Moments(BinomialLaw(10**9, 0.5), sensitivity=3.0, **law)
+    error = max(float(np.max([side.error, side.inexact[3]])) for side in wide._sides)
+    # Powers have relative errors of a thousandth at most.
+    assert wide.largest_order == 1e-3 / error < 1e6
+    for sensitivity in (1.0, 12.5, 25.0):
+        found = Moments(BinomialLaw(210, 0.45), dim=1, sensitivity=sensitivity, levels=40, tail=1e-2)
+        for side in found._sides:
+            assert np.max(side.error) < np.max(side.inexact[-1])
+            ends = np.log1p(side.excess[-1][[0, -1]])
+            assert side.largest_order == pytest.approx(600.0 / np.max(np.abs(ends)) - 3.0, rel=1e-12)
+        assert math.isfinite(found.kappa(found.largest_order))
+
+
+def test_no_coordinate_moves_by_more_than_the_levels() -> None:
+    for levels in (2, 4):
+        few = Moments(BinomialLaw(300, 0.4), dim=2, sensitivity=9.5, levels=levels, tail=1e-3)
+        near = Moments(BinomialLaw(300, 0.4), dim=2, sensitivity=levels - 1.0, levels=20, tail=1e-3)
+        assert few.kappa(4.0) == near.kappa(4.0)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.8])
+def test_boxes_stay_inside_the_support_at_either_end(p: float) -> None:
+    with pytest.raises(ConditionError, match="must stay inside"):
+        Moments(BinomialLaw(80, p), dim=1, sensitivity=9.0, levels=11, tail=1e-2)
+    Moments(BinomialLaw(80, p), dim=1, sensitivity=5.0, levels=11, tail=1e-2)
+
+
+@pytest.mark.parametrize(("trials", "sensitivity"), [(200, 27.0), (200, 30.0), (200, 33.0)])
+def test_ratios_that_have_lost_their_digits_are_refused(trials: int, sensitivity: float) -> None:
+    with pytest.raises(ConditionError, match="too large for this noise"):
+        Moments(BinomialLaw(trials, 0.5), dim=1, sensitivity=sensitivity, levels=40, tail=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("law", "steps"),
+    [(DiscreteGaussianLaw(1, 4.0, 10**6), 80), (BinomialLaw(70_000, 0.01), 653), (BinomialLaw(70_000, 0.99), 653)],
+    ids=["both", "below", "above"],
+)
+def test_levels_beyond_the_window_are_refused(law: Law, steps: int) -> None:
+    # Where masses are below 1e-290: at either end of the law, or at both.
+    with pytest.raises(ConditionError, match="too small against the number of levels"):
+        Moments(law, dim=1, sensitivity=1e3, levels=steps + 1, tail=1e-1)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5])
+def test_boxes_are_computed_up_to_a_size(steps: int) -> None:
+    # About as wide as Bernstein's inequality says, on both sides, and a distance more.
+    nats, dim = math.log(2.0 * 3 / 1e-6), 3
+    variance = ((2.0**19 / steps - steps) / 2.0 - nats) ** 2 / (2.0 * nats)
+    given: dict[str, Any] = {"dim": dim, "sensitivity": 1e9, "levels": steps + 1, "tail": 1e-6}
+    for law in (BinomialLaw(math.ceil(4.0 * variance) + 8, 0.5), DiscreteGaussianLaw(1, variance + 2.0, 2**40)):
+        with pytest.raises(ConditionError, match=f"about {2.0**19 / steps:.0f} outputs"):
+            Moments(law, **given)
+    if steps == 5:
+        Moments(BinomialLaw(math.floor(4.0 * variance) - 8, 0.5), **given)
+
+
+def test_intervals_are_halved_so_often_and_no_more() -> None:
+    # No bound comes as near to what is attained as it should, where errors are that large.
+    found = Moments(BinomialLaw(64, 0.5), dim=1, sensitivity=1.0, levels=2, tail=1e-2)
+    side, seen = found._sides[0], []
+    side.error[:] = 0.1
+    real = side._node
+
+    def node(exponent: float, r: int, fraction: float) -> moments._Node:
+        seen.append(fraction)
+        return real(exponent, r, fraction)
+
+    side._node = node  # type: ignore[method-assign]
+    assert found.kappa(5.0) > 0.0
+    assert np.diff(sorted(set(seen))).min() == 2.0**-12
+
+
 def test_numpy_is_as_accurate_as_assumed() -> None:
     # Two units in the last place, over the range of likelihood ratios and powers that occurs.
     rng = np.random.default_rng(5)
@@ -335,17 +436,18 @@ def test_bounds_between_nodes_are_the_largest_of_their_parabola(a: float, b: flo
 
 @dataclass(frozen=True)
 class Ideal:
-    """Moments of a Gaussian: κ(α) = α c, up to an order."""
+    """Moments of a Gaussian: κ(α) = α c, up to an order; or with another power of α."""
 
     factor: float
     tail_mass: float = 0.0
     largest_order: float = 1e6
     box: tuple[int, int] = (0, 0)
+    power: float = field(default=1.0, repr=False)
 
     def kappa(self, order: float) -> float:
         if order > self.largest_order:
             raise ConditionError("too large an order")
-        return self.factor * order
+        return self.factor * order**self.power
 
 
 def orders(*rounds: tuple[Ideal, int]) -> renyi._Orders:
@@ -378,7 +480,12 @@ def test_the_best_order_is_found_from_either_side(largest: float, start: float) 
 
 
 @pytest.mark.parametrize(
-    "moments", [Ideal(0.03, 1e-9), Ideal(0.5, 1e-8, 9.0), Ideal(2.0, 0.0, 4.0), Ideal(1e-4)], ids=str
+    "moments",
+    [
+        *(Ideal(0.03, 1e-9), Ideal(0.5, 1e-8, 9.0), Ideal(2.0, 0.0, 4.0), Ideal(1e-4)),
+        *(Ideal(0.03, largest_order=300.0, power=0.2), Ideal(0.03, power=2.5)),
+    ],
+    ids=str,
 )
 def test_the_sensitivity_that_orders_allow(moments: Ideal) -> None:
     claim, rounds = Claim(1.5, 1e-6), 4

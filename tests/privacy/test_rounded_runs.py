@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import math
 from dataclasses import astuple, replace
 from typing import Any
@@ -236,6 +238,9 @@ def test_cost_falls_with_clients_and_rises_with_all_else() -> None:
 
 
 def test_what_is_not_proved_is_refused() -> None:
+    for untold, tail in ((199, 1e-9), (6000, 1e-193)):
+        with pytest.raises(ConditionError, match="nobody tells"):
+            run_cost(law(untold=untold), distance=12.0, reach=0.5, dim=10**6, tail=tail)
     for changes in ({"untold": 100}, {"deviation": 0.3}, {"room": -1.0}):
         with pytest.raises(ConditionError):
             run_cost(law(**changes), distance=12.0, reach=0.5, dim=1000, tail=1e-9)  # type: ignore[arg-type]
@@ -343,6 +348,51 @@ def test_coins_are_counted_as_the_page_does(told: int, reach: float, log: float)
     assert coins.grid == pytest.approx(4 * (count + told) * noise.point, rel=1e-12)
     assert coins.saturated == coin_sums.chernoff(coins.chance, count, log)
     assert (coins.told, coins.untold, coins.log) == (told, count, log)
+
+
+def bernstein(variance: float, bound: float, log: float) -> float:
+    """Returns x with x²/2 = log (variance + bound x/3)."""
+    return float(np.max(np.roots([0.5, -log * bound / 3, -log * variance])))
+
+
+@pytest.mark.parametrize(
+    ("room", "deviation", "reach", "log"),
+    [(2.5, 1.8, 0.5, 30.0), (4.0, 0.6, 2.0, 60.0), (1.3, 1.8, 0.5, 30.0), (4.0, 1.8, 20.0, 3.0), (4.0, 0.6, 80.0, 3.0)],
+)
+def test_coins_are_enough_where_the_page_says(room: float, deviation: float, reach: float, log: float) -> None:
+    # The number of others from which on it holds: a window of half the variance, or five fractions near a half.
+    def known_to_be_enough(count: int) -> bool:
+        margin = math.sqrt(2 * log / count) + 0.01 + reach / (count * deviation)
+        p = min(1.0, stats.norm.sf(room - margin) + stats.norm.sf(2 * room - margin))
+        uneven = 2.2 * math.exp(-2 * math.pi**2 * deviation**2) + deviation * 2.0**-38
+        spread, bound = 1 / 180 + p / 36 + uneven, 1 / 6 + uneven
+        variance = count * (1 / 6 - p / 4 - uneven) - bernstein(count * spread, bound, log) - 2 * reach - 1
+        passed = reach + uneven * count
+        passed += bernstein(passed, 1.0, log)
+        among = count * (0.2 - p - uneven) - bernstein(0.2 * count, 1.0, log) - 4 * passed
+        return among > 5 and variance > 0 and bernstein(variance, 1.0, log + math.log(2)) < variance / 2
+
+    def is_enough(count: int) -> bool:
+        with contextlib.suppress(ConditionError):
+            return bool(RoundingCoins.of(law(untold=count, deviation=deviation, room=room), reach, log))
+        return False
+
+    least = bisect.bisect(range(10**5), False, lo=200, key=known_to_be_enough)
+    assert [is_enough(count) for count in (least - 1, least, 2 * least)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("mean", 1.0), ("path", 0.5 * COUNTED.variance)])
+def test_moves_beyond_the_reach_of_the_bounds_cost_infinity(
+    name: str, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without differences only the limits of the shift, and of the swelling of V, are left.
+    flat = rounded_runs.Differences(*np.zeros((2, 5)))
+    monkeypatch.setattr(RoundingCoins, "cells", lambda _, step: (np.zeros(5), np.zeros(5), flat, flat))
+    small = rounded_runs.Moves(*np.full((6, 1), 1e-9))
+    for factor in (0.99, 1.01):
+        moves = replace(small, **{name: np.array([factor * limit])})
+        moment = COUNTED._moment(moves, np.full((1, 1), 1.4), np.ones((1, 1)))[0]
+        assert math.isfinite(float(moment[0])) == (factor < 1.0)
 
 
 _RUNS = {

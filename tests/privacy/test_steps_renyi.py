@@ -243,13 +243,19 @@ def test_what_is_given_up() -> None:
     law = Steps(low=COINS[0], high=COINS[1], clients=100_000)
     with pytest.raises(ConditionError, match="too long"):
         bounded_epsilon(law, coordinates=1, budget=1.0, reach=1.0, delta=1e-6)
-    with pytest.raises(ConditionError, match="come below"):
+    with pytest.raises(ConditionError, match="could not come below"):
         bounded_epsilon(Steps(*COINS, clients=50), coordinates=9, budget=1.0, reach=1.0, delta=1e-6, below=1e-3)
+    # Work is counted over all orders: 600 coins are too many, but would not be for a single one.
+    with pytest.raises(ConditionError, match="too long"):
+        bounded_epsilon(Steps((0.6, 0.4), (0.4, 0.6), 600), coordinates=1, budget=1.0, reach=1.0, delta=1e-6)
     for ends in (((1.0, 0.0), (0.0, 1.0)), ((1.0, 0.0), (0.5, 0.5)), ((0.5, 0.5), (0.0, 1.0))):
         with pytest.raises(ConditionError, match="for sure"):
             bounded_epsilon(Steps(*ends, 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)
     with pytest.raises(ConditionError, match="not computed"):
         norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6)
+    # Norms of so many coins are not counted: what is known is all that is proved.
+    assert norms_epsilon(Steps(*COINS, 400), norms=Norms(1.0), squares=1.0, delta=1e-6, below=9.0) == 9.0
+    assert norms_epsilon(Steps(*COINS, 40), norms=Norms(1.0), squares=1.0, delta=1e-6, below=9.0) < 9.0
     assert norms_epsilon(Steps((1.0, 0.0), (0.0, 1.0), 5), norms=Norms(1.0), squares=1.0, delta=1e-6, below=3.0) == 3.0
 
 

@@ -205,7 +205,7 @@ def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: 
     """Returns the filter with these limits: of tails, of the δ that variation adds at this ε, and of the slack Λ."""
     room = Cost(0.0, tail, variation / (1.0 + math.exp(epsilon)) / _SAFE, slack)
     left, more = _left(epsilon, delta, room)
-    if left <= 0.0 or more >= epsilon:
+    if left <= 0.0:
         raise ConditionError(f"A filter for ε={epsilon!r} and δ={delta:g} would allow nothing.")
     if order is None:
         size = gdp_mu((epsilon - more) * (1.0 - 1e-15), left) ** 2 / _SAFE
@@ -274,8 +274,7 @@ def _poisson_divergence(mu: float, rate: float, order: int) -> float:
         exponent = max(0.5 * (i * i - i) * mu * mu, _TINY)
         # log(e^x - 1), for any x > 0
         grown = exponent + math.log(-math.expm1(-exponent))
-        rest = (order - i) * math.log1p(-rate) if i < order else 0.0
-        logs.append(ways + i * math.log(rate) + rest + grown)
+        logs.append(ways + i * math.log(rate) + (order - i) * math.log1p(-rate) + grown)
     top = max(logs)
     # Logarithms of binomial coefficients are differences of numbers of size α log α, known to a few units each.
     error = 1e-15 * (64.0 + 8.0 * order * math.log(order) + 4.0 * order * abs(math.log(rate)) + abs(top))

@@ -92,14 +92,13 @@ class Moments:
                 f"[{low}, {high}], and that range, widened by {steps}, must stay inside the law's support. More noise "
                 "or a larger δ would do."
             )
-        if low - steps - 1 < window.first or high + steps + 1 > window.last:
+        if not window.first < low - steps <= high + steps < window.last:
             raise ConditionError("No Rényi certificate: the noise is too small against the number of levels.")
         self.box = low, high
         signs = [1] if low + high == law.mirror else [1, -1]
         self._sides = [_Side(law, window, low, high, steps, sign, meter or Meter()) for sign in signs]
+        # At least 29: logarithms of ratios that have their digits are below 18.5.
         self.largest_order = min(MAX_ORDER, *(side.largest_order for side in self._sides))
-        if self.largest_order <= 3.0:
-            raise ConditionError(_TOO_FAR)
 
     def kappa(self, order: float) -> float:
         """Returns an upper bound on κ(α), α = `order` > 1."""
@@ -184,8 +183,8 @@ class _Side:
             self.inexact.append(self.inexact[r] + error)
         # The likelihood ratio is monotone in the output and in the shift.
         largest_log = float(np.max(np.abs(np.log1p(self.excess[steps][[0, -1]]))))
-        largest_error = max(float(np.max(self.error)), float(np.max(self.inexact[steps])))
-        self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / largest_error)
+        # The errors of masses are smaller than those of the ratios of end cells.
+        self.largest_order = min(_MAX_EXPONENT / largest_log - 3.0, _MAX_INEXACT / float(np.max(self.inexact[steps])))
 
     def growth(self, exponent: float, reach: float) -> float:
         """Returns an upper bound on sup over 0 < t <= reach of log M(t) / t²."""

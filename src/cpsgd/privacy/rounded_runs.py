@@ -176,7 +176,8 @@ class RoundingCoins:
         passed = reach + uneven * count
         passed += bernstein(passed, 1.0, log)
         among = count * middle - bernstein(count * 2.0 * _MIDDLE, 1.0, log) - 4.0 * passed
-        if not (among > _OTHERS and variance > 0.0 and _window(variance, log) < 0.5 * variance):
+        # With so many in the middle the variance is positive.
+        if not (among > _OTHERS and _window(variance, log) < 0.5 * variance):
             raise ConditionError("Too few messages of a round round at random; use more clients, or a wider window.")
         saturated = chernoff(p, count, log)
         lean = math.sqrt(0.5 * log / count) + 0.5 * p + uneven + passed / count

@@ -222,8 +222,6 @@ def with_sampler(
 
     epsilon = least
     for share in _SAMPLER_SHARES if variation else (0.0,):
-        if price(epsilon) > _SAMPLER_SHARES[-1] * delta:
-            break
         if price(epsilon) > share * delta:
             continue
         epsilon, tail = prove(delta * (1.0 - share))

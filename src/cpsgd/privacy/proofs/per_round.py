@@ -89,7 +89,7 @@ def optimal_composition(*, epsilon: float, delta: float, rounds: int, target_del
     # 1 - (1-δ_g)/(1-δ)^R, what is left for the randomized responses, in the precision of log1p and expm1.
     left = -math.expm1(math.log1p(-target_delta) - rounds * math.log1p(-delta))
     left *= 1.0 - 1e-12
-    if left < 0.0 or (left == 0.0 and delta > 0.0):
+    if left <= 0.0:
         raise ConditionError(
             f"{rounds} rounds with δ={delta:g} each spend more than δ={target_delta:g}; "
             f"use at most δ={target_delta / rounds:.3g} per round or fewer rounds."
