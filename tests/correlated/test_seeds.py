@@ -58,6 +58,33 @@ def another(tmp_path: Path, name: str) -> SeedFile:
     return Memory(tmp_path / name).seeds
 
 
+def test_a_file_of_more_than_four_mebibytes_is_not_read(tmp_path: Path, silo: SeedFile) -> None:
+    silo.draw(at(1))
+    path = tmp_path / "memory.lineages"
+    plain = unseal("seeds", path.read_bytes())
+    path.write_bytes(plain.rjust(1 << 22))
+    assert silo.earlier(at(2))[0] is not None
+    path.write_bytes(plain.rjust((1 << 22) + 1))
+    with pytest.raises(RoundRefusedError, match="file of its lineages"):
+        silo.earlier(at(2))
+
+
+def test_seeds_that_are_not_handed_on_are_no_reason_to_ask_for_others(silo: SeedFile) -> None:
+    silo.draw(at(1))
+    # So long after its last round the client has no seed that is of use.
+    with pytest.raises(BatonError, match="its own in this federation"):
+        silo.key(at(20))
+
+
+def test_the_file_counts_what_was_handed_on_as_the_memory_does(tmp_path: Path) -> None:
+    first, second = (another(tmp_path, name) for name in "ab")
+    for number, round in enumerate((1, 5), start=1):
+        first.draw(at(round), handed=True)
+        first.give(at(round + 1), second.key(at(round + 1)))
+        (held,) = content(tmp_path / "a.lineages").values()
+        assert (held["given"], held["seeds"]) == (number, [])
+
+
 def test_a_silo_that_stays_has_its_own_seeds_by_age(silo: SeedFile) -> None:
     own = {round: silo.draw(at(round))[0] for round in (1, 2)}
     assert silo.draw(at(3))[1:] == (own[2], own[1], None)

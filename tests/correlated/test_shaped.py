@@ -13,6 +13,7 @@ import pytest
 from cpsgd import Protocol, Run
 from cpsgd.codec import pipeline
 from cpsgd.correlated.shaped import ShapedGaussian, SiloState, correction
+from cpsgd.correlated.uniform_fractions import excess
 from cpsgd.errors import ConditionError, NonFiniteError, ParameterError
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples
@@ -50,6 +51,17 @@ def test_messages_are_linear_in_what_is_kept() -> None:
                 for j in range(min(of.bands, round_ + 1))
             )
             assert abs(said - x - sum_) <= unit / 2
+
+
+def test_fractional_parts_that_are_not_uniform_are_no_privacy() -> None:
+    slacks = {}
+    for rounds in (80, 100):
+        of = replace(MECHANISM, noise_deviation=1.3, run_length=rounds)
+        slacks[rounds] = of.noise.run_slack(8, 8)
+        found = excess(of.noise.counted_variance, of.correlation, honest=8, silos=8)
+        assert found < 0.1 if rounds == 80 else 1.0 < found < 2.0
+    assert 0.08 < slacks[80] < 0.1
+    assert slacks[100] == math.inf
 
 
 def test_corrections_are_exact_to_half_a_point() -> None:

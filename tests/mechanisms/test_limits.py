@@ -22,6 +22,7 @@ from cpsgd.mechanisms import (
     SampledCoins,
     Skellam,
     binomial,
+    fine_gaussian,
     law,
     skellam,
 )
@@ -31,7 +32,7 @@ from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import MAX_POINTS, Law, check_points
 from cpsgd.mechanisms.noise import FairCoins
-from cpsgd.mechanisms.rounded_gaussian import cut_off, reach_of
+from cpsgd.mechanisms.rounded_gaussian import cut_off, reach_of, uniformity
 from cpsgd.mechanisms.skellam import SkellamLaw
 from cpsgd.mechanisms.sums import Deviation
 from cpsgd.paper import bounds
@@ -94,6 +95,62 @@ def test_ends_of_a_rounded_gaussians_range() -> None:
     assert fine.grid.limit == 1 << 24
     with pytest.raises(ParameterError, match="grid points"):
         replace(fine, coordinate_range=8193.0)
+
+
+@pytest.mark.parametrize(
+    "of", [ROUNDED, replace(ROUNDED, noise_deviation=2.3), replace(ROUNDED, window=5), replace(ROUNDED, window=1 << 12)]
+)
+def test_the_last_cell_leaves_the_window_and_the_one_before_may_not(of: RoundedGaussian) -> None:
+    """The uniform numbers take at most 3584 points back, and the coordinate as many as it has."""
+    ends = [256 * cells - 3584 - int(of.grid.limit) for cells in (of.cells - 1, of.cells)]
+    farthest = fine_gaussian.farthest(of._ratio)
+    assert of.cells <= farthest
+    assert ends[0] < of.window << (of.fraction_bits - 1)
+    assert of.cells == farthest or ends[1] >= of.window << (of.fraction_bits - 1)
+
+
+def test_rounding_that_could_be_told_from_noise_is_no_privacy() -> None:
+    noise = replace(ROUNDED, noise_deviation=0.8).noise
+    assert uniformity(noise.counted_variance, 100_000) < 1.0 < uniformity(noise.counted_variance, 150_000) < 2.0
+    assert noise.slack(100_000) < noise.slack(150_000) == math.inf
+
+
+def test_noise_goes_down_to_the_least_there_is() -> None:
+    less = replace(ROUNDED, noise_deviation=1.6).quieter(0.25)
+    assert less is not None
+    assert less.noise_deviation == 0.8
+    assert replace(ROUNDED, noise_deviation=1.6).quieter(0.2499) is None
+    for kind, name in ((Skellam, "variance"), (DiscreteGaussian, "sigma_squared")):
+        loud: Any = kind(levels=2, coordinate_range=1.0, **{name: 2.0 * kind.least_size})
+        assert loud.quieter(0.5).size == kind.least_size
+        assert loud.quieter(0.4999) is None
+
+
+@pytest.mark.parametrize("kind", [Skellam, DiscreteGaussian])
+def test_a_limit_is_the_smallest_that_costs_no_more(kind: Any) -> None:
+    cost = kind.noise_type.truncation(30.0, 60)
+    assert [kind.noise_type.limit_of(30.0, allowed) for allowed in (cost, math.nextafter(cost, 0.0))] == [60, 61]
+
+
+@pytest.mark.parametrize("kind", [Binomial, Skellam, DiscreteGaussian, DiscreteLaplace])
+def test_a_few_levels_are_tried_where_even_two_are_wide_enough(kind: Any) -> None:
+    search = Search(100, 50, 1e-20, 5, 1.0, True, lambda _: 1e9, lambda _: True)
+    assert [each.levels for each in kind.candidates(search)] == [2, 3, 4, 5][: 3 if kind is DiscreteLaplace else 4]
+
+
+def test_coins_are_tilted_by_a_grid_point_at_least() -> None:
+    assert COINS.with_scale(1e9).theta == 2.0**-16
+    (found,) = SampledCoins.candidates(Search(2, 50, 0.0, 1, 1.0, False, lambda _: 1.0, lambda _: True, 2.0**-16))
+    assert found.rate == 2.0**-16
+
+
+def test_shares_are_planned_for_as_many_clients_and_values_as_there_may_be() -> None:
+    for shares, values, planned in (
+        *((2**24, 2**32 - 1, True), (2**24 + 1, 2**32 - 1, False), (2**24, 2**32, False)),
+        *((9, 3, True), (9, 2, False)),
+    ):
+        search = Search(values, shares, 0.0, 5, 1.0, True, lambda _: 1e9, lambda _: True)
+        assert bool(list(DiscreteLaplace.candidates(search))) is planned
 
 
 def test_where_nothing_is_added_there_is_no_law() -> None:
@@ -229,8 +286,7 @@ def test_what_is_cached_cannot_be_changed() -> None:
 def test_tails_are_probabilities_and_reaches_their_inverses() -> None:
     assert [cut_off(deviations) for deviations in (-1.0, 0.0, 0.5)] == [1.0, 1.0, 1.0]
     assert cut_off(3.0) == pytest.approx(2.0 * math.exp(-4.5), rel=1e-11)
-    assert [reach_of(probability) for probability in (2.0, 3.0)] == [0.0, 0.0]
-    assert [reach_of(probability) for probability in (1.0, cut_off(3.0))] == pytest.approx(
-        [math.sqrt(2.0 * math.log(2.0)), 3.0]
+    assert [reach_of(probability) for probability in (2.0, 1.0, cut_off(3.0))] == pytest.approx(
+        [0.0, math.sqrt(2.0 * math.log(2.0)), 3.0]
     )
     assert skellam.truncation(1e6, 0) == 1.0
