@@ -166,6 +166,7 @@ def test_one_rotation_serves_the_run() -> None:
     assert np.array_equal(shared.rotation_signs(0), shared.rotation_signs(19))
     other = replace(shared, mechanism=RoundedGaussian(noise_deviation=4, step=0.1, window=99, coordinate_range=1.0))
     assert not np.array_equal(other.rotation_signs(0), other.rotation_signs(19))
+    assert {mechanism().memory.rotation_round(round) for round in (0, 5, 19)} == {0}
 
 
 @pytest.mark.parametrize(

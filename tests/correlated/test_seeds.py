@@ -69,6 +69,18 @@ def test_a_file_of_more_than_four_mebibytes_is_not_read(tmp_path: Path, silo: Se
         silo.earlier(at(2))
 
 
+@pytest.mark.parametrize("seed", ["00" * 15, "00" * 17, "", "x"])
+def test_a_file_with_a_seed_that_is_none_is_refused(seed: str, tmp_path: Path, silo: SeedFile) -> None:
+    silo.draw(at(1))
+    path = tmp_path / "memory.lineages"
+    whole = json.loads(unseal("seeds", path.read_bytes()))
+    for held in whole["lineages"].values():
+        held["seeds"] = [[1, seed]]
+    path.write_text(json.dumps(whole))
+    with pytest.raises(RoundRefusedError, match="file of its lineages"):
+        silo.earlier(at(2))
+
+
 def test_seeds_that_are_not_handed_on_are_no_reason_to_ask_for_others(silo: SeedFile) -> None:
     silo.draw(at(1))
     # So long after its last round the client has no seed that is of use.

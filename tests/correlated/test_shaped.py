@@ -64,6 +64,12 @@ def test_fractional_parts_that_are_not_uniform_are_no_privacy() -> None:
     assert slacks[100] == math.inf
 
 
+def test_silos_that_were_to_start_anew_are_refused() -> None:
+    assert MECHANISM.memory.simulated(1, restart_every=None) is not None
+    with pytest.raises(ParameterError, match="do not start anew within a run"):
+        MECHANISM.memory.simulated(1, restart_every=5)
+
+
 def test_corrections_are_exact_to_half_a_point() -> None:
     random, weights = np.random.default_rng(0), MECHANISM.correlation.weights
     past = {age: random.integers(-(2**61), 2**61, size=20) for age in (1, 3)}
