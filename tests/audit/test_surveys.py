@@ -59,6 +59,9 @@ def test_every_mechanism_is_covered_or_said_not_to_be() -> None:
     assert covered | left_out().keys() == set(MECHANISMS)
     assert left_out().keys() == {"gaussian", "discrete-laplace", "rounded-correlated"}
     assert usual("gaussian") == ()
+    for name in ("skellam", "discrete-gaussian", "rounded-gaussian"):
+        loud, quiet = (case.protocol.mechanism.noise.variance for case in usual(name))
+        assert quiet == pytest.approx(0.1 * loud, rel=0.03)
 
 
 @pytest.mark.slow

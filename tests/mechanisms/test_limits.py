@@ -144,6 +144,17 @@ def test_coins_are_tilted_by_a_grid_point_at_least() -> None:
     assert found.rate == 2.0**-16
 
 
+def test_where_no_sum_fits_the_least_noise_is_tried() -> None:
+    def noise(kind: Any, most: float) -> set[float]:
+        search = Search(100, 50, 1e-20, 5, 1.0, True, lambda _: 1e-3, lambda each: each.noise.variance <= most)
+        return {getattr(each, "trials", getattr(each, "rate", None)) for each in kind.candidates(search)}
+
+    assert noise(LazyCoins, 0.0) == {2.0**-16}
+    assert noise(Binomial, 0.0) == {1}
+    # A quarter of the trials is the variance, and 4½ is too much.
+    assert max(noise(Binomial, 4.4)) == 17
+
+
 def test_shares_are_planned_for_as_many_clients_and_values_as_there_may_be() -> None:
     for shares, values, planned in (
         *((2**24, 2**32 - 1, True), (2**24 + 1, 2**32 - 1, False), (2**24, 2**32, False)),
@@ -200,6 +211,19 @@ def test_points_are_counted_to_the_last(of: Law, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(law, "MAX_POINTS", points - 1)
     with pytest.raises(ConditionError, match="would need"):
         of.window(9.0, 2)
+
+
+def test_a_window_ends_where_masses_fall() -> None:
+    half = np.full(3, 0.5)
+    found = law.window_of_ratios(7, half, half, 0.5, math.nextafter(1.0, 0.0))
+    assert found.first == 4
+    # The masses are 1, ½, ¼, ⅛ either way, and beyond the lower end as much as at it.
+    assert found.mass.sum() == pytest.approx(1.0, rel=1e-15)
+    assert found.outside_below == pytest.approx(0.125 / 2.75, rel=1e-5)
+    assert found.outside_below >= 0.125 / 2.75
+    for ratio in (1.0, 1.5):
+        with pytest.raises(ValueError, match="past its mode"):
+            law.window_of_ratios(7, half, half, 0.5, ratio)
 
 
 def test_which_noise_is_counted_coins() -> None:
