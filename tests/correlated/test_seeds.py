@@ -16,7 +16,7 @@ import pytest
 
 from cpsgd._durable import unseal
 from cpsgd.correlated.batons import Place, seal
-from cpsgd.correlated.seeds import MOST_FEDERATIONS, SeedFile
+from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import BatonError, CpsgdError, MessageError, RoundError, RoundRefusedError
 from cpsgd.federation.client_files import Memory
 
@@ -124,11 +124,11 @@ def test_another_run_or_protocol_has_other_seeds(silo: SeedFile) -> None:
 
 @pytest.mark.usefixtures("no_disk")
 def test_what_is_held_stays_small_and_private(tmp_path: Path, silo: SeedFile) -> None:
-    for run, round in itertools.product(range(2 * MOST_FEDERATIONS), (1, 2, 3, 4, 5)):
+    for run, round in itertools.product(range(32), (1, 2, 3, 4, 5)):
         silo.draw(replace(at(round), run=str(run)))
     path = tmp_path / "memory.lineages"
     held = content(path).values()
-    assert len(held) == MOST_FEDERATIONS
+    assert len(held) == 16
     assert {len(each["seeds"]) for each in held} == {PLACE.bands - 1}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert sorted(os.listdir(tmp_path)) == ["memory", "memory.lineages"]
