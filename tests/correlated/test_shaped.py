@@ -64,6 +64,16 @@ def test_fractional_parts_that_are_not_uniform_are_no_privacy() -> None:
     assert slacks[100] == math.inf
 
 
+def test_grids_are_as_fine_as_their_numbers_allow() -> None:
+    """Two steps of the vector, 2 (15½ σ + 1) = 95 of noise and rounding, half of the window, and 2: 128 in all."""
+    for window, bits in ((58, 55), (59, 54)):
+        assert replace(MECHANISM, coordinate_range=0.2, window=window).finest_bits == bits
+    for steps, bits in ((1e-3, 16), (1, 16), (128, 16), (128.1, 15), (256, 15), (257, 14)):
+        of = replace(MECHANISM, step=1.0, coordinate_range=steps, window=1200)
+        assert of.fraction_bits == bits
+        assert of.grid.limit <= 1 << 23
+
+
 def test_silos_that_were_to_start_anew_are_refused() -> None:
     assert MECHANISM.memory.simulated(1, restart_every=None) is not None
     with pytest.raises(ParameterError, match="do not start anew within a run"):
