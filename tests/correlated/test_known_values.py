@@ -188,6 +188,9 @@ def test_as_many_dropouts_as_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
     assert uniform_fractions.excess(9.0, weights, honest=2, silos=5) < 1.0
     with pytest.raises(ConditionError, match="More than 3 of 6"):
         uniform_fractions.excess(9.0, weights, honest=2, silos=6)
+    monkeypatch.undo()
+    with pytest.raises(ConditionError, match="More than 512 of 515"):
+        uniform_fractions.excess(9.0, weights, honest=2, silos=515)
     assert 1e300 < uniform_fractions.excess(0.2, weights, honest=2, silos=2) < np.inf
     with pytest.raises(ConditionError, match="two honest"):
         uniform_fractions.excess(9.0, weights, honest=1, silos=3)

@@ -184,6 +184,8 @@ def test_one_rotation_serves_the_run() -> None:
 def test_seeds_that_are_none_of_a_lineage_are_refused(seeds: list[bytes | None], round: int, said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         protocol().encode(np.zeros(6), round, seeds=seeds)
+    with pytest.raises(ParameterError, match=said):
+        mechanism().memory.inherited(seeds, round, 6)
 
 
 def test_other_mechanisms_take_no_seeds_and_a_run_no_further_rounds() -> None:

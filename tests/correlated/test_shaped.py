@@ -76,6 +76,8 @@ def test_grids_are_as_fine_as_their_numbers_allow() -> None:
 
 def test_silos_that_were_to_start_anew_are_refused() -> None:
     assert MECHANISM.memory.simulated(1, restart_every=None) is not None
+    with pytest.raises(ParameterError, match="below run_length=20"):
+        MECHANISM.memory.inherited(MECHANISM.memory.init(), 20, 4)
     with pytest.raises(ParameterError, match="do not start anew within a run"):
         MECHANISM.memory.simulated(1, restart_every=5)
 
