@@ -295,3 +295,19 @@ def test_false_alarms_are_rare_and_sizes_are_limited() -> None:
     check_size(dataclasses.replace(protocol, dim=2048), 2, 1)
     with pytest.raises(ParameterError, match="at most 2048 coordinates"):
         check_size(dataclasses.replace(protocol, dim=2049), 2, 1)
+
+
+def test_the_attack_is_prepared_by_the_rounds_that_promise_most() -> None:
+    """Real rounds show how code may be worse than honest; simulated ones, of which there are many, what honest is."""
+    generator = np.random.default_rng(1)
+    worlds = generator.random(2_000) < 0.5
+    weak, strong = (auditing.Rehearsal(generator.normal(size=2_000) + gap * worlds, worlds) for gap in (0.1, 2.0))
+    alone = [rehearsal.best_prospect(1_000, 1e-3, 1e-6) for rehearsal in (weak, strong)]
+    assert alone[0].epsilon < 0.5 < alone[1].epsilon
+    canary: Any = None
+    for real, simulated in ((weak, strong), (strong, weak)):
+        lesson = auditing._Lesson(canary, [], real, simulated)
+        assert lesson.prospect(1_000, 1e-3, 1e-6) == alone[1]
+        # The threshold is that of real rounds in any case.
+        found = lesson.attacker(1_000, 1e-3, 1e-6)
+        assert np.mean(found.sign * real.scores > found.threshold) == pytest.approx(alone[1].share, abs=2e-3)

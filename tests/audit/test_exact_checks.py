@@ -80,6 +80,7 @@ def test_the_epsilon_of_a_pair_is_that_of_all_outcomes_or_a_little_less(
 def test_pairs_that_need_all_or_nothing() -> None:
     same, far = law([0], [0.5, 0.5]), law([9], [0.5, 0.5])
     assert exact_checks.pair_epsilon(same, same, 1e-9) == 0.0
+    assert exact_checks.pair_epsilon(same, same, 0.0) == 0.0
     assert exact_checks.pair_epsilon(same, far, 1e-9) == math.inf
     # One coordinate that tells is enough.
     both = law([0, 0], [0.5, 0.5], [0.5, 0.5]), law([0, 9], [0.5, 0.5], [0.5, 0.5])

@@ -346,3 +346,13 @@ def test_what_proves_nothing() -> None:
     assert bound.epsilon_lower_bound(0.0, 0.0, 100, 0.0, 1e-6) == 0.0
     assert bound.epsilon_lower_bound(0.001, 10.0, 100, 0.0, 1e-6) == 0.0
     assert bound.epsilon_lower_bound(1.0, 0.0, 100, 0.0, 1e-6) == 0.0
+
+
+def test_vectors_in_the_middle_push_nowhere() -> None:
+    """Coins at even odds: no weights show whether such vectors are too long, and nothing is divided by them."""
+    law = SumLaw(PROTOCOL, [(np.full(DIM, 0.5), 6)])
+    assert np.all(law.pull == 0.0)
+    for more, passed in ((0, True), (1, False)):
+        batch = Played("", law, 0.0, law.sample(400, np.random.default_rng(2)) + more, np.arange(400))
+        check = checks.unbiased([batch], 1e-6)
+        assert (math.isfinite(check.statistic), check.passed) == (True, passed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,13 +33,29 @@ def test_a_catastrophe_of_probability_delta_is_allowed() -> None:
     assert lower_bound(1000, 100, 0, 0.0, 0.05) == 0.0
 
 
-def test_the_sum_over_i_is_that_of_the_theorem() -> None:
-    epsilon, delta, m, r, v = 0.7, 1e-4, 60, 20, 17
+@pytest.mark.parametrize(("epsilon", "r", "v"), [(0.7, 20, 17), (8.0, 8, 8), (0.0, 9, 1)])
+def test_the_sum_over_i_is_that_of_the_theorem(epsilon: float, r: int, v: int) -> None:
+    delta, m = 1e-4, 60
     rate = math.exp(epsilon) / (1.0 + math.exp(epsilon))
     masses = [math.comb(r, k) * rate**k * (1 - rate) ** (r - k) for k in range(r + 1)]
     beta = sum(masses[v:])
     alpha = max(2.0 / i * sum(masses[max(0, v - i) : v]) for i in range(1, m + 1))
     assert p_value(m, r, v, epsilon, delta) == pytest.approx(beta + alpha * m * delta, rel=1e-6)
+
+
+def test_what_is_left_out_of_the_sum_over_i_counts_as_certain() -> None:
+    """Of 10,000 guesses that are all right the first 4,100 terms are next to nothing, and 1/i is at most 1/4,101."""
+    found = p_value(10_000, 10_000, 10_000, 0.0, 1e-3)
+    assert found == pytest.approx(2.0 * 10_000 * 1e-3 / 4_101, rel=1e-6)
+    below = np.cumsum(binom.pmf(np.arange(9_999, -1, -1), 10_000, 0.5))
+    assert found >= 2.0 * 10_000 * 1e-3 * float(np.max(below / np.arange(1, 10_001)))
+
+
+def test_a_claim_that_is_met_exactly_passes() -> None:
+    included = np.arange(40) % 2 == 0
+    report = audit_scores(included.astype(float), included, claimed=1.0, delta=0.0)
+    assert report.epsilon > 1.0
+    assert [replace(report, claimed=report.epsilon + more).passed for more in (-1e-9, 0.0, 1e-9)] == [False, True, True]
 
 
 @pytest.mark.slow

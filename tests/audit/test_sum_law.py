@@ -7,8 +7,10 @@ import pytest
 from scipy.stats import binom
 
 from cpsgd import Protocol
+from cpsgd.audit import sum_law
 from cpsgd.audit.sum_law import LikelihoodRatio, SumLaw
 from cpsgd.errors import ParameterError
+from cpsgd.mechanisms import Coins
 
 PROTOCOL = Protocol.binomial(clients=3, dim=3, clip_norm=1.0, levels=6, trials=5, p=0.3)
 GROUPS = [(np.array([0.0, 1.25, 4.9]), 1), (np.array([2.0, 2.5, 0.125]), 2)]
@@ -99,6 +101,26 @@ def test_likelihood_ratio_goes_on_where_no_law_reaches() -> None:
     scores = LikelihoodRatio(zero, one).score(np.arange(-50, 150)[:, None])
     assert np.isfinite(scores).all()
     assert (np.diff(scores) > 0.0).all()
+
+
+def test_tails_end_at_the_first_mass_or_the_last() -> None:
+    """A tail that is less than an outcome gains or loses what is next to its end: here all that there is."""
+    coin = Protocol(clients=1, dim=1, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.375, coordinate_range=1.0))
+    for point, masses in ((0.0, [0.875, 0.125]), (1.0, [0.125, 0.875])):
+        law = SumLaw(coin, [(np.array([point]), 1)])
+        np.testing.assert_allclose(law.mass, [masses])
+        np.testing.assert_allclose(law.tail_ends(np.array([0.1, 0.2])), 2.0 * law.narrowing * 0.875)
+    # Seven equal coins: 1/128 and 7/128 are in a tail of a tenth, and 21/128, 35/128 and 35/128 are next to its end.
+    fair = Protocol(clients=7, dim=1, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.375, coordinate_range=1.0))
+    law = SumLaw(fair, [(np.array([0.5]), 7)])
+    found = law.tail_ends(np.array([0.1, 1e-9]))
+    np.testing.assert_allclose(found, 2.0 * law.narrowing * np.array([35.0, 21.0]) / 128.0)
+
+
+def test_as_many_outcomes_as_are_computed() -> None:
+    sum_law._check_size(4, 1 << 22)
+    with pytest.raises(ParameterError, match="4 coordinates with 4194305 outcomes"):
+        sum_law._check_size(4, (1 << 22) + 1)
 
 
 def test_too_large() -> None:

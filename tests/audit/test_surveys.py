@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
+import math
 import re
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +19,13 @@ import pytest
 from numpy.typing import NDArray
 
 from cpsgd import Aggregator, Guarantee, Protocol, guarantee
-from cpsgd.audit import Case, Encode, Start, all_cases, survey
+from cpsgd.audit import Case, Encode, Start, all_cases, levels, survey, surveys
+from cpsgd.audit import __main__ as answering
 from cpsgd.audit.cases import DELTA, left_out, usual
 from cpsgd.audit.checks import Check
 from cpsgd.audit.surveys import Coverage, Made, Survey, law_checked
 from cpsgd.codec import pipeline
+from cpsgd.errors import ParameterError, WorkerError
 from cpsgd.mechanisms import Binomial, binomial
 from cpsgd.randomness import Keystream
 from cpsgd.registry import MECHANISMS
@@ -52,6 +59,9 @@ def test_every_mechanism_is_covered_or_said_not_to_be() -> None:
     assert covered | left_out().keys() == set(MECHANISMS)
     assert left_out().keys() == {"gaussian", "discrete-laplace", "rounded-correlated"}
     assert usual("gaussian") == ()
+    for name in ("skellam", "discrete-gaussian", "rounded-gaussian"):
+        loud, quiet = (case.protocol.mechanism.noise.variance for case in usual(name))
+        assert quiet == pytest.approx(0.1 * loud, rel=0.03)
 
 
 @pytest.mark.slow
@@ -252,6 +262,163 @@ def test_one_check_that_fails_is_enough() -> None:
     for agreement, check, passed in ((good, good, True), (bad, good, False), (good, bad, False)):
         covered = tuple(Coverage(QUIET, "", 1, (0,), (each,), "") for each in (good, check))
         assert Survey(covered, agreement, 1e-6).passed is passed
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Stands in for all that plays rounds, and notes what it was asked for."""
+    asked: list[tuple[Any, ...]] = []
+
+    def law(case: Case, **given: Any) -> Coverage:
+        asked.append(("law", case, given))
+        return Coverage(case, "this", given["rounds"], case.rounds, (Check("law", "?", 0.5, 1.0),), "same")
+
+    def attack(protocol: Protocol, delta: float, **given: Any) -> Any:
+        asked.append(("attack", protocol, delta, given))
+        checked = (Check("attack", "?", 0.5, 1.0),)
+        claimed = SimpleNamespace(epsilon=2.0)
+        return SimpleNamespace(
+            checks=checked, claims=(), surviving=3, rounds=given["rounds"], claimed=claimed, lower_bound=0.25
+        )
+
+    @contextlib.contextmanager
+    def started(names: Any, cases: Any, **given: Any) -> Any:
+        asked.append(("started", names, given))
+        there = vars(Check("there", "?", 0.5, 1.0))
+        yield lambda name: [
+            {"checks": [there], "rounds": 7, "digest": "other" if (name, case) == ("two", QUIET) else "same"}
+            for case in cases
+        ]
+
+    monkeypatch.setattr(surveys, "law_checked", law)
+    monkeypatch.setattr(surveys, "audit", attack)
+    monkeypatch.setattr(surveys, "check_size", lambda *given: asked.append(("size", *given)))
+    monkeypatch.setattr(surveys.exact_checks, "claim", lambda *given: Check("claim", "?", float(given[3]), 4.0))
+    monkeypatch.setattr(surveys.levels, "others", lambda: ("one", "two"))
+    monkeypatch.setattr(surveys.levels, "started", started)
+    return asked
+
+
+def test_every_protocol_is_played_at_every_level(stubs: list[tuple[Any, ...]]) -> None:
+    planned, heard = COUNTED[0], list[int]()
+    found = survey([planned, QUIET], DELTA, rounds=1_001, surviving=3, seed=5, progress=heard.append)
+    # Two protocols at three levels share the false alarms, and the attack's rounds half of what is left here.
+    share = 1e-6 / 6
+    halves = {"rounds": 500, "surviving": 3, "share": 0.5 * share, "made": None, "seed": 5}
+    attack = {"adjacency": "replace-one", "rounds": 1_001, "surviving": 3, "round": 0, "encode": None}
+    assert stubs == [
+        ("size", planned.protocol, 3, 1_001),
+        ("size", QUIET.protocol, 3, 1_001),
+        ("started", ("one", "two"), {"rounds": 500, "surviving": 3, "share": share}),
+        ("law", planned, halves),
+        ("attack", planned.protocol, DELTA, {**attack, "start": Aggregator, "seed": 5, "false_alarm": 0.5 * share}),
+        ("law", QUIET, halves),
+    ]
+    assert heard == [1] * 6
+    assert [(each.case, each.level, each.rounds) for each in found.covered] == [
+        *((planned, "this", 1_501), (QUIET, "this", 500)),
+        *((case, level, 7) for level in ("one", "two") for case in (planned, QUIET)),
+    ]
+    names = [[check.name for check in each.checks] for each in found.covered]
+    assert names == [["attack", "claim", "law"], ["law"], *[["there"]] * 4]
+    assert all(each.passed for each in found.covered)
+    assert (found.agreement.statistic, found.passed) == (1.0, False)
+    assert found.levels == ("this", "one", "two")
+    assert [(each["claimed"], each["found"]) for each in found.to_dict()["covered"][:2]] == [(2.0, 0.25), (None, None)]
+
+
+def test_other_code_is_played_at_one_level(stubs: list[tuple[Any, ...]]) -> None:
+    code: Any = ("its encode", "its start")
+    found = survey(COUNTED[:1], DELTA, rounds=1, made=lambda protocol: code)
+    assert [asked[:2] for asked in stubs] == [
+        ("size", COUNTED[0].protocol), ("started", ()), ("law", COUNTED[0]), ("attack", COUNTED[0].protocol),
+    ]  # fmt: skip
+    assert (stubs[0][2], stubs[2][2]["rounds"]) == (COUNTED[0].protocol.clients, 0)
+    assert (stubs[3][3]["encode"], stubs[3][3]["start"], stubs[3][3]["false_alarm"]) == (*code, 0.5e-6)
+    assert (found.agreement.statistic, found.passed, len(found.covered)) == (0.0, True, 1)
+    for wrong in ({"rounds": 0}, {"surviving": 0}):
+        with pytest.raises(ParameterError, match=next(iter(wrong))):
+            survey(COUNTED[:1], DELTA, **{"rounds": 1, **wrong})
+
+
+def test_every_vector_is_played_once_at_least() -> None:
+    for rounds, played in ((0, 24), (24, 24), (47, 24), (48, 48)):
+        found = law_checked(QUIET, rounds=rounds, surviving=None, share=1e-6, seed=1)
+        assert (found.rounds, found.numbers, found.passed) == (played, QUIET.rounds, True)
+
+
+def test_a_process_of_a_level_answers_with_finite_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"cases": [[QUIET.sampler, QUIET.protocol.to_json()]] * 2, "rounds": 9, "surviving": 2, "share": 1e-7}
+    given: list[Any] = []
+
+    def law(case: Case, **more: Any) -> Coverage:
+        given.append((case.name, case.protocol, more))
+        return Coverage(case, "", 5, (0,), (Check("a", "?", math.inf, 1.0), Check("b", "?", 0.5, None)), "digest")
+
+    monkeypatch.setattr(answering, "law_checked", law)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
+    answering.main()
+    assert given == [(QUIET.name, QUIET.protocol, {"rounds": 9, "surviving": 2, "share": 1e-7})] * 2
+    checks = [vars(Check("a", "?", sys.float_info.max, 1.0)), vars(Check("b", "?", 0.5, None))]
+    answer = {"checks": checks, "rounds": 5, "digest": "digest"}
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [answer] * 2
+
+
+def test_nothing_runs_on_after_a_survey_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    working, killed = threading.Event(), threading.Event()
+
+    class Waiting:
+        returncode = -9
+
+        def __init__(self, command: list[str], *, env: dict[str, str], **_: Any) -> None:
+            begun.append(env["CPSGD_SIMD"])
+
+        def __enter__(self) -> Waiting:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def communicate(self, _: str) -> tuple[str, str]:
+            working.set()
+            killed.wait(60)
+            return "", ""
+
+        def kill(self) -> None:
+            killed.set()
+
+    def stop(_: object) -> None:
+        assert working.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cpsgd.audit.levels.subprocess.Popen", Waiting)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        levels.started(("one", "two"), [QUIET], rounds=1, surviving=None, share=1e-6) as answer,
+    ):
+        stop(answer)
+    assert killed.is_set()
+    assert begun == ["one"]
+
+
+@pytest.mark.parametrize(("code", "error", "said"), [(1, "\nBad: a\n b\n", " b"), (2, " \n", "no reason given")])
+def test_a_level_that_fails_is_said_to(code: int, error: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = SimpleNamespace(returncode=code, communicate=lambda _: ("", error), kill=lambda: None)
+    monkeypatch.setattr("cpsgd.audit.levels.subprocess.Popen", lambda *_, **__: contextlib.nullcontext(ended))
+    with (
+        pytest.raises(WorkerError, match=f"level one did not end: {said}$"),
+        levels.started(("one",), [QUIET], rounds=1, surviving=None, share=1e-6) as answer,
+    ):
+        answer("one")
+
+
+def test_what_is_attacked_is_planned_for_an_epsilon_near_two() -> None:
+    planned = {case.name: case.protocol for case in all_cases() if case.claimed}
+    for name in ("binomial, counted coins", "skellam", "discrete-gaussian", "rounded-gaussian, fine Gaussian"):
+        assert 1.9 < guarantee(planned[name], DELTA).epsilon < 2.0
 
 
 def test_runs_are_played_to_their_last_round() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.codec.wire import MAX_ROUND
+from cpsgd.correlated import batons
 from cpsgd.correlated.batons import MAX_BANDS, Place, open_baton, seal
 from cpsgd.errors import BatonError, CpsgdError, MessageError, ParameterError, VersionError
 
@@ -60,6 +61,22 @@ def test_a_baton_opens_in_its_place_only(elsewhere: Place) -> None:
 def test_a_baton_opens_for_its_successor_only() -> None:
     with pytest.raises(BatonError, match="not sealed for this client"):
         open_baton(seal(SLOTS, PUBLIC, PLACE), X25519PrivateKey.generate(), PLACE)
+
+
+@pytest.mark.parametrize(("flags", "opens"), [(0b0, True), (0b111, True), (0b1000, False), (0xFF, False)])
+def test_a_baton_has_no_more_seeds_than_slots(flags: int, opens: bool) -> None:
+    """Sealed as the format says, by somebody who writes the flags anew."""
+    private = X25519PrivateKey.generate()
+    ephemeral = private.public_key().public_bytes_raw()
+    bound = PLACE.bound(ephemeral, PUBLIC)
+    plain = bytes([flags]) + bytes(range(48))
+    cipher = batons._cipher(private.exchange(KEY.public_key()), bound)
+    baton = b"cpsb\x01" + ephemeral + cipher.encrypt(bytes(12), plain, bound)
+    if opens:
+        assert open_baton(baton, KEY, PLACE) == tuple(plain[i : i + 16] if flags else None for i in (1, 17, 33))
+    else:
+        with pytest.raises(BatonError, match="more seeds than it has slots"):
+            open_baton(baton, KEY, PLACE)
 
 
 def test_every_changed_bit_is_found() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpsgd.correlated import draws, run_gaussian, run_sums, saturating, shaped, uniform_fractions
+from cpsgd.correlated import draws, fine_draws, run_gaussian, run_sums, saturating, shaped, uniform_fractions
 from cpsgd.correlated.draws import Lineages
 from cpsgd.correlated.fine_draws import FineLineages
 from cpsgd.correlated.mechanism import CorrelatedGaussian
@@ -146,6 +146,7 @@ def test_known_draws() -> None:
     for deviation in (0.0, 0.8, 3.0):
         values[f"loss {deviation}"] = [saturating.squared_loss(deviation, limit) for limit in (0.0, 0.5, 4.0)]
     values["beyond"] = [saturating.beyond(x) for x in (-1.0, 0.0, 2.0, 9.0)]
+    values["aliasing"] = [fine_draws.aliasing(root, uniforms) for root, uniforms in ((2.0, 8), (2048.0, 10), (3.0, 1))]
     values["middles"] = [run_gaussian.centre_of(window, bits) for window in (9, 10) for bits in (2, 20)]
     past = {1: np.array([5, -7, 1 << 60]), 3: np.array([1, 1 << 40, -(1 << 61)])}
     values["correction"] = shaped.correction(past, (1 << 14, -8192, -2048, -1024), 3)
@@ -169,6 +170,8 @@ def test_numbers_of_other_types_become_plain_ones() -> None:
         assert type(each) is int
     for each in (weights.bands, weights.rounds, weights.separation):
         assert type(each) is int
+    rounded = replace(EXAMPLES[2], inherited_range=whole(3))
+    assert (rounded.inherited_range, type(rounded.inherited_range)) == (3.0, float)
 
 
 def test_taps_at_their_limits() -> None:
@@ -185,5 +188,9 @@ def test_as_many_dropouts_as_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
     assert uniform_fractions.excess(9.0, weights, honest=2, silos=5) < 1.0
     with pytest.raises(ConditionError, match="More than 3 of 6"):
         uniform_fractions.excess(9.0, weights, honest=2, silos=6)
+    monkeypatch.undo()
+    with pytest.raises(ConditionError, match="More than 512 of 515"):
+        uniform_fractions.excess(9.0, weights, honest=2, silos=515)
+    assert 1e300 < uniform_fractions.excess(0.2, weights, honest=2, silos=2) < np.inf
     with pytest.raises(ConditionError, match="two honest"):
         uniform_fractions.excess(9.0, weights, honest=1, silos=3)

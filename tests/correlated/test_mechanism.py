@@ -166,6 +166,7 @@ def test_one_rotation_serves_the_run() -> None:
     assert np.array_equal(shared.rotation_signs(0), shared.rotation_signs(19))
     other = replace(shared, mechanism=RoundedGaussian(noise_deviation=4, step=0.1, window=99, coordinate_range=1.0))
     assert not np.array_equal(other.rotation_signs(0), other.rotation_signs(19))
+    assert {mechanism().memory.rotation_round(round) for round in (0, 5, 19)} == {0}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,8 @@ def test_one_rotation_serves_the_run() -> None:
 def test_seeds_that_are_none_of_a_lineage_are_refused(seeds: list[bytes | None], round: int, said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         protocol().encode(np.zeros(6), round, seeds=seeds)
+    with pytest.raises(ParameterError, match=said):
+        mechanism().memory.inherited(seeds, round, 6)
 
 
 def test_other_mechanisms_take_no_seeds_and_a_run_no_further_rounds() -> None:

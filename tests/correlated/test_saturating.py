@@ -228,6 +228,14 @@ def test_windows_whose_numbers_would_wrap_around_are_refused(window: int) -> Non
         mechanism(noise_deviation=0.81, window=window, inherited_range=900.0)
 
 
+def test_numbers_of_64_bits_are_filled_to_the_last() -> None:
+    """980 steps to an end, 1 for the coordinate, 28 inherited, 16 deviations of 13/16, and 2 of rounding are 1024."""
+    sizes: dict[str, Any] = {"noise_deviation": 0.8125, "window": 1961}
+    assert mechanism(inherited_range=27.999, **sizes).finest_bits == 53
+    with pytest.raises(ParameterError, match="wrap around"):
+        mechanism(inherited_range=28.0, **sizes)
+
+
 def test_a_window_is_as_wide_as_its_numbers_fit() -> None:
     found = mechanism(noise_deviation=0.81, window=1960, inherited_range=20.0)
     noise, values = np.array([-40, 0, 40]) << found.finest_bits, np.empty(3, dtype=np.uint32)
@@ -326,6 +334,7 @@ def test_a_seed_is_expanded_to_the_same_fine_noise_for_ever(monkeypatch: pytest.
         lineages.add(bytes([seed] * 16), round, 1, z)
     assert hashlib.sha256(found[0].astype("<i8").tobytes()).hexdigest()[:16] == "3572c50a368a15d2"
     assert len({z.tobytes() for z in found}) == 4
+    assert fine_draws._SEGMENT == 1 << 24
     # Long vectors have a key for each segment.
     monkeypatch.setattr(fine_draws, "_SEGMENT", 4096)
     lineages.add(bytes([7] * 16), 3, 1, found[3])

@@ -16,7 +16,7 @@ import pytest
 
 from cpsgd._durable import unseal
 from cpsgd.correlated.batons import Place, seal
-from cpsgd.correlated.seeds import MOST_FEDERATIONS, SeedFile
+from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import BatonError, CpsgdError, MessageError, RoundError, RoundRefusedError
 from cpsgd.federation.client_files import Memory
 
@@ -58,6 +58,45 @@ def another(tmp_path: Path, name: str) -> SeedFile:
     return Memory(tmp_path / name).seeds
 
 
+def test_a_file_of_more_than_four_mebibytes_is_not_read(tmp_path: Path, silo: SeedFile) -> None:
+    silo.draw(at(1))
+    path = tmp_path / "memory.lineages"
+    plain = unseal("seeds", path.read_bytes())
+    path.write_bytes(plain.rjust(1 << 22))
+    assert silo.earlier(at(2))[0] is not None
+    path.write_bytes(plain.rjust((1 << 22) + 1))
+    with pytest.raises(RoundRefusedError, match="file of its lineages"):
+        silo.earlier(at(2))
+
+
+@pytest.mark.parametrize("seed", ["00" * 15, "00" * 17, "", "x"])
+def test_a_file_with_a_seed_that_is_none_is_refused(seed: str, tmp_path: Path, silo: SeedFile) -> None:
+    silo.draw(at(1))
+    path = tmp_path / "memory.lineages"
+    whole = json.loads(unseal("seeds", path.read_bytes()))
+    for held in whole["lineages"].values():
+        held["seeds"] = [[1, seed]]
+    path.write_text(json.dumps(whole))
+    with pytest.raises(RoundRefusedError, match="file of its lineages"):
+        silo.earlier(at(2))
+
+
+def test_seeds_that_are_not_handed_on_are_no_reason_to_ask_for_others(silo: SeedFile) -> None:
+    silo.draw(at(1))
+    # So long after its last round the client has no seed that is of use.
+    with pytest.raises(BatonError, match="its own in this federation"):
+        silo.key(at(20))
+
+
+def test_the_file_counts_what_was_handed_on_as_the_memory_does(tmp_path: Path) -> None:
+    first, second = (another(tmp_path, name) for name in "ab")
+    for number, round in enumerate((1, 5), start=1):
+        first.draw(at(round), handed=True)
+        first.give(at(round + 1), second.key(at(round + 1)))
+        (held,) = content(tmp_path / "a.lineages").values()
+        assert (held["given"], held["seeds"]) == (number, [])
+
+
 def test_a_silo_that_stays_has_its_own_seeds_by_age(silo: SeedFile) -> None:
     own = {round: silo.draw(at(round))[0] for round in (1, 2)}
     assert silo.draw(at(3))[1:] == (own[2], own[1], None)
@@ -85,11 +124,11 @@ def test_another_run_or_protocol_has_other_seeds(silo: SeedFile) -> None:
 
 @pytest.mark.usefixtures("no_disk")
 def test_what_is_held_stays_small_and_private(tmp_path: Path, silo: SeedFile) -> None:
-    for run, round in itertools.product(range(2 * MOST_FEDERATIONS), (1, 2, 3, 4, 5)):
+    for run, round in itertools.product(range(32), (1, 2, 3, 4, 5)):
         silo.draw(replace(at(round), run=str(run)))
     path = tmp_path / "memory.lineages"
     held = content(path).values()
-    assert len(held) == MOST_FEDERATIONS
+    assert len(held) == 16
     assert {len(each["seeds"]) for each in held} == {PLACE.bands - 1}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert sorted(os.listdir(tmp_path)) == ["memory", "memory.lineages"]

@@ -13,6 +13,7 @@ import pytest
 from cpsgd import Protocol, Run
 from cpsgd.codec import pipeline
 from cpsgd.correlated.shaped import ShapedGaussian, SiloState, correction
+from cpsgd.correlated.uniform_fractions import excess
 from cpsgd.errors import ConditionError, NonFiniteError, ParameterError
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples
@@ -50,6 +51,35 @@ def test_messages_are_linear_in_what_is_kept() -> None:
                 for j in range(min(of.bands, round_ + 1))
             )
             assert abs(said - x - sum_) <= unit / 2
+
+
+def test_fractional_parts_that_are_not_uniform_are_no_privacy() -> None:
+    slacks = {}
+    for rounds in (80, 100):
+        of = replace(MECHANISM, noise_deviation=1.3, run_length=rounds)
+        slacks[rounds] = of.noise.run_slack(8, 8)
+        found = excess(of.noise.counted_variance, of.correlation, honest=8, silos=8)
+        assert found < 0.1 if rounds == 80 else 1.0 < found < 2.0
+    assert 0.08 < slacks[80] < 0.1
+    assert slacks[100] == math.inf
+
+
+def test_grids_are_as_fine_as_their_numbers_allow() -> None:
+    """Two steps of the vector, 2 (15½ σ + 1) = 95 of noise and rounding, half of the window, and 2: 128 in all."""
+    for window, bits in ((58, 55), (59, 54)):
+        assert replace(MECHANISM, coordinate_range=0.2, window=window).finest_bits == bits
+    for steps, bits in ((1e-3, 16), (1, 16), (128, 16), (128.1, 15), (256, 15), (257, 14)):
+        of = replace(MECHANISM, step=1.0, coordinate_range=steps, window=1200)
+        assert of.fraction_bits == bits
+        assert of.grid.limit <= 1 << 23
+
+
+def test_silos_that_were_to_start_anew_are_refused() -> None:
+    assert MECHANISM.memory.simulated(1, restart_every=None) is not None
+    with pytest.raises(ParameterError, match="below run_length=20"):
+        MECHANISM.memory.inherited(MECHANISM.memory.init(), 20, 4)
+    with pytest.raises(ParameterError, match="do not start anew within a run"):
+        MECHANISM.memory.simulated(1, restart_every=5)
 
 
 def test_corrections_are_exact_to_half_a_point() -> None:

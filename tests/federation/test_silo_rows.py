@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 from cpsgd import Plan, Protocol
 from cpsgd.codec import rotate
 from cpsgd.correlated.shaped import ShapedGaussian
-from cpsgd.correlated.silo_files import MOST_FEDERATIONS
 from cpsgd.errors import CpsgdError, RoundRefusedError
 from cpsgd.federation.messages import Request
 from cpsgd.ledger import Budget, Ledger
@@ -137,9 +137,11 @@ def test_a_message_whose_rows_cannot_be_written_does_not_leave(
 
 
 def test_no_more_files_than_a_few_federations_are_kept(shaped: Plan, tmp_path: Path) -> None:
-    for run in range(MOST_FEDERATIONS + 2):
+    for run in range(6):
         silo(tmp_path, run=f"run-{run}").ask(asked(shaped, 1))
-    assert len(rows_of(tmp_path, "a")) == MOST_FEDERATIONS
+    kept = rows_of(tmp_path, "a")
+    assert len(kept) == 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
 
 
 def test_the_ledger_has_the_run_as_one_event(shaped: Plan, tmp_path: Path) -> None:

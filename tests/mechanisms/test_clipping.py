@@ -43,7 +43,7 @@ def fraction_variance(x: float, step: float, levels: int) -> float:
 
 
 @pytest.mark.parametrize("levels", [2, 3, 4, 7, 31])
-@pytest.mark.parametrize("step", [0.0625, 0.4, 0.9, 1.0, 1.3, 4.0, 30.0])
+@pytest.mark.parametrize("step", [0.0625, 0.4, 0.9, 1.0, 1.3, 2.0, 4.0, 30.0])
 def test_rounding_of_a_gaussian_is_an_integral(step: float, levels: int) -> None:
     edges = np.clip(step * (np.arange(levels) - 0.5 * (levels - 1)), -9.0, 9.0)
     edges = np.unique(np.concatenate([edges, np.linspace(edges[0], edges[-1], 9)]))

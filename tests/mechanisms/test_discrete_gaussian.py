@@ -206,6 +206,22 @@ def test_sums_stop_where_too_much_is_lost(allowed: float, monkeypatch: pytest.Mo
         discrete_gaussian._sum(half[:3], 1e-9, half[:3], 1e-9, 30)
 
 
+@pytest.mark.parametrize(("a", "b"), [(9, 6), (6, 9), (7, 7)])
+def test_what_the_end_of_a_law_leaves_out_of_a_sum_is_bounded(a: int, b: int) -> None:
+    """By brute force: the terms beyond the last place of X, next to places of Y that are kept."""
+    masses = np.exp(-(np.arange(60.0) ** 2) / 4.0)
+    x, y, z = masses[: a + 1], masses[: b + 1], np.arange(1, a + b + 1)
+    whole = [
+        sum(x[abs(j)] * y[abs(place - j)] for j in range(-a, a + 1) if abs(place - j) <= b)
+        for place in range(a + b + 1)
+    ]
+    bounds = discrete_gaussian._lost(x, y, z, np.array(whole))
+    for place, bound in zip(z.tolist(), bounds.tolist(), strict=True):
+        exact = sum(masses[j] * y[abs(place - j)] for j in range(a + 1, place + b + 1)) / whole[place]
+        assert exact <= bound
+        assert bound <= 2.0 * exact or place - a > 1
+
+
 def test_sums_of_much_noise_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int]] = []
     table = discrete_gaussian.sum_table

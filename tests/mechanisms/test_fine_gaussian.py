@@ -11,7 +11,7 @@ import pytest
 
 from cpsgd.codec.rounding import CELL_BITS, UNIFORMS, WORKING_BITS
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.fine_gaussian import CELL, GRID_VARIANCE, GRID_VARIATION, LEAST_RATIO, MOST_RATIO, SMOOTHING
+from cpsgd.mechanisms.fine_gaussian import CELL, LEAST_RATIO, MOST_RATIO, SMOOTHING
 
 DIGITS = 120
 
@@ -100,4 +100,6 @@ def test_a_discrete_gaussian_is_a_rounding_of_a_continuous_one() -> None:
         gauss = np.exp(-0.5 * points**2 / variance)
         distance = 0.5 * np.abs(law / law.sum() - gauss / gauss.sum()).sum()
         assert distance <= bound
-    assert pytest.approx(2.2 * math.exp(-2.0 * math.pi**2 * GRID_VARIANCE)) == GRID_VARIATION
+    # Five squared points.
+    assert fine_gaussian.GRID_VARIANCE == 5.0
+    assert pytest.approx(2.2 * math.exp(-10.0 * math.pi**2)) == fine_gaussian.GRID_VARIATION

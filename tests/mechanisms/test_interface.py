@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from cpsgd.codec import pipeline
+from cpsgd.codec.clip import Grid
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
@@ -30,6 +31,7 @@ from cpsgd.mechanisms import (
     Skellam,
 )
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
+from cpsgd.mechanisms.interface import Extent
 from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.mechanisms.noise import FairCoins, SumRounding
 from cpsgd.neighbours import Adjacency
@@ -764,3 +766,24 @@ def test_sums_of_floats_do_not_wrap_around(mechanism: Mechanism) -> None:
     assert mechanism.deviations(clients=30, dim=64, clip_norm=1.5, rotate=False) == []
     with pytest.raises(ParameterError, match="floats"):
         protocol_of(mechanism, modulus=2**10)
+
+
+def test_distances_are_in_units_of_the_law() -> None:
+    """Vectors of norm 3 are up to 6 apart, which is 12 steps of a half; ranges of ±4 steps allow 8 per coordinate."""
+    extent, grid = Extent(0.5, 4.0), Grid(8.0, 16.0, 2)
+    apart: dict[str, Any] = {"clip_norm": 3.0, "adjacency": Adjacency.REPLACE_ONE}
+    for dim, grid_, stated, exact, resolution in (
+        *((1, None, None, 12.0, 0.0), (1, None, 1.5, 3.0, 0.0), (1, grid, None, 8.0, 0.0), (4, grid, None, 12.0, 0.0)),
+        # A distance that is stated counts as 3 at least, and is enforced to within a point of the grid per coordinate.
+        *((1, grid, 1.5, 6.0, 0.251), (4, grid, 4.0, 8.0, 0.501)),
+    ):
+        found = extent.sensitivity(grid_, dim=dim, replace_one_distance=stated, **apart)
+        assert exact <= found <= (exact + resolution) * (1.0 + 1e-12)
+    wide = dataclasses.replace(extent, growth=2.0)
+    assert 16.0 <= wide.sensitivity(grid, dim=1, replace_one_distance=None, **apart) <= 16.0 * (1.0 + 1e-12)
+    assert [each.reach(Adjacency.REPLACE_ONE) for each in (extent, wide)] == [8.0, 16.0]
+    assert [each.reach(Adjacency.ZERO_OUT) for each in (extent, wide)] == [4.0, 8.0]
+    # √4 times 12, and 4 times 8; or 5 in steps of a half, with a point of the grid for each coordinate.
+    for grid_, dim, exact, resolution in ((None, 4, 24.0, 0.0), (grid, 4, 10.0, 1.01), (None, 1, 8.0, 0.0)):
+        found = extent.l1_sensitivity(grid_, 12.0, dim, Adjacency.REPLACE_ONE, 5.0)
+        assert exact <= found <= (exact + resolution) * (1.0 + 1e-12)

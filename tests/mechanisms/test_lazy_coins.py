@@ -23,6 +23,13 @@ def test_the_law_is_that_of_sampled_coins() -> None:
     assert (sampled.scale, sampled.noise.variance) == (MECHANISM.scale, MECHANISM.noise.variance)
 
 
+def test_as_many_coins_are_flipped_as_there_are_clients_for() -> None:
+    for clients, rate in ((100, 0.5), (400, 0.25), (1000, 0.1), (10**7, 2.0**-10)):
+        usual = LazyCoins.usual(clients=clients, dim=9, clip_norm=1.0, rotate=True, delta=1e-6)
+        assert usual["rate"] == pytest.approx(rate, rel=1e-12)
+        assert LazyCoins(**usual).rate <= rate
+
+
 def test_messages_are_the_integers_and_their_mean_is_unbiased() -> None:
     clients, dim = 4000, 12
     protocol = Protocol(clients=clients, dim=dim, clip_norm=1.0, mechanism=MECHANISM)

@@ -22,6 +22,7 @@ from cpsgd.mechanisms import (
     SampledCoins,
     Skellam,
     binomial,
+    fine_gaussian,
     law,
     skellam,
 )
@@ -31,7 +32,7 @@ from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.interface import Search
 from cpsgd.mechanisms.law import MAX_POINTS, Law, check_points
 from cpsgd.mechanisms.noise import FairCoins
-from cpsgd.mechanisms.rounded_gaussian import cut_off, reach_of
+from cpsgd.mechanisms.rounded_gaussian import cut_off, reach_of, uniformity
 from cpsgd.mechanisms.skellam import SkellamLaw
 from cpsgd.mechanisms.sums import Deviation
 from cpsgd.paper import bounds
@@ -96,6 +97,73 @@ def test_ends_of_a_rounded_gaussians_range() -> None:
         replace(fine, coordinate_range=8193.0)
 
 
+@pytest.mark.parametrize(
+    "of", [ROUNDED, replace(ROUNDED, noise_deviation=2.3), replace(ROUNDED, window=5), replace(ROUNDED, window=1 << 12)]
+)
+def test_the_last_cell_leaves_the_window_and_the_one_before_may_not(of: RoundedGaussian) -> None:
+    """The uniform numbers take at most 3584 points back, and the coordinate as many as it has."""
+    ends = [256 * cells - 3584 - int(of.grid.limit) for cells in (of.cells - 1, of.cells)]
+    farthest = fine_gaussian.farthest(of._ratio)
+    assert of.cells <= farthest
+    assert ends[0] < of.window << (of.fraction_bits - 1)
+    assert of.cells == farthest or ends[1] >= of.window << (of.fraction_bits - 1)
+
+
+def test_rounding_that_could_be_told_from_noise_is_no_privacy() -> None:
+    noise = replace(ROUNDED, noise_deviation=0.8).noise
+    assert uniformity(noise.counted_variance, 100_000) < 1.0 < uniformity(noise.counted_variance, 150_000) < 2.0
+    assert noise.slack(100_000) < noise.slack(150_000) == math.inf
+
+
+def test_noise_goes_down_to_the_least_there_is() -> None:
+    less = replace(ROUNDED, noise_deviation=1.6).quieter(0.25)
+    assert less is not None
+    assert less.noise_deviation == 0.8
+    assert replace(ROUNDED, noise_deviation=1.6).quieter(0.2499) is None
+    for kind, name in ((Skellam, "variance"), (DiscreteGaussian, "sigma_squared")):
+        loud: Any = kind(levels=2, coordinate_range=1.0, **{name: 2.0 * kind.least_size})
+        assert loud.quieter(0.5).size == kind.least_size
+        assert loud.quieter(0.4999) is None
+
+
+@pytest.mark.parametrize("kind", [Skellam, DiscreteGaussian])
+def test_a_limit_is_the_smallest_that_costs_no_more(kind: Any) -> None:
+    cost = kind.noise_type.truncation(30.0, 60)
+    assert [kind.noise_type.limit_of(30.0, allowed) for allowed in (cost, math.nextafter(cost, 0.0))] == [60, 61]
+
+
+@pytest.mark.parametrize("kind", [Binomial, Skellam, DiscreteGaussian, DiscreteLaplace])
+def test_a_few_levels_are_tried_where_even_two_are_wide_enough(kind: Any) -> None:
+    search = Search(100, 50, 1e-20, 5, 1.0, True, lambda _: 1e9, lambda _: True)
+    assert [each.levels for each in kind.candidates(search)] == [2, 3, 4, 5][: 3 if kind is DiscreteLaplace else 4]
+
+
+def test_coins_are_tilted_by_a_grid_point_at_least() -> None:
+    assert COINS.with_scale(1e9).theta == 2.0**-16
+    (found,) = SampledCoins.candidates(Search(2, 50, 0.0, 1, 1.0, False, lambda _: 1.0, lambda _: True, 2.0**-16))
+    assert found.rate == 2.0**-16
+
+
+def test_where_no_sum_fits_the_least_noise_is_tried() -> None:
+    def noise(kind: Any, most: float) -> set[float]:
+        search = Search(100, 50, 1e-20, 5, 1.0, True, lambda _: 1e-3, lambda each: each.noise.variance <= most)
+        return {getattr(each, "trials", getattr(each, "rate", None)) for each in kind.candidates(search)}
+
+    assert noise(LazyCoins, 0.0) == {2.0**-16}
+    assert noise(Binomial, 0.0) == {1}
+    # A quarter of the trials is the variance, and 4½ is too much.
+    assert max(noise(Binomial, 4.4)) == 17
+
+
+def test_shares_are_planned_for_as_many_clients_and_values_as_there_may_be() -> None:
+    for shares, values, planned in (
+        *((2**24, 2**32 - 1, True), (2**24 + 1, 2**32 - 1, False), (2**24, 2**32, False)),
+        *((9, 3, True), (9, 2, False)),
+    ):
+        search = Search(values, shares, 0.0, 5, 1.0, True, lambda _: 1e9, lambda _: True)
+        assert bool(list(DiscreteLaplace.candidates(search))) is planned
+
+
 def test_where_nothing_is_added_there_is_no_law() -> None:
     silent: list[Mechanism] = [
         replace(BINOMIAL, trials=0),
@@ -143,6 +211,19 @@ def test_points_are_counted_to_the_last(of: Law, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(law, "MAX_POINTS", points - 1)
     with pytest.raises(ConditionError, match="would need"):
         of.window(9.0, 2)
+
+
+def test_a_window_ends_where_masses_fall() -> None:
+    half = np.full(3, 0.5)
+    found = law.window_of_ratios(7, half, half, 0.5, math.nextafter(1.0, 0.0))
+    assert found.first == 4
+    # The masses are 1, ½, ¼, ⅛ either way, and beyond the lower end as much as at it.
+    assert found.mass.sum() == pytest.approx(1.0, rel=1e-15)
+    assert found.outside_below == pytest.approx(0.125 / 2.75, rel=1e-5)
+    assert found.outside_below >= 0.125 / 2.75
+    for ratio in (1.0, 1.5):
+        with pytest.raises(ValueError, match="past its mode"):
+            law.window_of_ratios(7, half, half, 0.5, ratio)
 
 
 def test_which_noise_is_counted_coins() -> None:
@@ -229,8 +310,7 @@ def test_what_is_cached_cannot_be_changed() -> None:
 def test_tails_are_probabilities_and_reaches_their_inverses() -> None:
     assert [cut_off(deviations) for deviations in (-1.0, 0.0, 0.5)] == [1.0, 1.0, 1.0]
     assert cut_off(3.0) == pytest.approx(2.0 * math.exp(-4.5), rel=1e-11)
-    assert [reach_of(probability) for probability in (2.0, 3.0)] == [0.0, 0.0]
-    assert [reach_of(probability) for probability in (1.0, cut_off(3.0))] == pytest.approx(
-        [math.sqrt(2.0 * math.log(2.0)), 3.0]
+    assert [reach_of(probability) for probability in (2.0, 1.0, cut_off(3.0))] == pytest.approx(
+        [0.0, math.sqrt(2.0 * math.log(2.0)), 3.0]
     )
     assert skellam.truncation(1e6, 0) == 1.0

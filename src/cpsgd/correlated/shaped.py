@@ -46,8 +46,8 @@ from cpsgd.neighbours import Participation
 LEAST_SIGMA, MOST_SIGMA = 1.0, 64.0
 # No draw of z is further out than this many deviations.
 _FARTHEST = 15.5
-# The vector's grid has at most so many bits per step, and at most 2^23 points either way.
-_MOST_BITS, _POINT_BITS = 16, 23
+# The vector's grid has 2^23 points either way, for a range of as many steps or more: at most 16 bits per step.
+_POINT_BITS, _LEAST_STEPS = 23, 128.0
 _HALF_WORD = 32
 
 
@@ -331,7 +331,7 @@ class ShapedGaussian(RunGaussian):
     @cached_property
     def fraction_bits(self) -> int:
         """Fraction bits of the vector's grid."""
-        return min(_MOST_BITS, _POINT_BITS - max(0, math.ceil(math.log2(max(1.0, self._steps)))))
+        return _POINT_BITS - math.ceil(math.log2(max(_LEAST_STEPS, self._steps)))
 
     @property
     def centre(self) -> float:

@@ -284,7 +284,7 @@ class DiscreteLaplace(Lattice):
         if not search.fits(made(low)):
             return None
         while high > low + max(1, low // 64):
-            middle = max(low + 1, math.isqrt(low * high)) if high > 2 * low else (low + high) // 2
+            middle = max(low + 1, math.isqrt(low * high))
             low, high = (middle, high) if search.fits(made(middle)) else (low, middle)
         found: Self = made(low)
         return found

@@ -43,8 +43,8 @@ GRID_VARIATION = 2.2 * math.exp(-2.0 * math.pi**2 * GRID_VARIANCE)
 _FARTHEST = 13.5
 # The characteristic function is summed up at multiples of one over this; aliases are this many cells away.
 _PERIOD = 576
-# It is below 2^-400 of its largest where 2π²r²t² exceeds this, the growth of 1/D^m included.
-_VANISHED = 310.0
+# It is below 2^-420 of its largest where r |t| exceeds this, the growth of 1/D^m included: |t| is ½ there, or less.
+_VANISHED = 4
 _DIGITS = 140
 _SHIFT = 420
 
@@ -76,9 +76,8 @@ def _weights(ratio: float) -> tuple[int, ...]:
         context.prec = _DIGITS
         pi = _pi()
         one = Decimal(2) ** _SHIFT
-        last = min(_PERIOD // 2, math.ceil(_PERIOD * math.sqrt(_VANISHED / (2.0 * math.pi**2)) / ratio))
         spectrum = [1 << _SHIFT]
-        for j in range(1, last + 1):
+        for j in range(1, math.ceil(_PERIOD * _VANISHED / ratio)):
             t = Decimal(j) / _PERIOD
             grown = (CELL * _sine(pi * t / CELL) / _sine(pi * t)) ** UNIFORMS
             spectrum.append(int(2 * one * grown * (-2 * (pi * Decimal(ratio) * t) ** 2).exp()))

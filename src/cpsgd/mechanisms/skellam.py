@@ -128,7 +128,7 @@ def table(variance: float, limit: int) -> Table:
     exact = Fraction(variance)
     start = _start(variance, limit, math.log(2.0) * 100.0)
     above, here = 0, 1 << WORKING_BITS
-    weights = [here] if start <= limit else []
+    weights = []
     for j in range(start, 0, -1):
         above, here = here, above + 2 * j * exact.denominator * here // exact.numerator
         if j - 1 <= limit:

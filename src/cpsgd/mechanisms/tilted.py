@@ -204,7 +204,7 @@ class Tilted(Mechanism):
         reach, deviation = self.coordinate_range, clip_norm / math.sqrt(dim)
         # No coordinate of a vector of norm D exceeds D. Clipping takes most from a vector with a single coordinate.
         square = min(clip_norm, reach) ** 2 / dim
-        if rotate and reach < clip_norm:
+        if rotate:
             square = max(deviation**2 * clipped_square(reach / deviation), square)
         return self.largest_rounding_variance * (1.0 - square / reach**2)
 
