@@ -191,7 +191,7 @@ def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
 
 
 def _crowded(n: int, k: int, t: int, colluding: int) -> float:
-    """Returns a bound on the probability that an honest client has too many colluding neighbours, over all lists tried."""
+    """Returns a bound: the probability that an honest client has too many colluding neighbours in any list tried."""
     from scipy.stats import hypergeom
 
     row = k // 2
