@@ -645,3 +645,45 @@ def test_known_totals() -> None:
     known.check(
         "ledger/charging", {name: [found.epsilon, found.tail / DELTA] for name, found in cases.items()}, rel=1e-7
     )
+
+
+def test_a_filter_takes_the_better_of_two_certificates() -> None:
+    """Smoothed laws where noise is little, equivalent Gaussians where there is much."""
+    limits = replace(REPLACE, epsilon=8.0, accounting="adaptive").filter
+    assert limits is not None
+    target, adjacency = limits.tail(3), Adjacency.REPLACE_ONE
+    little = Protocol.rotated_binomial(clients=10, dim=4, clip_norm=1.0, levels=4, trials=5)
+    much = Protocol.rotated_binomial(clients=100, dim=30, clip_norm=1.0, levels=16, trials=200)
+    for protocol, smoothed_is_better in ((little, True), (much, False)):
+        kind = kind_of(RoundEvent(protocol, survivors=protocol.clients), protocol.clients, 3)
+        smoothed, gaussian = joint_cost(kind.run(adjacency), target), round_cost(kind.run(adjacency), target)
+        assert smoothed is not None
+        assert (smoothed.mu < gaussian.mu) == smoothed_is_better
+        best = smoothed if smoothed_is_better else gaussian
+        assert charging._single_cost(kind, limits, adjacency) == limits.cost(best, kind.participation, 0.0)
+    nothing = kind_of(RoundEvent(replace(POOR, clients=2), survivors=2), 2, 3)
+    with pytest.raises(ConditionError):
+        charging._single_cost(nothing, limits, adjacency)
+
+
+def test_rounds_beyond_a_filter_are_quoted_with_what_would_pay_for_them() -> None:
+    budget = replace(REPLACE, epsilon=1.0, accounting="adaptive")
+    event = RoundEvent(GAUSSIAN, survivors=1_000)
+    needed = charging.priced(budget, [Account()], [event] * 40).epsilon
+    assert needed > 1.2
+    for factor, enough in ((1.001, True), (0.98, False)):
+        other = replace(budget, epsilon=factor * needed)
+        assert (charging.priced(other, [Account()], [event] * 40).epsilon <= other.epsilon) == enough
+
+
+def test_rounds_of_a_partition_that_may_overflow_are_paid_for_by_the_worst() -> None:
+    options = {"survivors": 1_000, "participation": "once", "partition": "p"}
+    rounds = [RoundEvent(GAUSSIAN, overflow=overflow, **options) for overflow in (0.0, 1e-8)]
+    other = RoundEvent(GAUSSIAN, survivors=1_000)
+    assert total(*rounds, other).epsilon == total(rounds[1], other).epsilon > total(rounds[0], other).epsilon
+
+
+def test_an_epsilon_beyond_all_limits_is_none() -> None:
+    loud = Protocol.gaussian(clients=10, dim=7, clip_norm=1.0, sigma=1e-4)
+    with pytest.raises(ConditionError, match="run fewer rounds or add noise"):
+        total(RoundEvent(loud, survivors=10))

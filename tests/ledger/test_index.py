@@ -525,7 +525,10 @@ def test_whose_index_is_believed(ledger: Ledger) -> None:
             Ledger(ledger.path).verify()
     index.unlink()
     assert not sound()
-    index.symlink_to(index_of(other.path))
+    assert Ledger(ledger.path).verify().records == 3  # one that is missing is no damage
+    copy = index.with_name("copy")
+    copy.write_bytes(whole)
+    index.symlink_to(copy)
     assert not sound()
     index.unlink()
     index.write_bytes(whole)
@@ -535,5 +538,64 @@ def test_whose_index_is_believed(ledger: Ledger) -> None:
     assert not sound()
     index.write_bytes(whole)
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        os.chown(index, 65534, 65534)
-        assert not sound()
+        for stranger in (1, 65534):
+            os.chown(index, stranger, stranger)
+            assert not sound()
+        os.chown(index, 0, 0)
+        os.chown(ledger.path, 65534, 65534)
+        assert sound()
+
+
+def test_rows_are_added_to_the_file_and_not_written_again(ledger: Ledger) -> None:
+    """By whoever appends, with the rows of those who could not."""
+    index = index_of(ledger.path)
+    entry = ledger.reserve("people", event(0))
+    same = index.stat().st_ino
+    for number, writer in enumerate((ledger, Ledger(ledger.path), ledger, Ledger(ledger.path)), start=1):
+        index.write_bytes(index.read_bytes()[:-17])  # one writer was killed
+        writer.reserve("people", event(number))
+        assert index.stat().st_ino == same
+        assert index.stat().st_size == 40 * Ledger(ledger.path).verify().records
+    index.unlink()
+    ledger.release(entry, 900)
+    assert index.stat().st_size == 40 * Ledger(ledger.path).verify().records
+    again = index.stat().st_ino
+    ledger.reserve("people", event(9))
+    assert (index.stat().st_ino, index.stat().st_size) == (again, 40 * Ledger(ledger.path).verify().records)
+
+
+def test_a_longer_index_of_a_fork_is_replaced(ledger: Ledger) -> None:
+    """Left there, it would say that the end of this ledger is gone."""
+    ledger.reserve("people", event(0))
+    fork = ledger.path.with_name("fork.ledger")
+    for path in (ledger.path, index_of(ledger.path)):
+        shutil.copy(path, path.with_name(path.name.replace(ledger.path.name, fork.name)))
+    longer = Ledger(fork)
+    for number in (1, 2, 3):
+        longer.reserve("people", event(number))
+    shutil.copy(index_of(fork), index_of(ledger.path))
+    ledger.reserve("people", event(4))
+    assert Ledger(ledger.path).rounds("people", "r") == {0, 4}
+
+
+def test_which_records_reserve(ledger: Ledger) -> None:
+    first = ledger.reserve("people", event(0))
+    ledger.release(first, 900)
+    ledger.reserve("people", RoundEvent(PROTOCOL, survivors=900))  # of no run
+    again = Ledger(ledger.path)
+    again.abandon(again.reserve("people", event(5)), "nothing was asked")
+    again.reserve("people", RoundEvent(PROTOCOL, survivors=900))
+    expected = [False, False, True, False, True, True, False, True, False]  # the last is beyond the end
+    for each in (ledger, again, Ledger(ledger.path)):
+        assert each.head.number == 7
+        assert [each._replica.index.is_reservation(number) for number in range(9)] == expected
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes as POSIX has them")
+def test_an_index_may_be_read_and_written_by_those_who_may_the_ledger(ledger: Ledger) -> None:
+    os.umask(umask := os.umask(0))
+    for mode in (0o600, 0o640, 0o666, 0o777):
+        ledger.path.chmod(mode)
+        index_of(ledger.path).unlink(missing_ok=True)
+        ledger.reserve("people", event(mode))
+        assert index_of(ledger.path).stat().st_mode & 0o777 == mode & 0o666 & ~umask
