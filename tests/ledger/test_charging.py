@@ -17,6 +17,7 @@ from cpsgd.ledger import Budget, Entry, RoundEvent, charging
 from cpsgd.ledger.kinds import Account, Groups, Room, kind_of, octave_of
 from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.law import Normal
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import plan
@@ -687,3 +688,22 @@ def test_an_epsilon_beyond_all_limits_is_none() -> None:
     loud = Protocol.gaussian(clients=10, dim=7, clip_norm=1.0, sigma=1e-4)
     with pytest.raises(ConditionError, match="run fewer rounds or add noise"):
         total(RoundEvent(loud, survivors=10))
+
+
+def test_nothing_is_assumed_where_no_distance_is_stated() -> None:
+    near = replace(GAUSSIAN, replace_one_distance=1.0, distance_reason="rows are one-hot")
+    assert total(RoundEvent(GAUSSIAN, survivors=1_000)).assumptions == ()
+    both = total(RoundEvent(near, survivors=1_000), RoundEvent(GAUSSIAN, survivors=1_000)).assumptions
+    assert both == ("replace-one distance 1 because rows are one-hot",)
+
+
+def test_pure_rounds_of_two_kinds_have_no_tail() -> None:
+    """Their ε add up, and δ pays for nothing."""
+    rounds = []
+    for spread in (40, 60):
+        laplace = DiscreteLaplace(levels=5, coordinate_range=1.0, spread=spread, shares=10, window=2**16)
+        rounds.append(RoundEvent(Protocol(clients=10, dim=2, clip_norm=1.0, mechanism=laplace), survivors=10))
+    found = total(*rounds, budget=replace(REPLACE, delta=0.0))
+    each = [guarantee(Run.of(event.protocol, surviving=10), 0.0).epsilon for event in rounds]
+    assert found.epsilon == pytest.approx(sum(each), rel=1e-9)
+    assert (found.tail, found.delta) == (0.0, 0.0)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -599,3 +600,52 @@ def test_an_index_may_be_read_and_written_by_those_who_may_the_ledger(ledger: Le
         index_of(ledger.path).unlink(missing_ok=True)
         ledger.reserve("people", event(mode))
         assert index_of(ledger.path).stat().st_mode & 0o777 == mode & 0o666 & ~umask
+
+
+def test_a_record_that_is_too_long_is_not_written(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for snapshots, which may be."""
+    before = ledger.path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "LONGEST_RECORD", 200)
+        with pytest.raises(LedgerError, match="too long"):
+            ledger.reserve("people", event(0, run="r" * 150))
+    assert ledger.path.read_bytes() == before
+    for number in range(2 * EVERY):
+        ledger.reserve("people", event(number))
+    longest = max(map(len, ledger.path.read_text().splitlines()))
+    snapshots = [line for line in ledger.path.read_text().splitlines() if '"kind":"snapshot"' in line]
+    assert max(map(len, snapshots)) == longest
+    monkeypatch.setattr(replicas, "LONGEST_RECORD", longest - 100)
+    for number in range(2 * EVERY, 4 * EVERY):
+        ledger.reserve("people", event(number))
+
+
+def test_states_that_contradict_themselves_are_refused(ledger: Ledger) -> None:
+    """Somebody who can write the chain anew could put one into a snapshot."""
+    ledger.create(Budget(population="some", epsilon=1.0, delta=1e-6, group_of="people"))
+    ledger.reserve("people", event(0))
+    ledger.reserve("some", event(1))
+    state = ledger._replica.state
+    good = json.loads(state.to_text())
+    assert State.from_text(canonical(good), state.head).to_text() == state.to_text()
+
+    def changed(name: str, change: Callable[[Any], object]) -> dict[str, object]:
+        copy = json.loads(state.to_text())
+        change(copy[name])
+        return copy
+
+    for wrong in (
+        changed("budgets", lambda budgets: budgets[1][0].update(group_of="nobody")),
+        changed("budgets", lambda budgets: budgets[1][0].update(adjacency="zero-out")),
+        changed("budgets", lambda budgets: budgets[1].__setitem__(1, "")),
+        changed("budgets", lambda budgets: budgets.pop()),
+        changed("accounts", lambda accounts: accounts.pop()),
+        changed("accounts", lambda accounts: accounts[0].__setitem__(1, 1)),
+        changed("accounts", lambda accounts: accounts[0].__setitem__(1, -1)),
+        changed("budgets", lambda budgets: [each[0].update(accounting="adaptive") for each in budgets]),
+        changed("budgets", lambda budgets: [each[0].update(unit="example") for each in budgets]),
+        {**good, "time": ""},
+        {**good, "version": 9},
+    ):
+        with pytest.raises(ParameterError):
+            State.from_text(canonical(wrong), state.head)
