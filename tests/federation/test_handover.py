@@ -25,7 +25,6 @@ from cpsgd.errors import BatonError, CpsgdError, ParameterError, RoundRefusedErr
 from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.client_files import Answered, Memory
 from cpsgd.federation.course import Course
-from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
@@ -313,13 +312,6 @@ def test_a_second_round_of_a_client_is_refused_when_it_begins_and_when_it_is_cou
     assert list(session.report.dropped) == ["b"]
     assert "one round of a run" in session.report.dropped["b"]
     assert [early.trained, *(clients[name].trained for name in "abcd")] == [0, 1, 0, 1, 1]
-
-
-def test_a_client_with_a_limit_does_not_trust_a_server_to_name_the_next_holders(passing: Plan) -> None:
-    rounds = {"rounds": passing.rounds, "surviving": passing.surviving}
-    Limits(rounds=passing.rounds).check(passing.protocol, **rounds)
-    with pytest.raises(RoundRefusedError, match="names the next holders of seeds by no results"):
-        Limits(epsilon=1e3, delta=0.5).check(passing.protocol, **rounds)
 
 
 def test_a_run_is_paid_for_once_and_another_one_again(staying: Plan, tmp_path: Path) -> None:
