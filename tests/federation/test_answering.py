@@ -27,6 +27,7 @@ from cpsgd.federation.answering import ClientSession, SessionState, call_private
 from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
+from cpsgd.federation.one_message import asks_for
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, RoundEvent
 from cpsgd.ledger.charging import priced
@@ -346,6 +347,21 @@ def in_round(small_plan: Plan) -> Client:
 
 def share(plan: Plan, **changes: Any) -> Request:
     return Request(**{"stage": Stage.SHARE, "round": 1, "rounds": 3, "surviving": plan.surviving, **changes})
+
+
+def test_a_client_of_two_servers_answers_nobody_else(small_plan: Plan) -> None:
+    task: Any = SimpleNamespace(fingerprint=b"f" * 32, protocol=small_plan.protocol)
+    session = ClientSession(Limits(), RUN, task=task, secure=False)
+    begins = opening(small_plan)
+    for request in (begins, plain(small_plan), share(small_plan), replace(begins, payload=asks_for(b"f" * 32))):
+        with pytest.raises(RoundRefusedError, match="two servers of that task and nobody else"):
+            session.answer(request.to_bytes(), lambda protocol: pytest.fail("it trained"))
+    with pytest.raises(RoundRefusedError, match="has no such task"):
+        session.answer(
+            replace(plain(small_plan), payload=asks_for(b"g" * 32)).to_bytes(),
+            lambda protocol: pytest.fail("it trained"),
+        )
+    assert session.state == b""
 
 
 def test_no_upload_in_sight_of_the_server_unless_allowed(small_plan: Plan) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cpsgd import Plan
-from cpsgd.errors import WireError
+from cpsgd.errors import ParameterError, WireError
 from cpsgd.federation.choreography import MaskedSum, PlainSum, begin_round
 from cpsgd.federation.sessions import RoundSession
-from cpsgd.federation.terms import Terms
-from cpsgd.secagg import Stage
+from cpsgd.federation.terms import Settlement, Terms
+from cpsgd.secagg import SecureServer, Stage
 
 from .local import RUN, Client
 
@@ -65,3 +65,35 @@ def test_a_round_prepares_the_next_one_if_there_is_one(
     if session.following is not None:
         assert session.following.report.round == round + 1
         assert set(session.following.nodes) == set(NODES)
+
+
+def test_as_many_nodes_as_must_survive_are_enough_to_begin(small_plan: Plan) -> None:
+    begun, withheld = (begin_round(Terms(plan=small_plan), 1, NODES[:count], run=RUN) for count in (3, 2))
+    assert (begun.stage, begun.fewest) == (Stage.ADVERTISE, 3)
+    assert withheld.stage is None
+    assert "2 nodes are connected, and the plan needs 3" in withheld.report.reason
+    with pytest.raises(ParameterError, match="at most 4 different nodes"):
+        begin_round(Terms(plan=small_plan), 1, [*NODES, "e"], run=RUN)
+
+
+def test_a_node_whose_neighbours_fell_silent_is_noted(small_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a sparse graph too few of them may be left for one that has answered."""
+    session, clients = begin_round(Terms(plan=small_plan), 1, NODES, run=RUN), {node: Client() for node in NODES}
+    for node, request in session.requests().items():
+        session.receive(node, clients[node].ask(request))
+    advance = SecureServer.advance
+    with monkeypatch.context() as patch:
+        patch.setattr(SecureServer, "advance", lambda self: {i: each for i, each in advance(self).items() if i != 3})
+        session.close()
+    assert session.waiting == {"a", "b", "c"}
+    assert session.report.dropped == {"d": "too few of its neighbours are left"}
+
+
+def test_the_sum_is_said_to_be_revealed_before_it_is(small_plan: Plan) -> None:
+    said: list[int] = []
+    settlement = Settlement(Terms(plan=small_plan), 1, RUN)
+    settlement.reveal()
+    settlement.charge(revealing=lambda: said.append(1))
+    assert said == []
+    settlement.reveal()
+    assert said == [1]

@@ -125,6 +125,8 @@ def test_identity_roster_and_memory_come_together(tmp_path: Path) -> None:
         for wrong in ("", 5):
             with pytest.raises(RoundRefusedError, match="each the name of a file"):
                 Signing.of({**whole, name: wrong})
+    alone = Signing.of({"cpsgd-identity": str(identity), "cpsgd-task": "t"})
+    assert (alone.identity is None, alone.roster) == (False, None)
     with pytest.raises(RoundRefusedError, match="whose servers know who may send"):
         Signing.of({**whole, "cpsgd-task": "t"})
     create_identity(tmp_path / "stranger")

@@ -25,7 +25,7 @@ from cpsgd.secagg import Stage
 
 from . import stopped
 from .correlated import correlated_plan
-from .local import DIM, Client, with_protocol
+from .local import DIM, RUN, Client, with_protocol
 
 
 @pytest.fixture
@@ -506,3 +506,53 @@ def test_when_a_node_has_its_next_turn(apart: int | None, rounds: set[int]) -> N
         if Course._has_turn(course, "a"):
             found.add(round)
     assert found == rounds
+
+
+def prepared_by(waiting: str, nodes: str, fewest: int) -> Any:
+    """A prepared round as a course sees it."""
+    return SimpleNamespace(waiting=set(waiting), nodes=set(nodes), fewest=fewest, charge=lambda *options: None)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "fewest", "fell_out", "connected", "goes_on"),
+    [
+        ("abcd", 4, "", "abcd", True),
+        ("abcd", 3, "", "abcdx", True),  # as many as the plan has
+        ("abc", 3, "", "abcd", False),  # d may come in, and is the only spare node
+        ("abc", 3, "", "abc", True),
+        ("abc", 2, "d", "abcd", True),  # d has just dropped out, and there is a node to spare
+        ("abc", 2, "", "abcd", False),  # d is new
+        ("abc", 2, "", "abcf", True),  # f dropped out while the round was prepared
+        ("abc", 3, "", "ab", False),
+    ],
+)
+def test_when_a_prepared_round_is_gone_on_with(
+    small_plan: Plan, waiting: str, fewest: int, fell_out: str, connected: str, goes_on: bool
+) -> None:
+    course: Course[str] = Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), run=RUN)
+    course._prepared = prepared_by(waiting, waiting + "f", fewest)
+    course._fell_out = frozenset(fell_out)
+    found = course._take_prepared(list(connected))
+    assert (found is not None) == goes_on
+    assert course._prepared is None
+
+
+def test_whoever_prepared_a_round_may_have_trained_in_it(small_plan: Plan) -> None:
+    """Where the server is stopped after the sum may be known, it counts for each of them."""
+    course: Course[str] = Course(Terms(plan=small_plan), np.zeros(DIM, np.float32), run=RUN)
+    course._prepared = prepared = prepared_by("abcd", "abcd", 3)
+    assert course.begin("abcd") is prepared
+    assert sorted(course._progress.asked) == ["a", "b", "c", "d"]
+
+
+def test_a_run_that_goes_on_knows_how_nodes_behaved(small_plan: Plan, tmp_path: Path) -> None:
+    terms, model, path = Terms(plan=small_plan), np.zeros(DIM, np.float32), tmp_path / "run"
+    course: Course[str] = Course(terms, model, run=RUN, path=path)
+    for round in (1, 2):
+        report: RoundReport[str] = RoundReport(round, upload_bytes=dict.fromkeys("abc", 1))
+        report.dropped["d"] = report.faults["d"] = "it lied"
+        course._end_round(report)
+    course._save()
+    again: Course[str] = Course(terms, model, run="2", path=path)
+    assert again.conduct.excluded == {"d"}
+    assert again._trained == dict.fromkeys("abc", 2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan, Protocol
-from cpsgd.errors import ParameterError, WireError
+from cpsgd.errors import ParameterError, RoundRefusedError, WireError
 from cpsgd.federation.course import Course
 from cpsgd.federation.extras import AdaptiveClip, Extras
 from cpsgd.federation.terms import Terms
@@ -194,3 +195,43 @@ def test_a_liar_moves_a_metric_no_further_than_its_range(pulled: float, found: f
     extras = Extras(measures={"loss": (-1.0, 3.0)})
     mean = np.append(np.zeros(DIM), pulled * extras.weight * 2.0).astype(np.float32)
     assert extras.decode(mean, 2.0)[2] == {"loss": pytest.approx(found, abs=1e-6)}
+
+
+def test_a_metric_comes_back_from_a_range_that_does_not_begin_at_zero() -> None:
+    extras = Extras(measures={"loss": (-1.0, 3.0)})
+    for told, found in ((2.0, 2.0), (-0.5, -0.5), (9.0, 3.0), (-9.0, -1.0), (float("nan"), 1.0), ("high", 1.0)):
+        vector = extras.encode(np.zeros(DIM, np.float32), {"loss": told}, 2.0)
+        assert extras.decode(vector, 2.0)[2]["loss"] == pytest.approx(found, abs=1e-6)
+    assert extras.decode(extras.encode(np.zeros(DIM, np.float32), {}, 2.0), 2.0)[2] == {"loss": pytest.approx(1.0)}
+
+
+def test_norms_and_weights_that_nothing_has() -> None:
+    for changes in (
+        {"clip": 0.0},
+        {"clip": -1.0},
+        {"clip": math.inf},
+        {"weight": 0.0},
+        {"weight": -0.1},
+        {"weight": 1.0},
+    ):
+        with pytest.raises(ParameterError, match=next(iter(changes))):
+            Extras(**changes)
+        with pytest.raises(WireError):
+            Extras.from_json(json.dumps({"measures": {}, "clip": 1.0, "weight": 0.1, **changes}))
+
+
+def test_a_client_whose_accounting_does_not_cover_them_refuses_what_rides_along(small_plan: Plan) -> None:
+    near = replace(small_plan.protocol, replace_one_distance=1.0, distance_reason="one-hot", promise=None)
+    BOTH.check(small_plan.protocol, None)
+    with pytest.raises(RoundRefusedError, match="single examples"):
+        BOTH.check(small_plan.protocol, 5)
+    with pytest.raises(RoundRefusedError, match="by their distance"):
+        BOTH.check(near, None)
+
+
+def test_an_update_of_just_the_norm_counts_as_within() -> None:
+    extras = Extras(clip=0.5)
+    for norm, share in ((0.5, 1.0), (0.5000001, 0.0)):
+        vector = np.zeros(DIM, np.float32)
+        vector[3] = norm
+        assert extras.decode(extras.encode(vector, {}, 2.0), 2.0)[1] == pytest.approx(share, abs=1e-6)

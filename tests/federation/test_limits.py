@@ -12,8 +12,10 @@ import pytest
 from cpsgd import Protocol, Run
 from cpsgd.errors import FingerprintError, ParameterError, RoundRefusedError, WireError
 from cpsgd.federation.limits import Limits, RoundKind, check_affordable
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.guarantees import guarantee
+from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.secagg import SecureParameters
 from cpsgd.secagg.parameters import MAX_CLIENTS
 
@@ -223,6 +225,36 @@ def test_rounds_of_drawn_examples_cost_less_and_a_whole_client_as_much_as_any() 
     whole = Limits(epsilon=0.9 * cost(rounds=4, adjacency="zero-out"), delta=DELTA, adjacency="zero-out")
     assert refused(whole, {kind: 3}, kind_of(whole))
     assert not refused(replace(whole, epsilon=1.2 * whole.epsilon), {kind: 3}, kind_of(whole))  # type: ignore[operator]
+
+
+def test_pure_rounds_of_two_kinds_add_up() -> None:
+    """However they were chosen; a filter with δ = 0 there is none."""
+    first, second = (
+        Protocol(
+            clients=10,
+            dim=2,
+            clip_norm=1.0,
+            mechanism=DiscreteLaplace(levels=5, coordinate_range=1.0, spread=spread, shares=7, window=2**16),
+            modulus=2**16,
+        )
+        for spread in (40, 80)
+    )
+    each = [guarantee(Run.of(protocol, surviving=8, colluding=1), 0.0).epsilon for protocol in (first, second)]
+    limits = Limits(epsilon=sum(each) * (1.0 + 1e-9), delta=0.0)
+    one, other = kind_of(limits, first), kind_of(limits, second)
+    assert not refused(limits, {one: 1}, other)
+    assert refused(limits, {one: 1, other: 1}, other)
+    assert refused(replace(limits, epsilon=0.999 * sum(each)), {one: 1}, other)
+
+
+def test_a_plan_for_examples_that_are_drawn_otherwise_is_refused() -> None:
+    """One of both would be wrong about what is protected."""
+    drawn = Conditions.of(8, rounds=3, participation="poisson:0.5", adjacency="zero-out", colluding=1, examples=5)
+    planned = replace(PROTOCOL, promise=Promise(Claim(8.0, DELTA), drawn))
+    Limits(examples=5, rate=0.5, adjacency="zero-out").check(planned, **ROUNDS)
+    for limits in (Limits(examples=5, rate=0.25, adjacency="zero-out"), Limits(examples=5, adjacency="zero-out")):
+        with pytest.raises(RoundRefusedError, match=r"drawn with probability 0\.5"):
+            limits.check(planned, **ROUNDS)
 
 
 def test_the_text_of_a_kind() -> None:

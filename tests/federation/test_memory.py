@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import multiprocessing
 import os
 import resource
@@ -74,7 +75,13 @@ def test_a_record_that_a_crash_left_unfinished_is_forgotten_and_others_are_not(t
         memory.rounds()
 
 
-@pytest.mark.parametrize("content", [b"1 2\n", b"1 2 ab #cd\n", b"1 two ab\n", b"\xff\n", b"1 2 xy\n", b"1 2 done\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"1 2\n", b"1 2 ab #cd\n", b"1 two ab\n", b"\xff\n", b"1 2 xy\n", b"1 2 done\n"),
+        *(b"#kind ab e30=!\n", b"#peers 1 !" + base64.b64encode(bytes(40)) + b"\n", b"#peers 1 AAAA\n"),
+    ],
+)
 def test_a_damaged_memory_refuses(small_plan: Plan, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(content)

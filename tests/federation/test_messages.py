@@ -136,7 +136,17 @@ def test_another_version_is_named() -> None:
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ParameterError, match="at most 65536 bytes"):
         Request(Stage.UPLOAD, 1, 1, 2, protocol="x" * (MAX_PROTOCOL_BYTES + 1)).to_bytes()
-    monkeypatch.setattr(messages, "MAX_REQUEST_BYTES", len(REQUEST.to_bytes()) - 1)
+    longest = Request(Stage.UPLOAD, 1, 1, 2, protocol="x" * MAX_PROTOCOL_BYTES)
+    assert Request.from_bytes(longest.to_bytes()) == longest
+    size = len(REQUEST.to_bytes())
+    monkeypatch.setattr(messages, "MAX_REQUEST_BYTES", size)
+    assert Request.from_bytes(REQUEST.to_bytes()) == REQUEST
+    pair = Pair(bytes(size), bytes(size - 10))
+    assert len(pair.to_bytes()) == 2 * size
+    assert Pair.from_bytes(pair.to_bytes()) == pair
+    with pytest.raises(TrailingBytesError):
+        Pair.from_bytes(pair.to_bytes() + b"x")
+    monkeypatch.setattr(messages, "MAX_REQUEST_BYTES", size - 1)
     with pytest.raises(TrailingBytesError):
         Request.from_bytes(REQUEST.to_bytes())
 
@@ -151,6 +161,7 @@ def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"round": 2**64}, ParameterError),
         ({"round": "one"}, ParameterError),
         ({"rounds": 2.5}, ParameterError),
+        *(({name: 2**64}, ParameterError) for name in ("rounds", "surviving", "examples")),
         ({"surviving": True}, ParameterError),
         ({"examples": -5}, ParameterError),
     ],

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from cpsgd import Plan, plan
-from cpsgd.errors import ParameterError
+from cpsgd.errors import ParameterError, ThresholdError
 from cpsgd.federation.carrying import Gathering, Pace, StageClock
-from cpsgd.federation.choreography import begin_round
+from cpsgd.federation.choreography import MaskedExchange, begin_round
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.secagg import Stage
@@ -83,6 +83,7 @@ def test_who_falls_silent_after_its_upload_holds_nobody_up() -> None:
     six = plan(6, DIM, 8.0, 1e-5, rounds=3, secure=True, colluding=1, bits=14, mechanism="binomial")
     clients = {name: Client() for name in "abcdef"}
     session = begin_round(Terms(plan=six), 1, list(clients), run=RUN)
+    assert session.fewest == 6
     for stage, answers, early in [
         ("advertise", "abcde", False),
         ("share", "abcde", False),
@@ -137,6 +138,25 @@ def test_a_stage_that_cannot_end_early_stays_open(
     assert session.report.dropped == {}
     answer(session, clients, "c")
     assert session.close(early=True)
+    assert session.stage is Stage.SHARE
+
+
+def test_a_clock_waits_on_for_a_stage_that_cannot_end_early(
+    federation: tuple[RoundSession[str], dict[str, Client]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(self: object) -> None:
+        raise ThresholdError("shares do not fit")
+
+    session, clients = federation
+    clock = StageClock(PACE, session, 100.0)
+    assert not clock.end(101.0)
+    answer(session, clients, *"abc")
+    assert not clock.end(102.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskedExchange, "close", stuck)
+        assert not clock.end(120.0)
+    assert session.stage is Stage.ADVERTISE
+    assert clock.end(121.0)
     assert session.stage is Stage.SHARE
 
 

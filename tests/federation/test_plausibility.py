@@ -12,7 +12,7 @@ from cpsgd.federation.choreography import begin_round
 from cpsgd.federation.plausibility import FALSE_ALARM, Bounds, _bernstein, _bounded, _sub_gaussian, bounds, implausible
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
-from cpsgd.mechanisms import Skellam
+from cpsgd.mechanisms import RoundedGaussian, Skellam
 from cpsgd.planner.modulus import window
 from tests import known_values as known
 
@@ -171,3 +171,11 @@ def test_what_holds_whatever_the_noise_is() -> None:
     silent = Protocol.binomial(clients=5, dim=33, clip_norm=1.0, levels=4, trials=0)
     assert [set(bounds(replace(silent, dim=dim), 5).blocks) for dim in (1, 2, 32, 33)] == [set(), {1}, {1}, {1, 32}]
     assert _bounded(silent, 5) == (5 * 3**2 / 4, 0.0)
+
+
+def test_noise_that_rounds_by_itself_has_no_other_rounding() -> None:
+    rounded = RoundedGaussian(noise_deviation=1.0, step=0.3, window=40, coordinate_range=1.0)
+    protocol = Protocol(clients=20, dim=40, clip_norm=1.0, mechanism=rounded)
+    proxy, shift = _sub_gaussian(protocol, 20)
+    assert 20 * rounded.noise.settled_variance <= proxy < 1.5 * 20 * rounded.noise.settled_variance
+    assert shift < 1e-3

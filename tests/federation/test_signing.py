@@ -325,6 +325,18 @@ def test_a_roster_needs_a_memory(small_plan: Plan, silos: Silos) -> None:
     assert server.own.state == b""
 
 
+def test_counters_of_the_others_are_in_the_memory_before_shares_are_sent(small_plan: Plan, silos: Silos) -> None:
+    clients = {str(i): silos.client(i) for i in range(CLIENTS)}
+    session = begin_round(Terms(plan=small_plan, roster=silos.roster), 1, list(clients), run=RUN)
+    seen = []
+    while session.stage is not None:
+        for node, request in session.requests().items():
+            session.receive(node, clients[node].ask(request))
+        session.close()
+        seen.append([(silos.folder / f"memory-{i}").read_text().count("#peers 3 ") for i in range(CLIENTS)])
+    assert seen == [[0] * 4, *([[1] * 4] * 4)]
+
+
 def test_nothing_of_a_key_shows(silos: Silos) -> None:
     found = Signing.of(silos.config(0))
     assert isinstance(found.identity, Ed25519PrivateKey)

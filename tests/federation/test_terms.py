@@ -15,7 +15,7 @@ from cpsgd.federation.one_message import PairServers
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 
-from .local import with_run
+from .local import with_protocol, with_run
 from .silos import Silos
 
 
@@ -77,3 +77,19 @@ def test_a_ledger_that_pays_for_no_round_is_refused(small_plan: Plan, tmp_path: 
     Terms(plan=small_plan, ledger=ledger, population="spent").check_ledger()  # a round may have been paid for
     with pytest.raises(ParameterError, match="protects one example"):
         Terms(plan=small_plan, ledger=ledger, population="examples").check_ledger()
+
+
+def test_among_many_clients_a_roster_makes_the_graph_complete(small_plan: Plan) -> None:
+    many = with_run(with_protocol(small_plan, clients=100, modulus=2**20), surviving=80)
+    roster = [bytes([number]) * 32 for number in range(100)]
+    assert Terms(plan=many).parameters(2, 100).neighbours < 90
+    signed = Terms(plan=many, roster=roster).parameters(2, 100)
+    assert (signed.neighbours, signed.threshold, signed.quorum) == (99, 51, 51)
+
+
+def test_a_plan_for_drawn_examples_is_for_as_many(small_plan: Plan) -> None:
+    drawn = with_run(small_plan, participation="poisson:0.5", adjacency="zero-out", examples=5)
+    assert Terms(plan=drawn, examples=5).examples == 5
+    for examples in (None, 4, 6):
+        with pytest.raises(ParameterError, match=r"draw among 5 examples|participation"):
+            Terms(plan=drawn, examples=examples)

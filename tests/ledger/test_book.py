@@ -335,3 +335,40 @@ def test_a_release_does_not_bring_a_spent_budget_over_its_limit(tmp_path: Path) 
     ledger.release(entries[0], survivors=31)
     assert ledger.total("people").epsilon == limit
     assert ledger.verify().overspent == ()
+
+
+def test_a_population_without_a_budget_is_refused_whatever_is_asked(ledger: Ledger) -> None:
+    for ask in (
+        lambda: ledger.quote("nobody", [EVENT]),
+        lambda: ledger.reserve("nobody", EVENT),
+        lambda: ledger.total("nobody"),
+        lambda: ledger.lifetime("nobody"),
+        lambda: ledger.budget("nobody"),
+        lambda: ledger.events("nobody"),
+        lambda: ledger.events("nobody", last=1),
+        lambda: ledger.find("nobody", run="r", round=0),
+        lambda: ledger.rounds("nobody", "r"),
+    ):
+        with pytest.raises(PopulationError, match="no budget for 'nobody'; it has 'people'"):
+            ask()
+
+
+def test_a_budget_may_be_spent_to_its_end(ledger: Ledger) -> None:
+    needed = ledger.quote("people", [EVENT]).epsilon
+    ledger.create(Budget(population="just", epsilon=needed, delta=1e-6))
+    ledger.create(Budget(population="short", epsilon=needed * (1.0 - 1e-12), delta=1e-6, renews=1))
+    assert ledger.quote("just", [EVENT]).left == 0.0
+    ledger.reserve("just", EVENT)
+    with pytest.raises(BudgetExceededError) as refused:
+        ledger.quote("short", [EVENT])
+    assert "future" not in str(refused.value)  # it renews, and no record is dated in the future
+
+
+def test_what_is_no_round_and_what_is_no_entry(ledger: Ledger) -> None:
+    with pytest.raises(ParameterError, match="event"):
+        ledger.reserve("people", "a round")  # type: ignore[arg-type]
+    for number in (0, 1, 7):
+        with pytest.raises(EntryError, match=f"no such entry {number}"):
+            ledger.release(number, 900)
+    with pytest.raises(ParameterError, match="entry"):
+        ledger.release(-1, 900)

@@ -17,6 +17,7 @@ from cpsgd.ledger import Budget, Entry, RoundEvent, charging
 from cpsgd.ledger.kinds import Account, Groups, Room, kind_of, octave_of
 from cpsgd.mechanisms import Binomial, Gaussian, RoundedGaussian
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.law import Normal
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner import plan
@@ -645,3 +646,64 @@ def test_known_totals() -> None:
     known.check(
         "ledger/charging", {name: [found.epsilon, found.tail / DELTA] for name, found in cases.items()}, rel=1e-7
     )
+
+
+def test_a_filter_takes_the_better_of_two_certificates() -> None:
+    """Smoothed laws where noise is little, equivalent Gaussians where there is much."""
+    limits = replace(REPLACE, epsilon=8.0, accounting="adaptive").filter
+    assert limits is not None
+    target, adjacency = limits.tail(3), Adjacency.REPLACE_ONE
+    little = Protocol.rotated_binomial(clients=10, dim=4, clip_norm=1.0, levels=4, trials=5)
+    much = Protocol.rotated_binomial(clients=100, dim=30, clip_norm=1.0, levels=16, trials=200)
+    for protocol, smoothed_is_better in ((little, True), (much, False)):
+        kind = kind_of(RoundEvent(protocol, survivors=protocol.clients), protocol.clients, 3)
+        smoothed, gaussian = joint_cost(kind.run(adjacency), target), round_cost(kind.run(adjacency), target)
+        assert smoothed is not None
+        assert (smoothed.mu < gaussian.mu) == smoothed_is_better
+        best = smoothed if smoothed_is_better else gaussian
+        assert charging._single_cost(kind, limits, adjacency) == limits.cost(best, kind.participation, 0.0)
+    nothing = kind_of(RoundEvent(replace(POOR, clients=2), survivors=2), 2, 3)
+    with pytest.raises(ConditionError):
+        charging._single_cost(nothing, limits, adjacency)
+
+
+def test_rounds_beyond_a_filter_are_quoted_with_what_would_pay_for_them() -> None:
+    budget = replace(REPLACE, epsilon=1.0, accounting="adaptive")
+    event = RoundEvent(GAUSSIAN, survivors=1_000)
+    needed = charging.priced(budget, [Account()], [event] * 40).epsilon
+    assert needed > 1.2
+    for factor, enough in ((1.001, True), (0.98, False)):
+        other = replace(budget, epsilon=factor * needed)
+        assert (charging.priced(other, [Account()], [event] * 40).epsilon <= other.epsilon) == enough
+
+
+def test_rounds_of_a_partition_that_may_overflow_are_paid_for_by_the_worst() -> None:
+    options = {"survivors": 1_000, "participation": "once", "partition": "p"}
+    rounds = [RoundEvent(GAUSSIAN, overflow=overflow, **options) for overflow in (0.0, 1e-8)]
+    other = RoundEvent(GAUSSIAN, survivors=1_000)
+    assert total(*rounds, other).epsilon == total(rounds[1], other).epsilon > total(rounds[0], other).epsilon
+
+
+def test_an_epsilon_beyond_all_limits_is_none() -> None:
+    loud = Protocol.gaussian(clients=10, dim=7, clip_norm=1.0, sigma=1e-4)
+    with pytest.raises(ConditionError, match="run fewer rounds or add noise"):
+        total(RoundEvent(loud, survivors=10))
+
+
+def test_nothing_is_assumed_where_no_distance_is_stated() -> None:
+    near = replace(GAUSSIAN, replace_one_distance=1.0, distance_reason="rows are one-hot")
+    assert total(RoundEvent(GAUSSIAN, survivors=1_000)).assumptions == ()
+    both = total(RoundEvent(near, survivors=1_000), RoundEvent(GAUSSIAN, survivors=1_000)).assumptions
+    assert both == ("replace-one distance 1 because rows are one-hot",)
+
+
+def test_pure_rounds_of_two_kinds_have_no_tail() -> None:
+    """Their ε add up, and δ pays for nothing."""
+    rounds = []
+    for spread in (40, 60):
+        laplace = DiscreteLaplace(levels=5, coordinate_range=1.0, spread=spread, shares=10, window=2**16)
+        rounds.append(RoundEvent(Protocol(clients=10, dim=2, clip_norm=1.0, mechanism=laplace), survivors=10))
+    found = total(*rounds, budget=replace(REPLACE, delta=0.0))
+    each = [guarantee(Run.of(event.protocol, surviving=10), 0.0).epsilon for event in rounds]
+    assert found.epsilon == pytest.approx(sum(each), rel=1e-9)
+    assert (found.tail, found.delta) == (0.0, 0.0)

@@ -28,6 +28,7 @@ BUDGET = Budget(population="people", epsilon=2, delta=1e-6)
         ({"population": "a\nb"}, "printable"),
         ({"population": "a" * 201}, "200"),
         ({"population": 3}, "population"),
+        *(({"group_of": wrong}, "group_of") for wrong in ("a\nb", "a" * 201, 5)),
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": 500.0}, "epsilon"),
         ({"epsilon": float("nan")}, "epsilon"),

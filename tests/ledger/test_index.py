@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -562,7 +563,10 @@ def test_whose_index_is_believed(ledger: Ledger) -> None:
             Ledger(ledger.path).verify()
     index.unlink()
     assert not sound()
-    index.symlink_to(index_of(other.path))
+    assert Ledger(ledger.path).verify().records == 3  # one that is missing is no damage
+    copy = index.with_name("copy")
+    copy.write_bytes(whole)
+    index.symlink_to(copy)
     assert not sound()
     index.unlink()
     index.write_bytes(whole)
@@ -572,5 +576,113 @@ def test_whose_index_is_believed(ledger: Ledger) -> None:
     assert not sound()
     index.write_bytes(whole)
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        os.chown(index, 65534, 65534)
-        assert not sound()
+        for stranger in (1, 65534):
+            os.chown(index, stranger, stranger)
+            assert not sound()
+        os.chown(index, 0, 0)
+        os.chown(ledger.path, 65534, 65534)
+        assert sound()
+
+
+def test_rows_are_added_to_the_file_and_not_written_again(ledger: Ledger) -> None:
+    """By whoever appends, with the rows of those who could not."""
+    index = index_of(ledger.path)
+    entry = ledger.reserve("people", event(0))
+    same = index.stat().st_ino
+    for number, writer in enumerate((ledger, Ledger(ledger.path), ledger, Ledger(ledger.path)), start=1):
+        index.write_bytes(index.read_bytes()[:-17])  # one writer was killed
+        writer.reserve("people", event(number))
+        assert index.stat().st_ino == same
+        assert index.stat().st_size == 40 * Ledger(ledger.path).verify().records
+    index.unlink()
+    ledger.release(entry, 900)
+    assert index.stat().st_size == 40 * Ledger(ledger.path).verify().records
+    again = index.stat().st_ino
+    ledger.reserve("people", event(9))
+    assert (index.stat().st_ino, index.stat().st_size) == (again, 40 * Ledger(ledger.path).verify().records)
+
+
+def test_a_longer_index_of_a_fork_is_replaced(ledger: Ledger) -> None:
+    """Left there, it would say that the end of this ledger is gone."""
+    ledger.reserve("people", event(0))
+    fork = ledger.path.with_name("fork.ledger")
+    for path in (ledger.path, index_of(ledger.path)):
+        shutil.copy(path, path.with_name(path.name.replace(ledger.path.name, fork.name)))
+    longer = Ledger(fork)
+    for number in (1, 2, 3):
+        longer.reserve("people", event(number))
+    shutil.copy(index_of(fork), index_of(ledger.path))
+    ledger.reserve("people", event(4))
+    assert Ledger(ledger.path).rounds("people", "r") == {0, 4}
+
+
+def test_which_records_reserve(ledger: Ledger) -> None:
+    first = ledger.reserve("people", event(0))
+    ledger.release(first, 900)
+    ledger.reserve("people", RoundEvent(PROTOCOL, survivors=900))  # of no run
+    again = Ledger(ledger.path)
+    again.abandon(again.reserve("people", event(5)), "nothing was asked")
+    again.reserve("people", RoundEvent(PROTOCOL, survivors=900))
+    expected = [False, False, True, False, True, True, False, True, False]  # the last is beyond the end
+    for each in (ledger, again, Ledger(ledger.path)):
+        assert each.head.number == 7
+        assert [each._replica.index.is_reservation(number) for number in range(9)] == expected
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes as POSIX has them")
+def test_an_index_may_be_read_and_written_by_those_who_may_the_ledger(ledger: Ledger) -> None:
+    os.umask(umask := os.umask(0))
+    for mode in (0o600, 0o640, 0o666, 0o777):
+        ledger.path.chmod(mode)
+        index_of(ledger.path).unlink(missing_ok=True)
+        ledger.reserve("people", event(mode))
+        assert index_of(ledger.path).stat().st_mode & 0o777 == mode & 0o666 & ~umask
+
+
+def test_a_record_that_is_too_long_is_not_written(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for snapshots, which may be."""
+    before = ledger.path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "LONGEST_RECORD", 200)
+        with pytest.raises(LedgerError, match="too long"):
+            ledger.reserve("people", event(0, run="r" * 150))
+    assert ledger.path.read_bytes() == before
+    for number in range(2 * EVERY):
+        ledger.reserve("people", event(number))
+    longest = max(map(len, ledger.path.read_text().splitlines()))
+    snapshots = [line for line in ledger.path.read_text().splitlines() if '"kind":"snapshot"' in line]
+    assert max(map(len, snapshots)) == longest
+    monkeypatch.setattr(replicas, "LONGEST_RECORD", longest - 100)
+    for number in range(2 * EVERY, 4 * EVERY):
+        ledger.reserve("people", event(number))
+
+
+def test_states_that_contradict_themselves_are_refused(ledger: Ledger) -> None:
+    """Somebody who can write the chain anew could put one into a snapshot."""
+    ledger.create(Budget(population="some", epsilon=1.0, delta=1e-6, group_of="people"))
+    ledger.reserve("people", event(0))
+    ledger.reserve("some", event(1))
+    state = ledger._replica.state
+    good = json.loads(state.to_text())
+    assert State.from_text(canonical(good), state.head).to_text() == state.to_text()
+
+    def changed(name: str, change: Callable[[Any], object]) -> dict[str, object]:
+        copy = json.loads(state.to_text())
+        change(copy[name])
+        return copy
+
+    for wrong in (
+        changed("budgets", lambda budgets: budgets[1][0].update(group_of="nobody")),
+        changed("budgets", lambda budgets: budgets[1][0].update(adjacency="zero-out")),
+        changed("budgets", lambda budgets: budgets[1].__setitem__(1, "")),
+        changed("budgets", lambda budgets: budgets.pop()),
+        changed("accounts", lambda accounts: accounts.pop()),
+        changed("accounts", lambda accounts: accounts[0].__setitem__(1, 1)),
+        changed("accounts", lambda accounts: accounts[0].__setitem__(1, -1)),
+        changed("budgets", lambda budgets: [each[0].update(accounting="adaptive") for each in budgets]),
+        changed("budgets", lambda budgets: [each[0].update(unit="example") for each in budgets]),
+        {**good, "time": ""},
+        {**good, "version": 9},
+    ):
+        with pytest.raises(ParameterError):
+            State.from_text(canonical(wrong), state.head)

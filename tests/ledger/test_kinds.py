@@ -12,7 +12,7 @@ from cpsgd.errors import ParameterError
 from cpsgd.ledger import RoundEvent
 from cpsgd.ledger.entries import TableUnit
 from cpsgd.ledger.kinds import LAST_OCTAVE, Account, EntryKind, kind_of, octave_of, weaker_unit
-from cpsgd.neighbours import Participation
+from cpsgd.neighbours import Participation, SeenSampling
 from cpsgd.privacy.one_example import most_drawn, overflow
 from cpsgd.protocol import Protocol
 
@@ -158,6 +158,7 @@ def test_rows_protect_less_than_users(units: Sequence[TableUnit], weaker: str) -
         {"since": [["", 0, -1], ["", 1, 1]]},  # of fewer messages than were reserved for
         {"table_unit": ""},
         {"table_unit": "household"},
+        {"rounds": 1, "reserved": 1, "unreleased": 0, "tally": [["", 0, 1]]},  # a release that leaves no round
         {"room": {"kind": 0, "rounds": -1, "epsilon": 1.0, "method": "m"}},
         {"room": {"kind": 0, "rounds": 0, "epsilon": 0.0, "method": "m"}},
         {"room": {"kind": 0, "rounds": 0, "epsilon": 1.0, "method": ""}},
@@ -173,6 +174,40 @@ def test_texts_of_no_account_are_refused(changes: dict[str, object]) -> None:
         "tally": [["", 0, 2], ["", 1, 1]],
         "since": [["", 0, 1], ["", 1, -1]],
     }
-    assert Account.from_dict(good, kinds).to_dict({kind: place for place, kind in enumerate(kinds)}) == good
+    for room in (good["room"], None, {"kind": 1, "rounds": 0, "epsilon": 0.5, "method": "m"}):
+        same = {**good, "room": room}
+        assert Account.from_dict(same, kinds).to_dict({kind: place for place, kind in enumerate(kinds)}) == same
     with pytest.raises(ParameterError):
         Account.from_dict({**good, **changes}, kinds)
+
+
+def test_what_is_copied_was_reserved_with_what_is_there() -> None:
+    account, other = Account(), Account()
+    for each in (account, other):
+        each.reserve(EVENT)
+    account.release(EVENT, 950)
+    account.add_copies(other)
+    assert sorted(count for _, _, count in account.at_the_last_reservation().items()) == [1, 1]
+    assert account.at_the_last_reservation() is account.tally
+
+
+def test_further_rounds_of_a_partition_are_met_in_place_of_those_in_it() -> None:
+    few, many, other = kind_of(EVENT, 900), kind_of(EVENT, 990), kind_of(replace(EVENT, overflow=1e-9), 900)
+    account = Account()
+    account.tally.add(many, "p")
+    assert account.tally.groups() == {(frozenset([many]), 1)}
+    assert account.tally.groups([("p", few, 1)]) == {(frozenset([few]), 1)}
+    assert account.tally.groups([("p", other, 1), ("q", few, 2)]) == {
+        (frozenset([many, other]), 1),
+        (frozenset([few]), 1),
+    }
+    assert account.tally.groups([("", many, 2)]) == {(frozenset([many]), 3)}
+
+
+def test_a_cohort_has_the_most_messages_that_may_be_in_it() -> None:
+    """Colluding clients see how many were drawn beside them: of 1,000 invited ones, or as many as came."""
+    event = replace(EVENT, participation="fixed-size:0.01", colluding=10)
+    for survivors in (900, 1_000, 1_200):
+        participation = kind_of(event, survivors).participation
+        assert isinstance(participation, SeenSampling)
+        assert participation.most == max(1_000, survivors)

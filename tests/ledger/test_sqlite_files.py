@@ -216,3 +216,21 @@ def test_errors_of_the_database_are_the_ledgers_own(
     error.sqlite_errorcode = code | more
     with pytest.raises(expected), sqlite_files._opened(path, 1.0):
         raise error
+
+
+def test_its_mode_and_its_odd_folder_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder\twith\nall that a list of mounts writes as numbers\\"
+    folder.mkdir()
+    old = Path(shutil.copy(DATA / "v0_2_0" / "budgets.ledger", folder))
+    old.chmod(0o640)
+    Ledger(old).create(OTHERS)
+    assert old.read_bytes().startswith(b'{"format":1')
+    assert os.name == "nt" or old.stat().st_mode & 0o777 == 0o640
+    assert Ledger(old).budget("others") == OTHERS
+
+
+def test_a_longer_text_than_any_record_is_not_read(tmp_path: Path) -> None:
+    old = Path(shutil.copy(DATA / "v0_2_0" / "budgets.ledger", tmp_path))
+    execute(old, f"UPDATE records SET body = '{'x' * 300_000}' WHERE number = 1")
+    with pytest.raises(LedgerFormatError, match="too big"):
+        Ledger(old)

@@ -53,6 +53,7 @@ def watched(tmp_path: Path, witness: Path) -> Ledger:
 
 def test_every_head_is_with_the_witness_when_a_call_returns(watched: Ledger, witness: Path) -> None:
     assert [line.head.number for line in Witness(witness).lines()] == [1, 2, 3]
+    assert len(witness.read_text().splitlines()) == 3
     assert Witness(witness).newest() == watched.head
     watched.abandon(watched.reserve("people", EVENT), "nobody was asked")
     assert Witness(witness).newest() == watched.head

@@ -80,6 +80,20 @@ def test_a_client_answers_one_request_only() -> None:
             current.clients[ME].unmask(request(current, again))
 
 
+def test_shares_of_one_neighbour_too_few_end_it_before_the_upload_and_before_the_signature() -> None:
+    agreed = parameters(6, threshold=5, surviving=2)
+    current = new_round(agreed).until(Stage.MASK)
+    sealed = {other: current.server._sealed[other][ME] for other in current.server._delivered[ME]}
+    fewer, enough = ({other: sealed[other] for other in list(sealed)[:count]} for count in (3, 4))
+    with pytest.raises(ThresholdError, match="3 neighbours are left, too few for threshold 5"):
+        current.clients[ME].mask(entries(current, Kind.DELIVERY, fewer), current.values[ME])
+    current.clients[ME].check_delivery(entries(current, Kind.DELIVERY, enough))
+    current.until(Stage.CONFIRM)
+    with pytest.raises(ThresholdError, match="Fewer than 5 of this client's neighbourhood"):
+        current.clients[ME].confirm(announce(current, {0, 1, 2, 3}))
+    current.clients[ME].confirm(announce(current, {0, 1, 2, 3, 4}))
+
+
 def test_what_was_revealed_is_followed_by_nothing_in_the_saved_state() -> None:
     current = new_round(parameters(4)).until(Stage.UNMASK)
     state = current.clients[ME]._state

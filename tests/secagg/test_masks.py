@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -98,6 +100,26 @@ def test_masks_modulo_any_number_are_as_documented_and_opposite_signs_cancel(mod
     np.testing.assert_array_equal(kind.integers(words), expected % modulus)
     kind.apply(words, [(keys[2], -1), (keys[0], -1), (keys[1], 1)])
     np.testing.assert_array_equal(kind.integers(words), values)
+
+
+def test_a_word_is_skipped_just_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modulo 3 the words w with 3 w mod 2^32 = 0 give no integer, and those with 1 do."""
+
+    class Words(list[int]):
+        def fill(self, buffer: np.ndarray, size: int) -> np.ndarray:
+            return np.array([self.pop(0) for _ in range(size // 4)], "<u4").view(np.uint8)
+
+    least = pow(3, -1, 2**32)
+    monkeypatch.setattr(masks, "Keystream", mock.Mock(side_effect=[Words([0, least, 0, 5])], buffer=np.empty))
+    words = np.zeros(2, masks.Masks(3).word)
+    masks.Masks(3).apply(words, [(bytes(16), 1)])
+    assert words.tolist() == [3 * least >> 32, 0] == [2, 0]
+
+
+@pytest.mark.parametrize("values", [[1, 2], np.ones(2), np.ones(3, np.uint32), np.ones((2, 1), np.uint32)])
+def test_what_are_no_integers_of_the_round_is_refused(values: object) -> None:
+    with pytest.raises(ParameterError, match="an array of 2 integers of type uint32"):
+        masks.Masks(256).to_words(values, 2)  # type: ignore[arg-type]
 
 
 def test_a_known_mask() -> None:

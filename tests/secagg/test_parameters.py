@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpsgd import Protocol
+from cpsgd import Protocol, Run
 from cpsgd.codec import pack, wire
-from cpsgd.errors import InfeasibleError, MessageError, ParameterError
+from cpsgd.errors import GuaranteeError, InfeasibleError, MessageError, ParameterError
+from cpsgd.privacy.guarantees import guarantee
+from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.secagg import SecureParameters, risk
 
 from .rounds import FINGERPRINT, parameters
@@ -183,6 +185,23 @@ def test_a_protocol_without_a_modulus_is_refused() -> None:
 def test_more_clients_than_the_modulus_was_planned_for_are_refused() -> None:
     with pytest.raises(ParameterError, match="could overflow"):
         SecureParameters.for_protocol(protocol(2**11), round=0, clients=21)
+
+
+@pytest.mark.parametrize("failure", [0.0, 1.0, -0.5, 2.0])
+def test_a_failure_is_neither_sure_nor_impossible(failure: float) -> None:
+    with pytest.raises(ParameterError, match="failure"):
+        SecureParameters.choose(100, 1, 8, fingerprint=FINGERPRINT, round=0, failure=failure)
+
+
+def test_of_fewer_clients_than_were_promised_all_must_survive() -> None:
+    """Their sum does not keep the promise; it may be accepted with the ε that is true."""
+    made = protocol(2**11)
+    needed = guarantee(Run.of(made, surviving=18), 1e-6).epsilon
+    made = replace(made, promise=Promise(Claim(1.001 * needed, 1e-6), Conditions.of(18)))
+    assert SecureParameters.for_protocol(made, round=0).surviving == 18
+    with pytest.raises(GuaranteeError, match="promise"):
+        SecureParameters.for_protocol(made, round=0, clients=15)
+    assert SecureParameters.for_protocol(made, round=0, clients=15, accept_epsilon=1.5 * needed).surviving == 15
 
 
 def test_too_many_dropouts_and_colluding_clients_are_refused_with_what_can_be_had() -> None:

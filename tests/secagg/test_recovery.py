@@ -203,5 +203,6 @@ def test_shares_of_one_polynomial_are_consistent() -> None:
     assert shamir.consistent(shares, 4)
     assert shamir.consistent(shares, 5)
     assert not shamir.consistent(shares, 3)
+    assert not shamir.consistent({**shares, 5: share(1)}, 5)  # one share more than give the secret
     assert not shamir.consistent({**shares, 5: share(1)}, 4)
     assert shamir.consistent({**shares, 5: share(1)}, 6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 import pytest
 
@@ -209,7 +211,7 @@ def test_a_client_whose_memory_was_set_back_is_refused_and_the_others_go_on() ->
     for counter in (4, 5):
         restored = new_client(0, parameters(3), signed=True)
         with pytest.raises(SignatureError, match="memory that was set back"):
-            current.server.receive(0, restored.advertise(current.waiting[0], counter=lambda said=counter: said))
+            current.server.receive(0, restored.advertise(current.waiting[0], counter=repeat(counter).__next__))
     assert current.server._counters == {own: 5}
     honest = new_client(0, parameters(3), signed=True)
     current.server.receive(0, honest.advertise(current.waiting[0], counter=lambda: 6))

@@ -20,6 +20,12 @@ def test_a_message_is_read_as_it_was_written(kind: Kind, client: int, body: byte
     assert bytes(SESSION.read(message, kind, client)) == body
 
 
+def test_a_message_of_something_else_is_refused_by_its_first_bytes() -> None:
+    message = SESSION.write(Kind.KEYS, 1, b"body")
+    with pytest.raises(MessageError, match="not 'cpss'"):
+        SESSION.read(b"cpsf" + message[4:], Kind.KEYS, 1)
+
+
 def test_a_message_of_another_kind_is_refused_whatever_is_in_it() -> None:
     for kind in Kind:
         for other in set(Kind) - {kind}:

@@ -134,7 +134,7 @@ def _steepest(cumulant: Callable[[float], float], constant: float, low: float, h
     """Returns a bound on 2 (K(λ) - K(0))/λ² for all λ between two."""
     steps = math.ceil(math.log(high / low) / math.log(_RATIO)) + 1
     found = (low * _RATIO**step for step in range(steps + 1))
-    return max((2.0 * (cumulant(slope) - constant) / slope**2 for slope in found), default=0.0) * _RATIO**2
+    return max(2.0 * (cumulant(slope) - constant) / slope**2 for slope in found) * _RATIO**2
 
 
 def _bernstein(protocol: Protocol, survivors: int, clip_norm: float) -> float:

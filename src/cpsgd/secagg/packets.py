@@ -194,8 +194,8 @@ def split_entries(body: memoryview | bytes, size: int, count: int) -> list[bytes
 
 def write_set(members: set[int] | frozenset[int], clients: int) -> bytes:
     """Returns a set of clients, one bit each."""
-    flags = np.zeros(clients, dtype=np.uint8)
-    flags[sorted(members)] = 1
+    flags = np.zeros(clients, dtype=bool)
+    flags[sorted(members)] = True
     return np.packbits(flags, bitorder="little").tobytes()
 
 

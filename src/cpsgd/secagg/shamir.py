@@ -155,7 +155,7 @@ def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
     of them as 62 bits hold, Python the rest; all are inverted at once.
     """
     points = np.array(holders, dtype=np.int64) + 1
-    at_once = max(1, 62 // int(points.max()).bit_length())
+    at_once = 62 // int(points.max()).bit_length()
     denominators: list[int] = []
     for start in range(0, points.size, _ROWS_AT_ONCE):
         rows = points[start : start + _ROWS_AT_ONCE]

@@ -404,13 +404,16 @@ def test_sizes_at_their_ends() -> None:
         {"dim": 2**32},
         {"dim": 0},
         {"levels": 1},
-        {"levels": 257},
         {"nodes": 1},
         {"nodes": 6},
         {"task": b""},
     ):
         with pytest.raises(ParameterError):
             RoundShape(**{"field": field, "dim": 5, "levels": 2, "nodes": 5, "task": b"t", **wrong})
+    large = Extension(2**31 - 1, 5)
+    assert RoundShape(large, 5, 256, 2, b"t").levels == 256
+    with pytest.raises(ParameterError, match="levels"):
+        RoundShape(large, 5, 257, 2, b"t")
     with pytest.raises(ParameterError, match="at least 4"):
         RoundShape.choose(prime=3, dim=5, task=b"t")
     assert RoundShape.choose(prime=5, dim=5, task=b"t").nodes == 2
@@ -424,3 +427,12 @@ def test_a_point_is_outside_the_base_field_and_nothing_else_is_asked_of_it() -> 
     assert all(point[1:].any() for point in points)
     # Of 11^3 - 11 such points two in eleven have a zero beside a coefficient that is none.
     assert 20 < sum(not point[1:].all() for point in points) < 100
+
+
+def test_a_prepared_shape_has_everything_that_a_report_needs() -> None:
+    shape = proof.prepared(337, 30, b"prepared")
+    assert shape == RoundShape.choose(prime=337, dim=30, task=b"prepared")
+    before = dict(vars(shape)), dict(vars(shape.field))
+    assert verdict(shape, make_report(shape, integers(shape, 1)))
+    assert (dict(vars(shape)), dict(vars(shape.field))) == before
+    assert proof.prepared(337, 30, b"prepared") is shape

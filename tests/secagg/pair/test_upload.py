@@ -46,6 +46,7 @@ def test_each_server_opens_its_own_part_with_its_own_token(tokens: tuple[bytes, 
     # 16 of the format, id, round, key, signature, a length; two sealed parts, a seed and the leader's share.
     assert len(data) == 16 + 16 + 4 + 32 + 64 + 4 + 2 * (48 + extra) + 32 + SHAPE.leader_bytes
     assert len(data) == upload_bytes(SHAPE, tokens=tokens is not None)
+    assert tokens is not None or len(data) == SHAPE.upload_bytes
     assert data[uploads.ID] == upload.id
     assert Upload.from_bytes(data) == upload
 
