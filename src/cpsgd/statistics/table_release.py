@@ -163,7 +163,7 @@ def release(
         job = Job(() if search is None else (SumTask(search, found[0]),), asked.user, asked.missing is not None)
         first, tally = _first_pass(job, asked, question, selection)
         asked.charge(noises, selection)  # refuses if the budget does not pay for all of it
-        tail = 0.0 if search is None else beyond(found[0].variance ** 0.5 / first.users, first.users)
+        tail = 0.0 if search is None else beyond(unknown, found[0].variance ** 0.5 / first.users, first.users)
         asked.charge(found, selection).pay()
         advance = None  # nothing of the caller's runs after a payment
         bounds = {} if search is None else _bounds(search, job, first)
