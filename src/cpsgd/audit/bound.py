@@ -31,7 +31,7 @@ _SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
 
 
 def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, error: float) -> float:
-    """Returns the ε that an attack proves, but for probability `error`; 0.0 where it proves nothing.
+    """Returns a lower bound on ε, wrong with probability at most `error`; 0.0 if the attack proves nothing.
 
     Args:
         right: w, answers "one" when it was one.
@@ -100,7 +100,7 @@ class Rehearsal:
         ]
 
     def best_prospect(self, rounds: int, delta: float, error: float) -> Prospect:
-        """Returns the attacker who promises most on `rounds` fresh rounds.
+        """Returns the attacker that will probably prove the largest ε on `rounds` fresh rounds.
 
         The promise is a guess, two standard deviations to the safe side, so that rare answers that were right by chance
         do not win.

@@ -88,7 +88,7 @@ class Played:
 
 
 def bennett(variance: Array | float, largest: float, false_alarm: float) -> Array:
-    """Returns a bound that |Σ X| exceeds with at most this probability; X independent, centred, |X| <= `largest`.
+    """Returns a bound on |Σ X| that fails with at most this probability; X independent, centred, |X| <= `largest`.
 
     Bennett's inequality: P(Σ X >= x) <= exp(-v/b² h(b x/v)) with h(u) = (1 + u) log(1 + u) - u, solved for x by
     Lambert's W. Freedman's inequality has the same form where X are differences of a martingale and v bounds the sum of

@@ -69,7 +69,7 @@ class Journal(Protocol):
         """Returns the number of times that seeds were handed on in this run."""
 
     def give(self, run: str, number: int) -> None:
-        """Records the number of times; it is on the disk when this returns."""
+        """Records that seeds were handed on for the `number`-th time; returns when it is on the disk."""
 
     def answered(self, run: str) -> list[int]:
         """Returns the rounds of a run that were answered."""

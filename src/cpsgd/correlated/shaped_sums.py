@@ -31,7 +31,7 @@ class SiloRows:
         self.rounds: dict[int, Any] = {}
 
     def open(self, round: int, new: Any) -> Any:
-        """Returns the round's array, `new` if it has none yet; rounds that no later one needs are forgotten.
+        """Returns the round's array, or stores `new` as its array; drops rounds that later ones do not need.
 
         Raises:
             ParameterError: The run has no such round, or a later one was begun.

@@ -308,7 +308,7 @@ def _path(places: Sequence[Point], *, steps: bool) -> str:
 
 
 def _every(values: Sequence[_Any], most: int) -> Sequence[_Any]:
-    """Returns at most this many values, evenly spread, the last one among them."""
+    """Returns at most `most` of the values, evenly spread and with the last one."""
     if len(values) <= most:
         return values
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

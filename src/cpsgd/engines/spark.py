@@ -151,7 +151,7 @@ def _text(user: bytearray | None) -> str:
 
 
 def _summed(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the sums over a task's rows as one text, with the parts of users that they are of."""
+    """Yields the sums over a task's rows as one text, with the numbers of the users' partitions."""
     import pyarrow
     from pyarrow import compute
 

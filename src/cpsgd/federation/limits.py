@@ -277,7 +277,7 @@ class RoundKind:
 
     @property
     def digest(self) -> str:
-        """16 bytes that stand for it, in hexadecimal."""
+        """16 bytes that identify it, in hexadecimal."""
         return hashlib.sha256(f"cpsgd round kind v1 {self.to_text()}".encode()).hexdigest()[:32]
 
 

@@ -152,7 +152,7 @@ class Experiment:
             self.mechanisms |= {name: protocol for name, protocol in kept.items() if protocol is not None}
 
     def _with_passes(self, settings: Settings) -> Settings:
-        """Returns the settings with the cohort that their passes need; with those that are best, if they say auto."""
+        """Returns the settings with the cohort that `passes` needs; "auto" chooses the best number of passes."""
         size, changes = self._population, dict[str, Any](passes=None, uplink=None, downlink=None)
         wanted = None if settings.passes == AUTO else int(settings.passes or 1)
         if wanted is None or settings.uplink is not None or settings.downlink is not None:

@@ -93,12 +93,12 @@ def weighed(tensor: Tensor, weights: Tensor, finite: Tensor | None) -> Tensor:
 
 @cache
 def _zero(device: torch.device) -> Tensor:
-    """Returns a float64 zero of one dimension, which makes other numbers float64 beside it."""
+    """Returns a one-dimensional float64 zero; adding it to other numbers makes them float64."""
     return torch.zeros(1, dtype=torch.float64, device=device)
 
 
 def portions(size: int, *tensors: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
-    """Yields the tensors in parts of as many examples as take some megabytes, `size` bytes each; None stays None."""
+    """Yields the tensors in parts of some megabytes, given `size` bytes per example; None stays None."""
     (first, *_) = tensors
     assert first is not None
     step = max(1, (_CPU_BYTES if first.device.type == "cpu" else _GPU_BYTES) // max(1, size))

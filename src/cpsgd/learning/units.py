@@ -75,7 +75,7 @@ class Unit(ABC):
         return 1
 
     def forget(self) -> None:
-        """Drops what the last pass left."""
+        """Drops the gradients and tensors kept from the last pass."""
         self.rows, self.count = {}, None
 
     def add_rows(self, rows: Mapping[str, Tensor]) -> None:
@@ -109,7 +109,7 @@ class Layer(Unit):
 
     @abstractmethod
     def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns the module's output, and what `add_call` needs of the pass; parameters need no gradients here."""
+        """Returns the module's output and the tensors for `add_call`; parameters need no gradients here."""
 
     @abstractmethod
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:

@@ -295,7 +295,7 @@ class Entry:
 
     @property
     def survivors(self) -> int:
-        """Messages that it is accounted with: those of the released sum, or the fewest it was reserved for."""
+        """Number of messages used in the accounting: of the released sum, or else the fewest reserved for."""
         return self.event.survivors if self.released_survivors is None else self.released_survivors
 
     def to_dict(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class Tally:
                 del self._groups[group]
 
     def groups(self, further: Iterable[tuple[str, EntryKind, int]] = ()) -> Groups:
-        """Returns the rounds in sets of which a client meets at most one.
+        """Returns the rounds as sets; a client takes part in at most one round of each set.
 
         Args:
             further: Rounds that are not in the tally: partition, kind and count.

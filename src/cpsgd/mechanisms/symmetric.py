@@ -184,7 +184,7 @@ class Symmetric(Lattice):
 
     @classmethod
     def _largest(cls, fits: Callable[[float], bool], most: float) -> float:
-        """Returns the largest v up to `most` that fits, within a thousandth, or else the smallest there is."""
+        """Returns the largest v up to `most` that fits, within a thousandth; if none fits, the smallest allowed v."""
         if fits(most):
             return most
         low, high = cls.least_size, most

@@ -259,7 +259,7 @@ class _Run:
         return self.workload.variance(np.ones(1)), self.workload.bias()
 
     def best(self, bits: float | None) -> CorrelatedPlan:
-        """Returns the best plan with these bits; if None, with the fewest whole bits that come near the best of all."""
+        """Returns the best plan with these bits; if None, with the fewest whole bits whose error is near the best."""
         if bits is not None:
             bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
             found = self._designed(bits)
@@ -274,7 +274,7 @@ class _Run:
         return self._finished(chosen, designs[chosen])
 
     def few_bits(self, bits: float | None) -> list[CorrelatedPlan]:
-        """Returns plans with noise that is rounded at random, where few bits are asked for and it is proved."""
+        """Returns plans with randomly rounded noise, if few bits are asked for and a proof covers the run."""
         problem = self.problem
         summed = problem.setting.overflow is not None
         if bits is None or (bits > MOST_BITS and not summed) or self._correlation.separation is not None:

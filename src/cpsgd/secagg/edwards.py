@@ -22,7 +22,7 @@ IDENTITY: Point = (0, 1, 1, 0)
 
 
 def decode(data: bytes) -> Point:
-    """Returns the point that 32 bytes stand for.
+    """Returns the point that 32 bytes encode.
 
     Raises:
         MessageError: They stand for none.
@@ -84,7 +84,7 @@ def is_identity(point: Point) -> bool:
 
 
 def montgomery(data: bytes) -> bytes:
-    """Returns the X25519 public key of the point that 32 bytes stand for; whether there is such a point is not checked.
+    """Returns the X25519 public key of the point that 32 bytes encode, without checking the encoding.
 
     Raises:
         MessageError: It has none: the neutral element.

@@ -75,7 +75,7 @@ class Masks:
         return values.astype(self.word)
 
     def integers(self, words: NDArray[Any]) -> NDArray[np.uint32]:
-        """Returns the integers below M that words stand for."""
+        """Converts words to integers below M."""
         integers = words.astype(np.uint32)
         return integers & np.uint32(self.modulus - 1) if self.bits else integers
 

@@ -209,7 +209,7 @@ def _weights(
 def _split(
     asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim: Claim, confidence: float, *, shifts: bool
 ) -> dict[str, list[TableNoise]]:
-    """Returns the noise of each question and of what it cuts off, by the better way to divide the budget.
+    """Divides the budget in the better of two ways; returns the noise of each question and of its cut-off counts.
 
     With `shifts` it is divided by Gaussian shifts, which is all that an adaptive budget counts.
     """

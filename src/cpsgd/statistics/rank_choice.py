@@ -112,7 +112,7 @@ class RankChoice(TableNoise):
         return TableNoise("discrete-laplace", 1, 1, 1.0, 1.0, "replace-one", Fraction(self.epsilon)).record(reason)
 
     def choose(self, sums: Integers, users: int) -> Matrix:
-        """Returns the chosen bins: by column and quantile, that of the value and of both ends of the interval."""
+        """Returns three chosen bins per column and quantile: for the value, and for both ends of the interval."""
         found = []
         failure = 0.5 * (1.0 - self.confidence)
         # With a larger distance than this the chance of heads is below failure/B, and so of B bins together.

@@ -158,7 +158,7 @@ class CpsgdStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Keeps what the round needs; its exchanges are made by `aggregate_train`, not by Flower's loop."""
+        """Stores the round's inputs; `aggregate_train` makes the exchanges, in place of Flower's loop."""
         self._open = arrays, config, grid
         return []
 
@@ -239,7 +239,7 @@ class _Transport:
                 session.drop(node, "Flower could not take the message")
 
     def replies(self, waiting: frozenset[int]) -> list[Reply[int]]:
-        """Returns the replies that are there.
+        """Returns the replies that have arrived.
 
         They are fetched one at a time: one that Flower itself cannot read must not cost the others theirs.
         """

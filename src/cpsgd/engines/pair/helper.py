@@ -165,7 +165,7 @@ class Helper:
 
 
 def _verdict_on(error: Exception) -> Verdict:
-    """Returns the verdict on a report that raised an error: one report must not hold up those that came with it."""
+    """Returns the verdict for a report that raised an error, so that other reports are not delayed."""
     if isinstance(error, RefusedReportError):
         return error.verdict
     if isinstance(error, SignatureError):

@@ -147,7 +147,7 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
 def write_task(
     folder: Path, task: PairTask, secrets: dict[str, Secrets], *, name: str = "task.json", tokens: int = 0
 ) -> list[Path]:
-    """Writes a new task's files into a folder, none of which may exist, and returns them, the task's first.
+    """Writes a new task's files into a folder and returns them, the task's first; none may exist before.
 
     Args:
         folder: Is made where it is not there.
@@ -228,7 +228,7 @@ def _read_hashes(path: Path) -> frozenset[bytes]:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody uses now."""
+    """Returns a port of this machine that is free now."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
