@@ -120,7 +120,7 @@ class Canary:
 
 
 def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
-    """Returns the canaries of a protocol; without rotation the rotated ones are left out.
+    """Returns the pairs of neighbours to attack a protocol with; without rotation, fewer of them.
 
     The corner is always as far from its opposite as two neighbours can be: its coordinates, all alike, reach the norm's
     or the range's limit, whichever comes first.

@@ -65,7 +65,7 @@ class EntryKind:
 
     @property
     def at_least(self) -> EntryKind:
-        """This kind with the fewest messages that were reserved."""
+        """This kind with the message count of its reservation, the fewest that a release may have."""
         if self.reserved is None or self.reserved == self.honest:
             return self
         return _unique(replace(self, honest=self.reserved))

@@ -48,7 +48,7 @@ class LazyCoins(SampledCoins):
         return self.kernel(), self.keystream_bytes
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
-        """Returns packed integers."""
+        """Returns the layout of a message: packed integers of all coordinates."""
         return Integers(modulus or self.values, self.values)
 
     # ------------------------------------------------------------------ planning

@@ -107,7 +107,7 @@ class SampledCoins(Tilted):
         return Flipper(int(self.grid.limit), 1), 2
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
-        """Returns bits of the chosen coordinates."""
+        """Returns the layout of a message: one bit for each chosen coordinate."""
         return Sampled(2, 2, self._below)
 
     @property

@@ -370,7 +370,7 @@ class _Run:
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> RunMechanism | None:
-        """Returns the mechanism with the most steps of noise whose window and sums fit; z has deviation `unit`."""
+        """Returns the mechanism with the smallest step whose window and sums fit, for noise z of deviation `unit`."""
 
         def fitting(sigma: float) -> RunMechanism | None:
             """Returns the mechanism with σ of this many steps; None if it does not fit the values."""
