@@ -121,7 +121,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 class OpenLog:
-    """A log that is locked.
+    """An open and locked log.
 
     Attributes:
         end: The end of what was read or appended last; None before.

@@ -53,7 +53,7 @@ def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, e
 
 @dataclass(frozen=True)
 class Attacker:
-    """Answers where sign · score > threshold; `sign` also says which world counts as "one"."""
+    """An attacker that answers if sign · score > threshold; `sign` also says which world counts as "one"."""
 
     sign: int
     threshold: float

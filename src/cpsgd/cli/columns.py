@@ -43,7 +43,7 @@ class CostOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
-    """The budget that pays.
+    """The budget that pays for a statistic.
 
     Attributes:
         ledger: Charge a budget of this ledger, or refuse.

@@ -201,7 +201,7 @@ class SummedLineages(RunSums):
 
 
 class GridPoints:
-    """Stands in for a mechanism: a coordinate becomes its grid point, counted from the lowest."""
+    """A stand-in for a mechanism that only maps a coordinate to its grid point, counted from the lowest."""
 
     keystream_bytes = 0
 

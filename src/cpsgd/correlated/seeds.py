@@ -76,7 +76,7 @@ class Journal(Protocol):
 
 
 class SeedFile:
-    """The file. If it cannot be read or written, every round is refused, as a memory does."""
+    """The file of a client's seeds. If it cannot be read or written, every round is refused, as a memory does."""
 
     def __init__(self, path: Path, lock: Callable[[], AbstractContextManager[Journal]]) -> None:
         """Stores the path and the memory's lock; opens no file yet."""

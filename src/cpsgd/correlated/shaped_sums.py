@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SiloRows:
-    """w of all silos in the last rounds: an array of silos by coordinates for each round."""
+    """The rows w of all silos in the last rounds: one array of silos by coordinates for each round."""
 
     def __init__(self, mechanism: ShapedGaussian) -> None:
         """Begins a run: no round has an array yet."""

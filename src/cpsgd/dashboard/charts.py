@@ -30,7 +30,7 @@ STYLES = 8
 
 @dataclass(frozen=True)
 class Series:
-    """A line.
+    """A line of a chart.
 
     Attributes:
         label: Name of the line.
@@ -119,7 +119,7 @@ def spending_chart(title: str, points: Sequence[Point], limit: float, rounds: Ax
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark at a place."""
+    """A mark at one place of a line."""
 
     x: float
     y: float
@@ -162,7 +162,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of some lines.
+    """A chart of one or several lines.
 
     Attributes:
         title: Title, which screen readers say in place of the chart.

@@ -76,7 +76,10 @@ class Answered:
 
 
 class Memory:
-    """The file. Records are only ever added; a file that cannot be read or written refuses every round."""
+    """A client's memory: the file of rounds that it answered.
+
+    Records are only ever added; a file that cannot be read or written refuses every round.
+    """
 
     def __init__(self, path: Path) -> None:
         """Stores the path; opens no file yet."""

@@ -78,7 +78,7 @@ class AdaptiveClip:
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """The numbers that ride on an update.
+    """Extra numbers that are sent as further coordinates of an update.
 
     Attributes:
         measures: Names of metrics that train functions return, with the range each is clipped to.

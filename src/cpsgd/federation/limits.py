@@ -234,7 +234,7 @@ def _check_examples(protocol: Protocol, examples: int, sampling: Participation) 
 
 @dataclass(frozen=True)
 class RoundKind:
-    """Everything that a round's cost depends on, except for what the client itself assumes.
+    """Everything that a round's cost depends on, except the client's own assumptions.
 
     Attributes:
         protocol: Its parameters as JSON, without a replace-one distance that is only the server's word.

@@ -170,7 +170,7 @@ _PAIR = struct.Struct("<4sBBI")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two requests to a client, or its two answers: of the round that runs, and of the next one.
+    """Two requests to a client, or its two answers: for the running round and for the next one.
 
     Attributes:
         first: Of the round that runs.

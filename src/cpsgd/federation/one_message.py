@@ -36,7 +36,7 @@ def asks_for_one(payload: bytes) -> bool:
 
 
 class ClientTask(Protocol):
-    """A task as a client knows it."""
+    """Interface of a two-server task on a client."""
 
     @property
     def fingerprint(self) -> bytes:
@@ -51,7 +51,7 @@ class ClientTask(Protocol):
 
 
 class PairServers(Protocol):
-    """Both servers, as the federation's server has them: the leader here, the helper elsewhere."""
+    """Interface of both servers for the federation's server, which is the leader; the helper runs elsewhere."""
 
     @property
     def task(self) -> ClientTask:

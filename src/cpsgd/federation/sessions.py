@@ -34,7 +34,7 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 class Exchange(Protocol[Node]):
-    """One request to each of some nodes, and their answers."""
+    """Interface of an exchange: one request to each of some nodes, and their answers."""
 
     @property
     def stage(self) -> str:

@@ -60,7 +60,7 @@ _DATASET_ATTRIBUTES = ("name", "source", "size", "classes", "feature_dim", "batc
 
 @dataclass(frozen=True)
 class Task:
-    """The data set, the model if it is not one with a name, and the loss."""
+    """The data set and the loss of a run, and the model unless it is given by name."""
 
     dataset: Dataset
     model: torch.nn.Module | None

@@ -16,7 +16,7 @@ _CPU_BYTES, _GPU_BYTES = 1 << 23, 1 << 28
 
 @dataclass(frozen=True)
 class Row:
-    """Each example's gradient by one parameter.
+    """Gradients of one parameter, a row for each example.
 
     Attributes:
         rows: [examples, numbers].
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class OuterProduct:
-    """Factors of each example's gradient by a dense layer's weights: b ⊗ a.
+    """Gradients of a dense layer's weights for each example, as factors b and a of b ⊗ a.
 
     Attributes:
         back: b, [examples, outputs].

@@ -35,7 +35,7 @@ MOST_CANCELLED = 2.0**-8
 
 
 class Unit(ABC):
-    """A layer with trainable parameters, and what one backward pass left there.
+    """A layer with trainable parameters, and the per-example gradients of one backward pass.
 
     Attributes:
         name: Name of the module in the model.
@@ -96,7 +96,7 @@ class Unit(ABC):
 
 
 class Layer(Unit):
-    """A unit of one input, whose gradients follow from what it kept in the forward pass and the output's gradient."""
+    """A unit with one input, whose gradients follow from tensors kept in the forward pass and the output's gradient."""
 
     def call(self, *arguments: Any, **options: Any) -> Any:
         """Runs the module, and has autograd hand over the gradient of its output."""
@@ -117,7 +117,7 @@ class Layer(Unit):
 
 
 class _Call:
-    """Called by autograd with the gradient of a unit's output, once; it then lets go of what it kept of the pass."""
+    """Backward hook of one call: gets the gradient of a unit's output once, then frees the kept tensors."""
 
     __slots__ = ("_kept", "_unit", "_version")
 

@@ -250,7 +250,7 @@ class RoundEvent:
 
 @dataclass(frozen=True)
 class Entry:
-    """A round on record. It counts as spent from its reservation on, released or not.
+    """A recorded round. It counts as spent from its reservation on, released or not.
 
     Attributes:
         number: Number of the record of its reservation.

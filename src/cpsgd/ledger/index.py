@@ -48,7 +48,7 @@ Rows = NDArray[np.uint64]
 
 
 class Index:
-    """Rows of the records up to a place in the log."""
+    """An index of the log's records up to some place: one row per record."""
 
     def __init__(self, ledger: Path) -> None:
         """Has no rows, and does not look at the file yet.

@@ -23,7 +23,7 @@ _ONE = 1 << FRACTION_BITS
 
 @dataclass(frozen=True, kw_only=True)
 class LazyCoins(SampledCoins):
-    """A biased coin that is flipped now and then.
+    """A biased coin per coordinate that is flipped with probability r, else counts as 0.
 
     Attributes:
         rate: r, the probability that a coordinate's coin is flipped, at most ⅔; a multiple of 2^-16.

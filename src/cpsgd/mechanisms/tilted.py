@@ -57,7 +57,7 @@ def sixteenth_bits(name: str, value: object, *, most: float, remedy: str) -> flo
 
 @dataclass(frozen=True)
 class TiltedNoise(Noise):
-    """The variance of a client's integer that is there whatever its coordinate is: a - b θ²."""
+    """The noise of rounding alone: the variance a - b θ² that a client's integer has at any coordinate."""
 
     of: Tilted
     separate = False

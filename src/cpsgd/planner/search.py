@@ -214,7 +214,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
 
 
 class Contest:
-    """All mechanisms' candidates at a number of bits per coordinate.
+    """The comparison of all mechanisms' candidates at a number of bits per coordinate.
 
     Attributes:
         floor: An expected error that no certificate brings any of them below.

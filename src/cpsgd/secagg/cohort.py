@@ -196,7 +196,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Statement:
-    """The statement that a member signs, once in a round.
+    """The statement that each member signs once in a round: session, cohort and survivors.
 
     Attributes:
         session: With its parameters.

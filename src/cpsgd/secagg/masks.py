@@ -39,7 +39,7 @@ _MASKS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Masks:
-    """Integers modulo M as words of a type of its own, as bytes, and under masks.
+    """Conversions of integers modulo M: to words, to bytes, and under masks.
 
     Attributes:
         modulus: M.

@@ -199,7 +199,7 @@ def _encode(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel and its sizes.
+    """A compiled kernel with the sizes of its launches.
 
     Attributes:
         launch: The kernel.

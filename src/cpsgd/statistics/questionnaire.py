@@ -23,9 +23,9 @@ from cpsgd.statistics.table_release import (
     error_of,
     nearer_of,
     proof_of,
+    requests_of,
     statistic_of,
     tasks_of,
-    wishes_of,
 )
 from cpsgd.statistics.users import users_of
 from cpsgd.tables import DataTable, open_table
@@ -213,16 +213,16 @@ def _split(
 
     With `shifts` it is divided by Gaussian shifts, which is all that an adaptive budget counts.
     """
-    wishes = {name: wishes_of(question, weights[name]) for name, question in asked.items()}
-    flat = [wish for part in wishes.values() for wish in part]
+    requests = {name: requests_of(question, weights[name]) for name, question in asked.items()}
+    flat = [request for part in requests.values() for request in part]
     ways = []
     for squares in (True,) if shifts else (False, True) if claim.delta else (False,):
         noises = iter(allot(flat, claim, "replace-one", squares=squares))
-        found = {name: [next(noises) for _ in part] for name, part in wishes.items()}
+        found = {name: [next(noises) for _ in part] for name, part in requests.items()}
         if not squares:
             pure = iter(allot(flat, Claim(claim.epsilon, 0.0), "replace-one"))
             for name, question in asked.items():
-                own, *_ = [next(pure) for _ in wishes[name]]
+                own, *_ = [next(pure) for _ in requests[name]]
                 found[name][0] = nearer_of(question, found[name][0], own.epsilon, confidence)
         # Each question's variance in units of what it would have with the whole budget, by its weight.
         errors = [

@@ -150,7 +150,7 @@ def choose_nearest(distances: Integers, spread: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RankTask(SumTask):
-    """The users in each bin, of which bins are chosen instead of sums released."""
+    """A sum task that releases chosen bins in place of the sums of users per bin."""
 
     summed: Quantiles
     noise: RankChoice

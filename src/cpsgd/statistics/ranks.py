@@ -223,7 +223,7 @@ def _quantile(
 
 
 class Ranges(RowQuestion):
-    """The powers of √2 that most values of each column are between; see the module."""
+    """The question for private bounds: powers of √2 between which most values of each column lie."""
 
     statistic = "ranges"
 

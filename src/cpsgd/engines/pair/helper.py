@@ -80,7 +80,7 @@ def read_request(task: PairTask, request: bytes) -> tuple[int, list[AskedReport]
 
 @dataclass(frozen=True, repr=False)
 class _Opened:
-    """A helper's part that is in order: its seed, and who sent it."""
+    """A valid part for the helper: its seed and its sender."""
 
     question: AskedReport
     sender: bytes | None

@@ -64,7 +64,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class Decided:
-    """A report's verdict, as it is put on record."""
+    """A report's verdict, ready to be recorded."""
 
     id: bytes
     sender: bytes | None

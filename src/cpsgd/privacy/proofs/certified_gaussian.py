@@ -51,7 +51,7 @@ _PROFILED = 16
 
 
 class Shape(TypedDict):
-    """Coordinates of a round, the distance S of neighbours in lattice units, and k."""
+    """Arguments of the certificate beside the law: dimension, sensitivity S in lattice units, and k levels."""
 
     dim: int
     sensitivity: float
