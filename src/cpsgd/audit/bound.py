@@ -60,7 +60,7 @@ class Attacker:
 
     @classmethod
     def answering(cls, scores: Array, sign: int, share: float) -> Self:
-        """Returns an attacker with the threshold at which it would have answered in this share of these rounds."""
+        """Returns an attacker whose threshold makes it answer in this share of the given rounds."""
         return cls(sign, float(np.quantile(sign * scores, 1.0 - share, method="lower")))
 
     def counts(self, scores: Array, worlds: NDArray[np.bool_]) -> tuple[int, int]:

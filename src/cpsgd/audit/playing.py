@@ -73,7 +73,7 @@ class RoundLattice:
     def middle(self, count: int) -> float:
         """Returns the expected sum of `count` clients' integers whose coordinate is zero, by the exact law.
 
-        Not by the mechanism's centre: decoding subtracts that, and adding it again would undo any fault in it.
+        It is not the mechanism's centre. Decoding subtracts that, so adding it again would hide a wrong centre.
         """
         zero = np.array([self._grid.limit / self._grid.unit / self.step])
         return float(SumLaw(self.protocol, [(zero, count)]).mean[0])

@@ -44,7 +44,7 @@ class DeviceLineages(RunSums):
         """Returns Σ_k g_k Z_(round-k), in points of the vector's grid.
 
         Raises:
-            ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
+            ParameterError: Another number of messages, a round outside of the run, or one whose noise was drawn before.
         """
         self.check(round, count)
         bands, keys = self._mechanism.bands, self._slots.draw(round)

@@ -101,7 +101,7 @@ class CorrelatedNoise(RunNoise):
 
     @property
     def variation(self) -> float:
-        """Total variation over all rounds: the mass cut off, and the distance of samplers and grids from their laws."""
+        """Total variation over all rounds, from cut-off tails, samplers and grids."""
         # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
         drawn = self.of.bands * (resolution(self.of.noise_ratio) + fine_gaussian.GRID_VARIATION)
         own = len(self.of.shifts) * resolution(_OWN_RATIO) + fine_gaussian.GRID_VARIATION

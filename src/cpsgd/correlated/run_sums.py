@@ -167,7 +167,7 @@ class SummedLineages(RunSums):
         """Converts sums from the stand-in `client` into sums of a round's integers, with all noise.
 
         Raises:
-            ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
+            ParameterError: Another number of messages, a round outside of the run, or one whose noise was drawn before.
         """
         self.check(round, count)
         mechanism, bits = self._mechanism, self._mechanism.finest_bits

@@ -123,7 +123,7 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def variation(self) -> float:
-        """Total variation over all rounds: the distance of samplers and grids from their laws."""
+        """Total variation over all rounds, from samplers and grids."""
         each = resolution(self.of.noise_ratio) + FINE_VARIATION + fine_gaussian.GRID_VARIATION
         return MORE * self.of.run_length * self.of.draws * each * _ROUNDING
 

@@ -113,7 +113,7 @@ class Layer(Unit):
 
     @abstractmethod
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
-        """Keeps the parameters' gradients of one call, or their factors, from the output's gradient."""
+        """Computes and keeps the parameters' per-example gradients of one call, or their factors."""
 
 
 class _Call:

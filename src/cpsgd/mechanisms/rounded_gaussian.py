@@ -301,7 +301,7 @@ class RoundedNoise(Noise):
 
     @property
     def variation(self) -> float:
-        """The mass beyond the window's ends, and the distances of the sampler and of the grid from their laws."""
+        """Total variation of a draw, from the tails beyond the window, the sampler and the grid."""
         resolution = 2.0 * (2 * self.of.cells + 2) * 2.0**-128
         return self.cut + fine_gaussian.SMOOTHING + resolution + fine_gaussian.GRID_VARIATION
 

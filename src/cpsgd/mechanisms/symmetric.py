@@ -91,7 +91,7 @@ class SymmetricNoise(IntegerNoise):
 
     @property
     def variation(self) -> float:
-        """The mass beyond ±W, and the mass moved by rounding the thresholds."""
+        """Total variation of a draw, from the tails beyond ±W and the rounding of thresholds."""
         if not self.size:
             return 0.0
         return self.truncation(self.size, self.limit) + self.table().rounding

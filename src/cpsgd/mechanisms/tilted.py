@@ -146,7 +146,7 @@ class Tilted(Mechanism):
 
     @property
     def largest_rounding_variance(self) -> float:
-        """b θ²: zero coordinates have the variance a."""
+        """The largest rounding variance, b θ², which zero coordinates have."""
         return self.variances[1] * self.theta**2
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:

@@ -299,7 +299,7 @@ class _Run:
         return found
 
     def too_few(self, bits: float | None) -> InfeasibleError:
-        """Returns the error for a mechanism that no design was found of."""
+        """Returns the error for a mechanism without any design."""
         return InfeasibleError(
             f"No design of {RoundedCorrelated.name} keeps the claim. It needs bits of at most {MOST_BITS:g} (got "
             f"{bits}), clients that take part once, and hundreds of them in every round."

@@ -25,7 +25,7 @@ def decode(data: bytes) -> Point:
     """Returns the point that 32 bytes encode.
 
     Raises:
-        MessageError: They stand for none.
+        MessageError: They do not encode a point.
     """
     number = int.from_bytes(data, "little")
     odd, y = number >> 255, number & ((1 << 255) - 1)

@@ -317,7 +317,7 @@ class Recovery:
 def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:
     """Returns the clients that certainly broke the protocol, if at most `most` clients did.
 
-    Who is honest is in dispute with such clients only, with as many others as these are; and never with itself.
+    An honest client is in dispute only with such clients, hence with at most `most` others, and never with itself.
 
     Example:
         >>> sorted(offenders([(0, 5), (1, 5), (2, 5), (2, 3), (3, 2)], most=2))

@@ -329,6 +329,6 @@ def fill_of(missing: Missing, bounds: tuple[float, float] | None) -> float:
 
 
 def check_one_user(users: int, title: str) -> None:
-    """Refuses a table about a single user, whose own answer any statistic would be."""
+    """Refuses a table about a single user, since any statistic of it would be about that user."""
     if users < 2:
         raise TableError(f"{title} is about one user only: any statistic would be that user's own.")
