@@ -127,7 +127,7 @@ class Ledger:
         """Charges a round before it runs. On the disk when this returns, and from then on spent.
 
         Args:
-            population: Whose budget pays.
+            population: The population whose budget pays.
             event: The round, with the fewest survivors it may be released with.
 
         Raises:

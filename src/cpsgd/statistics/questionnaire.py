@@ -127,7 +127,7 @@ def report(
         user: The column with the user of each row.
         confidence: Of the intervals.
         ledger: Charge the budget on this ledger before anything is released, or refuse.
-        population: With a ledger: whose budget pays.
+        population: With a ledger: the population whose budget pays.
         advance: Called with the number of rows just read.
 
     Raises:

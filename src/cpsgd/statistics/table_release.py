@@ -71,7 +71,7 @@ class TableQuestion:
         Args:
             partial: The sums over all users.
             ledger: Charge the budget on this ledger first, or refuse.
-            population: With a ledger: whose budget pays.
+            population: With a ledger: the population whose budget pays.
 
         Raises:
             BudgetExceededError: The ledger does not allow it. Nothing was released.

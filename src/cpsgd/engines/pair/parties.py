@@ -70,7 +70,7 @@ class Sender:
         return number
 
     def send(self, vector: ArrayLike, round: int | None = None) -> str:
-        """Encodes a vector for a round and sends it; asks again with the same bytes where nothing is heard.
+        """Encodes a vector for a round and sends it; asks again with the same bytes if no answer comes.
 
         Args:
             vector: The client's vector.

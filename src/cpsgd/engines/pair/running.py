@@ -44,7 +44,7 @@ class PairServerOptions:
         roster: Public keys of those who may send, one per line, where the task has a roster.
         tokens: Hashes of this server's tokens, one per line, where the task has tokens.
         ledger: A ledger that pays for a round before its sum is revealed.
-        population: Whose budget it is.
+        population: The population whose budget pays.
         host: Address to listen on; 0.0.0.0 for all of this machine's.
         port: Port to listen on; that of the task's address if not given.
         certificate: The server's certificate, with those that it is signed by; without, it speaks plain http.
