@@ -63,9 +63,9 @@ def trained(
     who, cohort = schedule(size.rounds * size.cohort, size.rounds, passes)
     mechanism: Any = NoPrivacy(clip_norm)
     if epsilon is not None:
-        wishes = {"bits": bits, "participation": who, "correlated": bands if bands > 1 else None}
-        wishes = few_bits(bands, row["bits"]) if "bits" in row else wishes
-        mechanism = size.plan(epsilon, clip_norm, cohort=cohort, **wishes)
+        requirements = {"bits": bits, "participation": who, "correlated": bands if bands > 1 else None}
+        requirements = few_bits(bands, row["bits"]) if "bits" in row else requirements
+        mechanism = size.plan(epsilon, clip_norm, cohort=cohort, **requirements)
     begun = time.perf_counter()
     trainer = Trainer(
         model,

@@ -89,9 +89,9 @@ def ours() -> Iterator[Row]:
     shown = [p for p in sorted(points(), key=lambda p: p.accuracy) if p.epsilon == EPSILON]
     accuracies = {(p.kind.startswith("independent"), round(p.bytes_up)): p.accuracy for p in shown}
 
-    def row(name: str, trusted: str, passes: int, **wishes: Any) -> Row:
+    def row(name: str, trusted: str, passes: int, **requirements: Any) -> Row:
         who, cohort = schedule(SIZE.rounds * SIZE.cohort, SIZE.rounds, passes)
-        found = SIZE.plan(EPSILON, cohort=cohort, **{"participation": who, **wishes})
+        found = SIZE.plan(EPSILON, cohort=cohort, **{"participation": who, **requirements})
         # Independent Gaussian noise of several passes has as many times less variance.
         gain = passes * (found.prefix.gain if found.prefix else 1.0 / found.ratio)
         sent = passes * found.protocol.message_bytes

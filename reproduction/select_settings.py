@@ -86,10 +86,10 @@ class Size:
     dim: int
     delta: float
 
-    def plan(self, epsilon: float, clip_norm: float = 1.0, **wishes: Any) -> Plan:
+    def plan(self, epsilon: float, clip_norm: float = 1.0, **requirements: Any) -> Plan:
         """Returns the plan for this ε."""
-        cohort = wishes.pop("cohort", self.cohort)
-        return planned(cohort, self.dim, epsilon, self.delta, clip_norm, rounds=self.rounds, **wishes)
+        cohort = requirements.pop("cohort", self.cohort)
+        return planned(cohort, self.dim, epsilon, self.delta, clip_norm, rounds=self.rounds, **requirements)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Group:
 
 
 def few_bits(bands: int, bits: float) -> dict[str, Any]:
-    """Returns the wishes for correlated noise that is rounded at random to few bits, for clients that come once."""
+    """Returns the requirements for correlated noise rounded at random to few bits; each client takes part once."""
     return {"bits": bits, "participation": "once", "correlated": bands, "mechanism": RoundedCorrelated.name}
 
 

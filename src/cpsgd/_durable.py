@@ -73,7 +73,7 @@ def write_file(path: Path, data: bytes | Callable[[IO[bytes]], object], *, mode:
 
 
 def create_file(path: Path, data: bytes | Callable[[IO[bytes]], object], *, mode: int = 0o666) -> None:
-    """Makes a new file. What a failure leaves of it is removed.
+    """Creates a new file, and removes it if writing fails.
 
     Raises:
         FileExistsError: There is one of that name.
@@ -176,7 +176,7 @@ def _digest(kind: str, body: bytes) -> bytes:
 
 
 def lock_of(path: Path) -> FileLock:
-    """Returns the lock that goes with a path, on a file of its own: `path` itself may be replaced while it is held.
+    """Returns the lock for a path, which uses a separate file since `path` may be replaced meanwhile.
 
     The system releases it with the process, too.
     """
@@ -197,7 +197,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def hold(file: IO[bytes], timeout: float | None = None, *, shared: bool = False) -> None:
-    """Locks an open file until it is closed; other processes and threads that lock it wait, by whichever name.
+    """Locks an open file until it is closed; other processes and threads wait, whatever name they open it by.
 
     Args:
         file: The file.

@@ -121,7 +121,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 class OpenLog:
-    """A log that is locked.
+    """An open and locked log.
 
     Attributes:
         end: The end of what was read or appended last; None before.
@@ -193,7 +193,7 @@ class OpenLog:
             raise DamagedFileError("The first record is damaged.")
 
     def _lines_backwards(self) -> Iterator[tuple[bytes, int]]:
-        """Yields what follows the last newline, and then each line before it, with the place of their last bytes."""
+        """Yields the text after the last newline, then the lines before it, each with the place of its end."""
         place = ends = self._file.seek(0, os.SEEK_END)
         rest = b""
         while place:
@@ -308,7 +308,7 @@ def _hash(domain: bytes, previous: str, text: str) -> str:
 
 
 def _stated(line: bytes) -> str:
-    """Returns the hash at the end of a line; empty if it has none."""
+    """Returns the hash that is written at the end of a line; empty if there is none."""
     digest = line[-_DIGEST:]
     whole = line[-_SUFFIX:-_DIGEST] == _MARK.encode() and set(digest) <= set(b"0123456789abcdef")
     return digest.decode("ascii") if whole else ""

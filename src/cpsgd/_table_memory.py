@@ -92,7 +92,7 @@ def of_columns(title: str, columns: Mapping[str, Column]) -> DataTable:
 
 
 def unmasked(what: str, values: Any) -> Any:
-    """Refuses masked values: NumPy forgets a mask on the way to an array, and the values under it would count."""
+    """Refuses masked arrays: NumPy drops the mask in a conversion, and hidden values would count."""
     if np.ma.is_masked(values):
         raise ColumnError(f"{what} has masked values; make them NaN, and {REMEDY}.")
     return values

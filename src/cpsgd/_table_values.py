@@ -165,7 +165,7 @@ def labels(
 
 
 def text_of(value: object) -> str:
-    """Returns a category or a user as text, one text for one value however it is written.
+    """Returns a category or a user as text, the same for all spellings of one value.
 
     Blanks around it go, numbers are written in full without zeros at the end, and truth values are 1 and 0. Times have
     no more digits than they need, and are in UTC where they have a time zone. As two texts, one person would count as

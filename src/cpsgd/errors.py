@@ -206,7 +206,7 @@ class BudgetExceededError(LedgerError):
     """A round would cost more than is left of the budget, so it must not run.
 
     Attributes:
-        population: Whose budget.
+        population: The population whose budget it is.
         limit: ε that may be spent in all.
         spent: ε spent so far.
         total: ε that would be spent with the round.

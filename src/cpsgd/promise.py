@@ -99,7 +99,7 @@ class Conditions:
         colluding: int = 0,
         examples: int | None = None,
     ) -> Self:
-        """Returns the conditions that these words and numbers stand for, checked.
+        """Parses and checks conditions given as words and numbers.
 
         Args:
             surviving: Messages in the sums; see `Surviving`.
@@ -204,7 +204,7 @@ def _sizes(rounds: int | None, surviving: Surviving) -> tuple[tuple[int, int], .
 
 
 def _rising(sizes: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Returns checked pairs of messages and rounds, every number of messages once, in rising order."""
+    """Checks pairs of messages and rounds, merges equal numbers of messages, and sorts them."""
     counted: Counter[int] = Counter()
     for messages, rounds in sizes:
         size = _validate.integer("surviving", messages, low=1, high=_MOST_MESSAGES)

@@ -261,7 +261,7 @@ class Protocol:
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that stand for all parameters and for the promise; every message carries them.
+        """16 bytes that identify all parameters and the promise; every message carries them.
 
         SHA-256 of the canonical JSON (sorted names, no spaces, floats as exact hexadecimal), first 16 bytes.
         """
@@ -464,7 +464,7 @@ class Protocol:
         return self.mechanism.extent.reach(adjacency)
 
     def assumption(self, adjacency: Adjacency) -> str | None:
-        """Returns the assumption about the vectors of a guarantee for these neighbours; None where it is enforced.
+        """Returns the assumption about vectors that a guarantee rests on; None if everything is enforced.
 
         Example:
             >>> noise = Gaussian(sigma=0.1)

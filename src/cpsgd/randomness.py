@@ -57,7 +57,7 @@ class Keystream:
 
     @classmethod
     def in_gcm(cls, key: bytes) -> Self:
-        """Returns a stream of up to 2^36 bytes that others derive alike: AES-128-GCM's, which is faster."""
+        """Returns the stream of AES-128-GCM, up to 2^36 bytes, which others can derive too; it is faster."""
         found = cls(key)
         found._encryptor = Cipher(algorithms.AES128(key), _FROM_TWO).encryptor()
         return found

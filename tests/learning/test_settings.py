@@ -40,6 +40,14 @@ def test_bad_files(tmp_path: Path, name: str, text: str, message: str) -> None:
     assert len(str(raised.value)) < 700
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("cohrt", "'cohrt'. Did you mean 'cohort'? Known"), ("x" * 40, "x'. Known")]
+)
+def test_a_misspelt_setting(name: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        Settings.of({name: 10})
+
+
 # As the first release wrote it to a run's folder.
 WRITTEN = {
     "preset": "digits",

@@ -18,8 +18,8 @@ from cpsgd.statistics.questions import Geometry
 from cpsgd.statistics.rows import RowQuestion
 from cpsgd.statistics.table_noise import (
     Neighbours,
+    SumRequest,
     TableNoise,
-    Wish,
     allot,
     gaussian_noise,
     laplace_noise,
@@ -135,13 +135,13 @@ def test_the_ledgers_record_is_never_cheaper(noise: TableNoise) -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_what_is_allotted_keeps_the_claim(delta: float) -> None:
-    wishes = [
-        Wish(Mean(first(20)).geometry),
-        Wish(Histogram("x", categories=range(9), rows=2).geometry, 2.0, 3.0),
-        Wish(Geometry(1, 1.0, 1.0, "cut", 1.0, 1.0, lattice=1), 0.02, 0.1, counts=False),
+    requests = [
+        SumRequest(Mean(first(20)).geometry),
+        SumRequest(Histogram("x", categories=range(9), rows=2).geometry, 2.0, 3.0),
+        SumRequest(Geometry(1, 1.0, 1.0, "cut", 1.0, 1.0, lattice=1), 0.02, 0.1, counts=False),
     ]
     for squares in (None, True, False) if delta else (None, False):
-        noises = allot(wishes, Claim(1.0, delta), "replace-one", squares=squares)
+        noises = allot(requests, Claim(1.0, delta), "replace-one", squares=squares)
         claim, _, _ = total(noises, delta)
         assert claim.epsilon <= 1.0
         assert claim.delta <= delta

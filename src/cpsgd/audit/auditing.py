@@ -244,7 +244,7 @@ class _Lesson:
         return max(promises, key=lambda promise: promise.epsilon)
 
     def attacker(self, rounds: int, delta: float, error: float) -> Attacker:
-        """Returns the attacker with that promise. Its threshold comes from real rounds, whatever their law."""
+        """Returns the attacker with the best prospect. Its threshold comes from real rounds, whatever their law."""
         best = self.prospect(rounds, delta, error)
         return Attacker.answering(self.real.scores, best.sign, best.share)
 
@@ -313,7 +313,7 @@ def _law_checks(batches: Sequence[Played], generator: np.random.Generator, share
 
 
 def _error_rates(scores: Array, worlds: NDArray[np.bool_]) -> tuple[tuple[float, float], ...]:
-    """Returns shares of false alarms and misses of the attacker who says "one" above a threshold, for many of them."""
+    """Returns the shares of false alarms and misses of the attacker, for many thresholds."""
     zero, one = np.sort(scores[~worlds]), np.sort(scores[worlds])
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, _CURVE_POINTS), method="lower")
     alarms = 1.0 - np.searchsorted(zero, thresholds, side="right") / len(zero)

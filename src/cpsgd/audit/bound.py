@@ -31,7 +31,7 @@ _SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
 
 
 def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, error: float) -> float:
-    """Returns the ε that an attack proves, but for probability `error`; 0.0 where it proves nothing.
+    """Returns a lower bound on ε, wrong with probability at most `error`; 0.0 if the attack proves nothing.
 
     Args:
         right: w, answers "one" when it was one.
@@ -53,14 +53,14 @@ def epsilon_lower_bound(right: float, wrong: float, rounds: int, delta: float, e
 
 @dataclass(frozen=True)
 class Attacker:
-    """Answers where sign · score > threshold; `sign` also says which world counts as "one"."""
+    """An attacker that answers if sign · score > threshold; `sign` also says which world counts as "one"."""
 
     sign: int
     threshold: float
 
     @classmethod
     def answering(cls, scores: Array, sign: int, share: float) -> Self:
-        """Returns an attacker with the threshold at which it would have answered in this share of these rounds."""
+        """Returns an attacker whose threshold makes it answer in this share of the given rounds."""
         return cls(sign, float(np.quantile(sign * scores, 1.0 - share, method="lower")))
 
     def counts(self, scores: Array, worlds: NDArray[np.bool_]) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class Rehearsal:
         ]
 
     def best_prospect(self, rounds: int, delta: float, error: float) -> Prospect:
-        """Returns the attacker who promises most on `rounds` fresh rounds.
+        """Returns the attacker that will probably prove the largest ε on `rounds` fresh rounds.
 
         The promise is a guess, two standard deviations to the safe side, so that rare answers that were right by chance
         do not win.

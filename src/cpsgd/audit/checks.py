@@ -88,7 +88,7 @@ class Played:
 
 
 def bennett(variance: Array | float, largest: float, false_alarm: float) -> Array:
-    """Returns a bound that |Σ X| exceeds with at most this probability; X independent, centred, |X| <= `largest`.
+    """Returns a bound on |Σ X| that fails with at most this probability; X independent, centred, |X| <= `largest`.
 
     Bennett's inequality: P(Σ X >= x) <= exp(-v/b² h(b x/v)) with h(u) = (1 + u) log(1 + u) - u, solved for x by
     Lambert's W. Freedman's inequality has the same form where X are differences of a martingale and v bounds the sum of
@@ -111,7 +111,7 @@ def integers(batches: Sequence[Played]) -> Check:
 
 
 def unbiased(batches: Sequence[Played], false_alarm: float) -> Check:
-    """Checks that the means are right on average: in every coordinate, and in all together, upwards and outwards.
+    """Checks that released means are unbiased: in each coordinate, and summed over all coordinates.
 
     A sum's deviation from its expectation is a sum of independent parts, those of the noise and of the rounding. All
     batches are also added up: as they are, and with the weights that best show vectors that count too much.
@@ -219,7 +219,7 @@ def tails(batches: Sequence[Played], uniforms: Sequence[Array], false_alarm: flo
 
 
 def remainders(batches: Sequence[Played], false_alarm: float) -> Check:
-    """Checks the remainders of sums: noise in steps of two does not hide a parity.
+    """Checks the law of sums modulo small numbers. For example, noise in steps of two would reveal a sum's parity.
 
     For every vector, in every coordinate and in all together.
     """

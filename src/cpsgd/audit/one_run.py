@@ -80,7 +80,7 @@ def audit_scores(
     confidence: float = 0.95,
     unit: str = "example",
 ) -> OneRunReport:
-    """Returns what scores of canaries prove: the higher, the more a canary seems to have been trained on.
+    """Returns the lower bound on ε from canaries' scores; a high score suggests that a canary was trained on.
 
     Half of the guesses are "in", for the highest scores, and half are "out", for the lowest.
 

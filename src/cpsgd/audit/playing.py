@@ -73,7 +73,7 @@ class RoundLattice:
     def middle(self, count: int) -> float:
         """Returns the expected sum of `count` clients' integers whose coordinate is zero, by the exact law.
 
-        Not by the mechanism's centre: decoding subtracts that, and adding it again would undo any fault in it.
+        It is not the mechanism's centre. Decoding subtracts that, so adding it again would hide a wrong centre.
         """
         zero = np.array([self._grid.limit / self._grid.unit / self.step])
         return float(SumLaw(self.protocol, [(zero, count)]).mean[0])
@@ -120,7 +120,7 @@ class Canary:
 
 
 def canaries_of(lattice: RoundLattice, adjacency: Adjacency) -> list[Canary]:
-    """Returns the canaries of a protocol; without rotation the rotated ones are left out.
+    """Returns the pairs of neighbours to attack a protocol with; without rotation, fewer of them.
 
     The corner is always as far from its opposite as two neighbours can be: its coordinates, all alike, reach the norm's
     or the range's limit, whichever comes first.

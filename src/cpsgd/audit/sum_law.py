@@ -92,7 +92,7 @@ class SumLaw:
         return folded
 
     def tail_ends(self, shares: Array) -> Array:
-        """Returns bounds on the probability that tails of a sum gain or lose, per unit by which its mean is moved.
+        """Returns bounds on the change of a sum's tail probabilities, per unit of shift of its mean.
 
         Each tail is given by its share of the probability. If the mean of one summand moves by e, the rest of
         the sum is shifted by one with probability e, or by two with probability e/2. So a tail gains or loses at most e
@@ -205,6 +205,6 @@ def _power(part: tuple[float, ...], times: int) -> tuple[int, Array]:
 
 
 def _trimmed(first: int, mass: Array) -> tuple[int, Array]:
-    """Drops the ends that are rarer than what is computed."""
+    """Drops the ends whose probability is negligible."""
     kept = np.flatnonzero(mass > math.exp(-_NATS))
     return first + int(kept[0]), mass[kept[0] : kept[-1] + 1]

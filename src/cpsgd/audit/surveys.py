@@ -182,7 +182,7 @@ def _attacked(
     made: Made | None,
     seed: int | None,
 ) -> Coverage:
-    """Attacks a protocol, where it has a claim, and checks the law of its sums."""
+    """Attacks a protocol if it has a claim, and checks the law of its sums."""
     protocol = replace(case.protocol, promise=None)
     law = law_checked(case, rounds=law_rounds, surviving=surviving, share=0.5 * share, made=made, seed=seed)
     if not case.claimed:

@@ -43,11 +43,11 @@ class CostOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
-    """The budget that pays.
+    """The budget that pays for a statistic.
 
     Attributes:
         ledger: Charge a budget of this ledger, or refuse.
-        population: With --ledger: whose budget pays.
+        population: With --ledger: the population whose budget pays.
         witness: With --ledger: a file elsewhere that keeps the ledger's heads, which the ledger must contain; see
             `cpsgd budget witness`.
     """
@@ -81,8 +81,8 @@ class ColumnOptions:
         bounds: Public bounds, as age=0:100,income=0:1e5, chosen without looking at the data; values beyond are moved
             to them. By default they are found privately, from a part of the budget.
         user: The column of users: ε is then for all rows of a user.
-        group_by: Columns and groups, as "sex=f,m;city=Bern,Basel". Of columns alone, as city, groups are found
-            privately, with --delta.
+        group_by: Columns and groups, as "sex=f,m;city=Bern,Basel". With columns alone, as city, groups are
+            found privately, which needs --delta.
         groups_per_user: With --user and groups that are found: the most groups that a user is counted in.
         missing: Missing values count as drop (nothing), bounds (middle) or a value.
         neighbours: replace-one (the number of users is public) or add-remove (it is not shown).
@@ -127,7 +127,7 @@ class ResultOptions:
 
     Attributes:
         confidence: Probability with which an interval holds the value without noise.
-        out: Where the values go, .json or .csv.
+        out: File for the values, .json or .csv.
         plot: Draw values and intervals: .png, .pdf or .svg.
     """
 

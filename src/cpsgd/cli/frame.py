@@ -53,7 +53,7 @@ class ShortHelp:
 def new_app(
     name: str, help: str | None = None, version: Callable[[], str] | None = None, *, example: str | None = None
 ) -> App:
-    """Returns an empty command line, or a group of commands; without `help` it shows that of its only command."""
+    """Returns an empty command line or group of commands; without `help` it shows its only command's help."""
     return App(
         name=name,
         help=help,

@@ -121,7 +121,7 @@ def submit(
 ) -> None:
     """Send a vector, encoded and in two sealed parts, to the leader.
 
-    Where nothing is heard, send again with the same --upload: the same bytes count once. Another message of the same
+    If no answer comes, send again with the same --upload: the same bytes count once. Another message of the same
     vector would double what can be learned about it.
     """
     _check_extra()

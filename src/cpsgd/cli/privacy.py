@@ -113,7 +113,7 @@ def epsilon(
 
 
 def outsiders(found: Guarantee) -> float | None:
-    """Returns ε against anyone who sees only results; None where none smaller than the guarantee's is proved."""
+    """Returns ε against anyone who sees only results; None unless it is smaller than the guarantee's."""
     from cpsgd.privacy import outsiders_epsilon
 
     try:

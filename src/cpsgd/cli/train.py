@@ -330,7 +330,7 @@ def _budget(settings: Settings) -> dict[str, Any] | None:
 
 
 def _table(results: list[Result], remark: str) -> object:
-    """Returns the table of results, the private run marked and first; the remark stands beside its ε."""
+    """Returns the table of results; the private run comes first, is marked, and has the remark beside its ε."""
     from cpsgd.reports import run_report
 
     rows = [

@@ -51,7 +51,7 @@ class Grid:
 
     @classmethod
     def of_levels(cls, levels: int, coordinate_range: float) -> Grid:
-        """Returns the grid under k levels in [-X^max, X^max]: F is 16, or as many bits as leave room for k in 32.
+        """Returns the grid under k levels in [-X^max, X^max]: F is 16, or smaller so that k 2^F fits into 32 bits.
 
         Example:
             >>> Grid.of_levels(3, 1.0)

@@ -50,7 +50,7 @@ _BLOCK = 1 << 14
 
 @dataclass(frozen=True)
 class Grouping:
-    """`digits` digits below `radix` make one word of `bits` bits."""
+    """A way to pack digits: `digits` digits below `radix` make one word of `bits` bits."""
 
     radix: int
     digits: int
@@ -145,7 +145,7 @@ def _check_size(payload: NDArray[np.uint8], count: int, radix: int) -> None:
 
 
 class RoundingKernel(Protocol):
-    """Turns a block of grid points and its keystream into what one client sends."""
+    """Interface of kernels that round a block of grid points, with a keystream, into one client's integers."""
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32], /) -> None:
         """Rounds grid points with random bytes of the keystream, and writes the integers to `values`."""
@@ -165,7 +165,7 @@ class RoundingKernel(Protocol):
 
 
 class FloatKernel(Protocol):
-    """Turns a block of coordinates and its keystream into the floats that one client sends."""
+    """Interface of kernels that turn a block of coordinates, with a keystream, into one client's floats."""
 
     def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32], /) -> None:
         """Writes the floats."""
@@ -243,7 +243,7 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class Integers(Format):
-    """Integers below `values`, packed as digits below `radix` (`cpsgd.codec.pack`).
+    """Layout of integers below `values`, packed as digits below `radix` (`cpsgd.codec.pack`).
 
     Attributes:
         radix: The modulus of sums, or `values` without one.
@@ -308,9 +308,10 @@ class Integers(Format):
 
 @dataclass(frozen=True)
 class Sampled(Integers):
-    """Bits of some coordinates: those whose 16-bit word of a stream expanded from the message's id is below a limit.
+    """Layout with one bit for each sampled coordinate, chosen by a stream that follows from the message's id.
 
-    A bit means -1 or 1 and a coordinate that is left out 0. Sums are of these numbers plus 1, hence of 0, 1 and 2.
+    A coordinate is chosen if its 16-bit word of the stream is below a limit. Its bit means -1 or 1; others count as 0.
+    Sums are of these numbers plus 1, hence of 0, 1 and 2.
 
     Attributes:
         below: The limit, the share of coordinates times 2^16.
@@ -355,7 +356,7 @@ class Sampled(Integers):
 
 @dataclass(frozen=True)
 class Floats(Format):
-    """Numbers of float32.
+    """Layout of float32 numbers.
 
     Attributes:
         limit: No honest client's float is further from zero.

@@ -64,7 +64,7 @@ class Parameters(Protocol):
 
     @property
     def mechanism(self) -> Any:
-        """The mechanism, which says what a coordinate becomes."""
+        """The mechanism, which rounds coordinates and adds noise."""
 
     @property
     def format(self) -> Format:
@@ -72,7 +72,7 @@ class Parameters(Protocol):
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that stand for all parameters."""
+        """16 bytes that identify all parameters."""
 
     def rotation_signs(self, round: int) -> NDArray[np.uint8]:
         """Returns the public signs of a round's rotation."""
@@ -314,6 +314,6 @@ def take(size: int, dtype: np.dtype[Any] = _FLOAT) -> NDArray[Any]:
 
 
 def give_back(taken: NDArray[Any]) -> None:
-    """Keeps what `take` returned for the thread's next call."""
+    """Stores an array from `take` for the thread's next call."""
     if taken.size <= LARGEST_KEPT:
         _kept.arrays[taken.dtype] = taken

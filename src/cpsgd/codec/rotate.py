@@ -53,7 +53,7 @@ def forward(vector: Vector, signs: NDArray[np.uint8], factor: float = 1.0) -> ND
 
 
 def backward(vector: NDArray[np.float32], signs: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Returns the vector that `forward` rotates to this one."""
+    """Inverts `forward`: returns the vector before the rotation."""
     out = vector.copy()
     kernels.rotate_backward(out, signs)
     return out

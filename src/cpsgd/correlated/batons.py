@@ -81,7 +81,7 @@ class Place:
 
     @property
     def federation(self) -> bytes:
-        """32 bytes that stand for the run and the protocol: seeds are of use in one federation only."""
+        """32 bytes that identify the run and the protocol: seeds are of use in one federation only."""
         return hashlib.sha256(_LABEL + self.fingerprint + self.run.encode()).digest()
 
     @property

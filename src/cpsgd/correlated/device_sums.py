@@ -35,7 +35,7 @@ class DeviceLineages(RunSums):
         self._generator = torch.Generator(self._rows.device)
 
     def on_device(self, count: int) -> SumRounding:
-        """Describes the rest of a round's noise, which no other round knows: the clients' own, and rounding."""
+        """Describes the noise that belongs to one round only: the clients' own noise, and rounding."""
         mechanism, count = self._mechanism, self.clients
         deviation = math.ldexp(math.sqrt(mechanism.noise.own_variance * count), OWN_BITS)
         return SumRounding(deviation, OWN_BITS, count, int(mechanism.grid.limit), mechanism.centre)
@@ -44,7 +44,7 @@ class DeviceLineages(RunSums):
         """Returns Σ_k g_k Z_(round-k), in points of the vector's grid.
 
         Raises:
-            ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
+            ParameterError: Another number of messages, a round outside of the run, or one whose noise was drawn before.
         """
         self.check(round, count)
         bands, keys = self._mechanism.bands, self._slots.draw(round)

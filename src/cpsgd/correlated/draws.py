@@ -139,7 +139,7 @@ class Lineages:
         return total
 
     def noise(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
-        """Returns Σ_k g_k z_(round-k), each z expanded from its seed; all but z_round within the limit.
+        """Returns Σ_k g_k z_(round-k), each z expanded from its seed; earlier rounds are clipped to the limit.
 
         Args:
             seeds: Those of a lineage, the newest first: of this round, of the last, and so on, up to b of them; None

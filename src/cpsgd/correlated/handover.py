@@ -51,7 +51,7 @@ class HandoverStep(IntEnum):
 
 @dataclass(frozen=True)
 class Handover:
-    """A request.
+    """A request of a handover, from the server to a client.
 
     Attributes:
         step: The step that is asked for.
@@ -187,7 +187,9 @@ class Handing(Generic[Node]):
 
 
 class HandoverExchange(Generic[Node]):
-    """One of the three exchanges. A node that fails costs a lineage, and nothing else: its successor begins a new one.
+    """One of the three exchanges of a handover.
+
+    If a node fails, only a lineage is lost: its successor begins a new one.
 
     Attributes:
         stage: "relay", for all three.

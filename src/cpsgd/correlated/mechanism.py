@@ -65,7 +65,7 @@ class CorrelatedNoise(RunNoise):
 
     @property
     def settled_variance(self) -> float:
-        """Variance once a lineage has gone on for b rounds: the largest."""
+        """Variance after a lineage has lasted for b rounds, which is the largest."""
         return (self.of.noise_deviation * self.of.correlation.spread) ** 2 + self.own_variance
 
     @property
@@ -80,7 +80,7 @@ class CorrelatedNoise(RunNoise):
 
     @property
     def own_variance(self) -> float:
-        """Variance of the noise that a client adds for itself and nobody takes away, in squared steps."""
+        """Variance, in squared steps, of a client's own noise, which no later round takes away."""
         return sum(math.ldexp(OWN_DEVIATION, shift - self.of.finest_bits + OWN_BITS) ** 2 for shift in self.of.shifts)
 
     @property
@@ -101,7 +101,7 @@ class CorrelatedNoise(RunNoise):
 
     @property
     def variation(self) -> float:
-        """Total variation over all rounds: the mass cut off, and the distance of samplers and grids from their laws."""
+        """Total variation over all rounds, from cut-off tails, samplers and grids."""
         # A message that arrives may use b draws of z, of which b - 1 came with messages that did not.
         drawn = self.of.bands * (resolution(self.of.noise_ratio) + fine_gaussian.GRID_VARIATION)
         own = len(self.of.shifts) * resolution(_OWN_RATIO) + fine_gaussian.GRID_VARIATION
@@ -218,7 +218,7 @@ class CorrelatedGaussian(RunGaussian):
 
     @property
     def grid(self) -> Grid:
-        """2^10 points per step for the vector, or what `fraction_bits` says."""
+        """The vector's grid, with 2^`fraction_bits` points per step."""
         limit = max(1.0, math.floor(math.ldexp(self._steps, self.fraction_bits)))
         return Grid(math.ldexp(1.0, self.fraction_bits) / self.step, limit, self.fraction_bits)
 

@@ -52,7 +52,7 @@ class Slots:
         self._next = 0
 
     def draw(self, round: int) -> dict[int, bytes]:
-        """Returns the keys of a round and of those whose noise it takes away; the round's own is drawn now.
+        """Returns the keys of a round and of the rounds whose noise it takes away; draws the round's own key.
 
         Raises:
             ParameterError: Without a seed: the round's noise was drawn before, or that of a later one.
@@ -164,10 +164,10 @@ class SummedLineages(RunSums):
     def noisy(
         self, sums: NDArray[np.uint64], count: int, round: int, own: Keystream, *, seeded: bool = False
     ) -> NDArray[np.uint64]:
-        """Turns the sums of `client` into those of a round's integers; all but the lineages' noise comes from `own`.
+        """Converts sums from the stand-in `client` into sums of a round's integers, with all noise.
 
         Raises:
-            ParameterError: Another number of messages, a round that the run has not, or one whose noise was drawn.
+            ParameterError: Another number of messages, a round outside of the run, or one whose noise was drawn before.
         """
         self.check(round, count)
         mechanism, bits = self._mechanism, self._mechanism.finest_bits
@@ -201,7 +201,7 @@ class SummedLineages(RunSums):
 
 
 class GridPoints:
-    """Stands in for a mechanism: a coordinate becomes its grid point, counted from the lowest."""
+    """A stand-in for a mechanism that only maps a coordinate to its grid point, counted from the lowest."""
 
     keystream_bytes = 0
 

@@ -83,7 +83,7 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def _earlier(self) -> float:
-        """Deviation of what a message inherits, in steps."""
+        """Standard deviation of the noise that a message inherits, in steps."""
         spread = self.of.correlation.spread
         return self.of.noise_deviation * math.sqrt(max(0.0, spread * spread - 1.0))
 
@@ -123,12 +123,12 @@ class SaturatingNoise(CorrelatedNoise):
 
     @property
     def variation(self) -> float:
-        """Total variation over all rounds: the distance of samplers and grids from their laws."""
+        """Total variation over all rounds, from samplers and grids."""
         each = resolution(self.of.noise_ratio) + FINE_VARIATION + fine_gaussian.GRID_VARIATION
         return MORE * self.of.run_length * self.of.draws * each * _ROUNDING
 
     def slack(self, honest: int) -> float:
-        """Returns 0: the proof is about rounding as it is."""
+        """Returns 0: the proof covers the rounding exactly."""
         return 0.0
 
     @property

@@ -70,14 +70,14 @@ class Journal(Protocol):
         """Returns the number of times that seeds were handed on in this run."""
 
     def give(self, run: str, number: int) -> None:
-        """Records the number of times; it is on the disk when this returns."""
+        """Records that seeds were handed on for the `number`-th time; returns when it is on the disk."""
 
     def answered(self, run: str) -> list[int]:
         """Returns the rounds of a run that were answered."""
 
 
 class SeedFile:
-    """The file. If it cannot be read or written, every round is refused, as a memory does."""
+    """The file of a client's seeds. If it cannot be read or written, every round is refused, as a memory does."""
 
     def __init__(self, path: Path, lock: Callable[[], AbstractContextManager[Journal]]) -> None:
         """Stores the path and the memory's lock; opens no file yet."""

@@ -249,7 +249,7 @@ class ShapedNoise(RunNoise):
 
     @property
     def variation(self) -> float:
-        """Total variation over all rounds: the mass cut off, and the distance of samplers and grids from their laws.
+        """Total variation over all rounds, from cut-off tails, samplers and grids.
 
         Rounding of the correction comes on top (`state_variation`).
         """

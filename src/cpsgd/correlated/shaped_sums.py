@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SiloRows:
-    """w of all silos in the last rounds: an array of silos by coordinates for each round."""
+    """The rows w of all silos in the last rounds: one array of silos by coordinates for each round."""
 
     def __init__(self, mechanism: ShapedGaussian) -> None:
         """Begins a run: no round has an array yet."""
@@ -31,7 +31,7 @@ class SiloRows:
         self.rounds: dict[int, Any] = {}
 
     def open(self, round: int, new: Any) -> Any:
-        """Returns the round's array, `new` if it has none yet; rounds that no later one needs are forgotten.
+        """Returns the round's array, or stores `new` as its array; drops rounds that later ones do not need.
 
         Raises:
             ParameterError: The run has no such round, or a later one was begun.

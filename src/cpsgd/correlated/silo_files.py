@@ -88,7 +88,7 @@ class SiloFile:
 
 
 def _rows(path: Path, place: Place, answered: int | None, number: int) -> dict[int, Points]:
-    """Returns the rows in a file by the protocol's rounds; none if there is no such file, or one that is older."""
+    """Returns the rows in a file, by round of the protocol; none if the file is missing or older than the memory."""
     try:
         head, _, body = unseal(_KIND, path.read_bytes()).partition(b"\n")
         said = json.loads(head)

@@ -160,7 +160,7 @@ class RunRules:
         return NoiseState(self, seeds if self.memory.one_event else None, run, fingerprint)
 
     def handing(self, run: str, fingerprint: bytes) -> Handing[Any]:
-        """Returns the server's record of who holds whose noise."""
+        """Returns the server's record of which node holds which lineage of noise."""
         return Handing(run, fingerprint, self.memory.bands, self.memory.hands_on)
 
 
@@ -187,7 +187,7 @@ class NoiseState:
             self.seeds.earlier(self._place(round), handed=self.memory.hands_on)
 
     def meanwhile(self, round: int, dim: int, train: Callable[[], Result]) -> tuple[Result, Mapping[str, Any]]:
-        """Calls `train`, and returns its result and what `Protocol.encode` needs beside the vector and the round.
+        """Calls `train`; returns its result, and the noise arguments of `Protocol.encode`.
 
         While `train` runs, another thread expands the seeds. Files change only when `train` has succeeded; the state is
         then the next round's.

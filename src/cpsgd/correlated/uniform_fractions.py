@@ -36,7 +36,7 @@ def shortest(correlation: Correlation, honest: int) -> float:
 
 
 def excess(variance: float, correlation: Correlation, *, honest: int, silos: int) -> float:
-    """Returns a bound on τ, rounded up; infinite where it is useless.
+    """Returns a bound on τ, rounded up; infinite if no useful bound is found.
 
     Args:
         variance: σ², of a silo's z in squared steps.

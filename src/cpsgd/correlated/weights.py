@@ -115,7 +115,7 @@ class Correlation:
 
     @cached_property
     def spread(self) -> float:
-        """√Σg², the deviation of a round's noise over that of z, rounded up."""
+        """√Σg², rounded up: the standard deviation of a round's noise divided by that of z."""
         return math.sqrt(sum(w * w for w in self.weights)) * 2.0**-WEIGHT_BITS * (1.0 + 4 * _UNIT)
 
     @cached_property
@@ -141,7 +141,7 @@ class Correlation:
 
     @cached_property
     def column_norm(self) -> float:
-        """‖c‖, rounded up: what a client in one round pays in sensitivity."""
+        """‖c‖, rounded up: the factor of the sensitivity for a client in one round."""
         return math.sqrt(math.fsum(self.coefficients**2)) * (1.0 + self._error + 8 * _UNIT)
 
     @cached_property

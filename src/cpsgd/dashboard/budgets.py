@@ -68,7 +68,7 @@ def read(path: str) -> Iterator[Book]:
 
 
 def _wait(path: Path) -> None:
-    """Waits until nobody is in the middle of writing.
+    """Waits until no process is writing the ledger.
 
     To read a database that has a journal is to repair it, by whatever the journal says: whoever wrote it may be
     hostile, and nothing is written here.

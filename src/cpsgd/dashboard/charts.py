@@ -30,7 +30,7 @@ STYLES = 8
 
 @dataclass(frozen=True)
 class Series:
-    """A line.
+    """A line of a chart.
 
     Attributes:
         label: Name of the line.
@@ -119,7 +119,7 @@ def spending_chart(title: str, points: Sequence[Point], limit: float, rounds: Ax
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark at a place."""
+    """A mark at one place of a line."""
 
     x: float
     y: float
@@ -162,7 +162,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of some lines.
+    """A chart of one or several lines.
 
     Attributes:
         title: Title, which screen readers say in place of the chart.
@@ -308,7 +308,7 @@ def _path(places: Sequence[Point], *, steps: bool) -> str:
 
 
 def _every(values: Sequence[_Any], most: int) -> Sequence[_Any]:
-    """Returns at most this many values, evenly spread, the last one among them."""
+    """Returns at most `most` of the values, evenly spread and with the last one."""
     if len(values) <= most:
         return values
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

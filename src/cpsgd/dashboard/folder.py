@@ -161,7 +161,7 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def signature(path: Path) -> tuple[int, int] | None:
-    """Returns time and size of a file, which change when it does; None if it is missing."""
+    """Returns a file's time and size, to detect changes; None if it is missing."""
     try:
         status = path.lstat()
     except OSError:

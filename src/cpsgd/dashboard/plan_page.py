@@ -70,7 +70,7 @@ class PlanQuestion:
 
     @property
     def participation(self) -> str:
-        """The participation as the library's text."""
+        """The participation as the planner takes it, such as "once" or "poisson:0.01"."""
         return f"{self.scheme}:{self.rate:g}" if self.scheme in _SAMPLED else self.scheme
 
     @property

@@ -113,7 +113,7 @@ class PrivateMean:
             adjacency: Which data sets are neighbours.
             first_round: Round to begin with, for a run that goes on; rounds before it count as spent.
             ledger: The first worker charges every round to it before integers are mixed; those of others are not used.
-            population: With a ledger: whose budget pays.
+            population: With a ledger: the population whose budget pays.
             run: With a ledger: the run's name there, for a run that goes on; a new one by default. With
                 participation="once" rounds of one name cost an example one round.
             group: The workers, by default all processes; it must carry tensors of the CPU (gloo).

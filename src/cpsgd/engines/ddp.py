@@ -156,7 +156,7 @@ class PrivateOptimizer:
         return {"optimizer": self.optimizer.state_dict(), "round": self.mean.round}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Goes on after the steps of a state; what this object has spent meanwhile stays spent.
+        """Continues after the steps of a state; steps that this object has taken stay spent.
 
         Raises:
             ParameterError: The state has more steps than the budget was checked for.

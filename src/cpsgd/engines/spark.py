@@ -163,9 +163,9 @@ def _text(user: bytearray | None) -> str:
 
 
 def _summed(job: Job, names: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the sums over a task's rows as one text, with the parts of users that they are of; or why it refuses them.
+    """Yields one row: the sums over a task's rows as text and the numbers of the users' partitions, or a refusal.
 
-    An error would be tried again, and hidden in Spark's own.
+    An error that is raised here would be tried again, and hidden in Spark's own.
     """
     import pyarrow
     from pyarrow import compute

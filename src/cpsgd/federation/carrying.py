@@ -104,7 +104,7 @@ class Reply(Generic[Node]):
     reason: str | None = None
 
     def hand_to(self, session: RoundSession[Node]) -> None:
-        """Gives the reply to a session; the node is dropped if it is refused."""
+        """Hands the reply to a session, and drops the node if the session refuses it."""
         if self.size:
             session.count_bytes(self.node, self.size)
         if self.reason is not None:

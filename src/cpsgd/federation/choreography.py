@@ -192,7 +192,7 @@ class MaskedSum(Generic[Node]):
         ahead: bool = False,
         counters: dict[bytes, int] | None = None,
     ) -> None:
-        """Invites the nodes; `ahead` while the round before is still running."""
+        """Invites the nodes; `ahead` says that the previous round is still running."""
         roster = None if terms.roster is None else as_roster(terms.roster)
         clients = len(nodes) if roster is None else len(roster)
         parameters = terms.parameters(round, clients)

@@ -76,7 +76,10 @@ class Answered:
 
 
 class Memory:
-    """The file. Records are only ever added; a file that cannot be read or written refuses every round."""
+    """A client's memory: the file of rounds that it answered.
+
+    Records are only ever added; a file that cannot be read or written refuses every round.
+    """
 
     def __init__(self, path: Path) -> None:
         """Stores the path; opens no file yet."""
@@ -97,7 +100,7 @@ class Memory:
 
     @property
     def seeds(self) -> SeedFile:
-        """The seeds of noise that the client holds, in a file beside this one, under this one's lock."""
+        """The file beside this one with the client's seeds of noise, protected by this file's lock."""
         return SeedFile(self._path.with_name(self._path.name + ".lineages"), self._opened)
 
     def rounds(self) -> list[Answered]:
@@ -338,7 +341,7 @@ class Signing:
         return cls(identity, roster)
 
     def check(self, invitation: Invitation, run: str, round: int, *, ahead: bool = False) -> None:
-        """Refuses, if there is a roster, rounds that an active server could make use of.
+        """Refuses, if there is a roster, rounds that a malicious server could exploit.
 
         Raises:
             RoundRefusedError: The round is not for a roster, not of this run, not for everybody on the roster, or on a

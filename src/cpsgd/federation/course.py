@@ -116,7 +116,7 @@ class Conduct(Generic[Node]):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An `apply` with a state, as momentum has, that a run goes on with."""
+    """Interface of an `apply` with a state, such as momentum, which a checkpoint keeps."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Returns the state as arrays by name."""

@@ -71,14 +71,14 @@ class AdaptiveClip:
         return low, self.initial * _FARTHEST if self.highest is None else self.highest
 
     def following(self, clip: float, unclipped: float) -> float:
-        """Returns the next round's norm, from this one's and the estimated share of updates within it."""
+        """Returns the next round's norm, from the present norm and the estimated share of updates within it."""
         low, high = self._limits
         return min(max(clip * math.exp(-self.rate * (min(max(unclipped, 0.0), 1.0) - self.quantile)), low), high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """The numbers that ride on an update.
+    """Extra numbers that are sent as further coordinates of an update.
 
     Attributes:
         measures: Names of metrics that train functions return, with the range each is clipped to.
@@ -114,7 +114,7 @@ class Extras:
         return math.sqrt(1.0 - self.size * self.weight**2)
 
     def check(self, protocol: Protocol, examples: int | None) -> None:
-        """Checks, on a client, that its accounting covers what rides on an update.
+        """Checks, on a client, that its accounting covers the extra coordinates of an update.
 
         Raises:
             RoundRefusedError: Sums of single examples are sent, or updates of a stated distance.

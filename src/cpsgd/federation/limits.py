@@ -234,7 +234,7 @@ def _check_examples(protocol: Protocol, examples: int, sampling: Participation) 
 
 @dataclass(frozen=True)
 class RoundKind:
-    """Everything that a round's cost depends on, except for what the client itself assumes.
+    """Everything that a round's cost depends on, except the client's own assumptions.
 
     Attributes:
         protocol: Its parameters as JSON, without a replace-one distance that is only the server's word.
@@ -277,7 +277,7 @@ class RoundKind:
 
     @property
     def digest(self) -> str:
-        """16 bytes that stand for it, in hexadecimal."""
+        """16 bytes that identify it, in hexadecimal."""
         return hashlib.sha256(f"cpsgd round kind v1 {self.to_text()}".encode()).hexdigest()[:32]
 
 

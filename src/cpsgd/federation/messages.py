@@ -170,7 +170,7 @@ _PAIR = struct.Struct("<4sBBI")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two requests to a client, or its two answers: of the round that runs, and of the next one.
+    """Two requests to a client, or its two answers: for the running round and for the next one.
 
     Attributes:
         first: Of the round that runs.
@@ -264,7 +264,7 @@ def unflatten(vector: NDArray[np.float32], like: Arrays) -> dict[str, NDArray[An
 
 
 def check_alike(found: Arrays, sent: Arrays) -> None:
-    """Refuses what a train function returned if its arrays are others than those it was sent.
+    """Refuses a train function's result if its arrays differ in name or shape from those sent.
 
     Raises:
         VectorError: Their names, order or shapes differ.

@@ -36,11 +36,11 @@ def asks_for_one(payload: bytes) -> bool:
 
 
 class ClientTask(Protocol):
-    """A task as a client knows it."""
+    """Interface of a two-server task on a client."""
 
     @property
     def fingerprint(self) -> bytes:
-        """32 bytes that stand for the task."""
+        """32 bytes that identify the task."""
 
     @property
     def protocol(self) -> PlannedProtocol:
@@ -51,7 +51,7 @@ class ClientTask(Protocol):
 
 
 class PairServers(Protocol):
-    """Both servers, as the federation's server has them: the leader here, the helper elsewhere."""
+    """Interface of both servers for the federation's server, which is the leader; the helper runs elsewhere."""
 
     @property
     def task(self) -> ClientTask:
@@ -72,7 +72,7 @@ class PairServers(Protocol):
         """Returns a report that the leader has found in order. Raises `CpsgdError` if it is not."""
 
     def settle(self, reports: Sequence[Any]) -> list[str]:
-        """Asks the helper, and returns for each report why it was refused; empty where it was accepted."""
+        """Asks the helper about reports; returns the reason of each refusal, empty if accepted."""
 
     def accepted(self, round: int) -> int:
         """Returns the number of reports that are in the leader's sum."""
@@ -125,7 +125,7 @@ class PairSum(Generic[Node]):
         return self._requests
 
     def receive(self, node: Node, answer: bytes) -> None:
-        """Takes an upload; several are settled with the helper at once."""
+        """Takes an upload; uploads are settled with the helper in batches."""
         if not isinstance(answer, bytes) or len(answer) != self._servers.upload_bytes:
             raise MessageError(f"Expected an upload of {self._servers.upload_bytes} bytes.")
         report = self._servers.read(answer)

@@ -61,7 +61,7 @@ class Bounds:
     blocks: dict[int, float]
 
     def violation(self, mean: NDArray[np.float32]) -> str | None:
-        """Returns in which way a mean is larger than that of honest clients; None if it is not."""
+        """Describes how a mean exceeds the bounds of honest clients; None if it does not."""
         squares = np.square(mean, dtype=np.float64)
         found = [("The mean", math.sqrt(squares.sum()), self.norm)]
         for size, most in self.blocks.items():
@@ -103,7 +103,7 @@ def bounds(protocol: Protocol, survivors: int) -> Bounds:
 
 
 def implausible(protocol: Protocol, survivors: int, mean: NDArray[np.float32]) -> str | None:
-    """Returns why a round's mean cannot be that of honest clients, except with probability `FALSE_ALARM`; or None."""
+    """Returns why a mean cannot come from honest clients, or None; wrong with probability at most `FALSE_ALARM`."""
     return bounds(protocol, survivors).violation(mean)
 
 

@@ -34,11 +34,11 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 class Exchange(Protocol[Node]):
-    """One request to each of some nodes, and their answers."""
+    """Interface of an exchange: one request to each of some nodes, and their answers."""
 
     @property
     def stage(self) -> str:
-        """The value of a `Stage`: what is asked for."""
+        """The stage that this exchange asks for, a value of `Stage`."""
 
     @property
     def needed(self) -> int:
@@ -315,7 +315,7 @@ class RoundSession(Generic[Node]):
 
     @property
     def prepared(self) -> RoundSession[Node] | None:
-        """The next round, when this one is at its end and that one is prepared."""
+        """The next round, once this round is over and the next one is prepared; else None."""
         following = self.following
         return following if self.stage is None and following is not None and following.is_prepared else None
 
@@ -364,11 +364,11 @@ class RoundSession(Generic[Node]):
             self.report.proved.append(node)
 
     def _accuse(self, accuser: Node, reason: str, proof: bytes) -> None:
-        """Notes that a node says another one sent it something wrong. A proof decides which of the two lies.
+        """Records an accusation: a node says that another node sent it something wrong. A proof decides who lies.
 
-        Without one, anybody may say so. But of more accusers than may collude one is honest, and the accused is at
-        fault. Before the first stage is closed nobody was sent anything: an accuser then need not even have keys, or be
-        on the roster.
+        Without a proof a single accusation means nothing. If there are more accusers than may collude, one of them is
+        honest, so the accused is at fault. Before the first stage is closed nobody was sent anything: an accuser then
+        need not even have keys, or be on the roster.
         """
         found = None if self.stage in OPENING else _ACCUSATION.match(reason)
         number = int(found[1]) if found else -1

@@ -203,7 +203,7 @@ class Settlement:
         self.total: RoundTotal | None = None
 
     def charge(self, charged_to: str | None = None, revealing: Callable[[], None] | None = None) -> None:
-        """Charges the round to the ledger: from here on it counts as spent, also if it is never ended.
+        """Charges the round to the ledger: from now on it counts as spent, even if it never ends.
 
         Where all rounds of a run are one event, the first one of a course pays for all. A round of the course that is
         on the ledger and is run all the same, by a server that was set back to an older file, belongs to another run.

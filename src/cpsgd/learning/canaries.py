@@ -128,10 +128,10 @@ class CanaryClients:
         examples: int | None,
         adjacency: str | None,
     ) -> None:
-        """Numbers clients from `first` on. Without privacy there is nothing to audit, and they send zeros.
+        """Numbers the clients from `first` on. In a run without privacy they send zeros.
 
         Raises:
-            ParameterError: The plan counts on clients that are nearer to each other than canaries are.
+            ParameterError: The plan assumes a smaller distance between clients than canaries have.
         """
         protocol, length = estimators.protocol_of(estimator), estimators.clip_norm(estimator)
         if protocol is not None and protocol.distance_reason is not None:

@@ -60,7 +60,7 @@ _DATASET_ATTRIBUTES = ("name", "source", "size", "classes", "feature_dim", "batc
 
 @dataclass(frozen=True)
 class Task:
-    """The data set, the model if it is not one with a name, and the loss."""
+    """The data set and the loss of a run, and the model unless it is given by name."""
 
     dataset: Dataset
     model: torch.nn.Module | None
@@ -152,7 +152,7 @@ class Experiment:
             self.mechanisms |= {name: protocol for name, protocol in kept.items() if protocol is not None}
 
     def _with_passes(self, settings: Settings) -> Settings:
-        """Returns the settings with the cohort that their passes need; with those that are best, if they say auto."""
+        """Returns the settings with the cohort that `passes` needs; "auto" chooses the best number of passes."""
         size, changes = self._population, dict[str, Any](passes=None, uplink=None, downlink=None)
         wanted = None if settings.passes == AUTO else int(settings.passes or 1)
         if wanted is None or settings.uplink is not None or settings.downlink is not None:

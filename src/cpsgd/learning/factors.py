@@ -58,7 +58,7 @@ class FactorUnit(Layer):
             self._factors.append((kept, across.transpose(1, 2)))
 
     def pieces(self) -> list[Piece]:
-        """Returns rows, and the factors of one call of one position."""
+        """Returns the kept rows, and the factors if there was one call with one position."""
         found = super().pieces()
         if self._single is not None:
             found.append(OuterProduct(*self._single, "bias" in self.parameters))

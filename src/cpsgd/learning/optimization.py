@@ -229,7 +229,7 @@ class Server:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Objects whose state belongs into a checkpoint beside the model, by their names there."""
+        """Objects whose state a checkpoint holds beside the model, by name."""
         others = {"schedule": self.scheduler, "average": self._average}
         return {"optimizer": self.optimizer} | {name: part for name, part in others.items() if part is not None}
 

@@ -16,7 +16,7 @@ _CPU_BYTES, _GPU_BYTES = 1 << 23, 1 << 28
 
 @dataclass(frozen=True)
 class Row:
-    """Each example's gradient by one parameter.
+    """Gradients of one parameter, a row for each example.
 
     Attributes:
         rows: [examples, numbers].
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class OuterProduct:
-    """Factors of each example's gradient by a dense layer's weights: b ⊗ a.
+    """Gradients of a dense layer's weights for each example, as factors b and a of b ⊗ a.
 
     Attributes:
         back: b, [examples, outputs].
@@ -93,12 +93,12 @@ def weighed(tensor: Tensor, weights: Tensor, finite: Tensor | None) -> Tensor:
 
 @cache
 def _zero(device: torch.device) -> Tensor:
-    """Returns a float64 zero of one dimension, which makes other numbers float64 beside it."""
+    """Returns a one-dimensional float64 zero; adding it to other numbers makes them float64."""
     return torch.zeros(1, dtype=torch.float64, device=device)
 
 
 def portions(size: int, *tensors: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
-    """Yields the tensors in parts of as many examples as take some megabytes, `size` bytes each; None stays None."""
+    """Yields the tensors in parts of some megabytes, given `size` bytes per example; None stays None."""
     (first, *_) = tensors
     assert first is not None
     step = max(1, (_CPU_BYTES if first.device.type == "cpu" else _GPU_BYTES) // max(1, size))

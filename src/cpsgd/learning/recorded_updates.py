@@ -22,7 +22,7 @@ class RecordedUpdates:
     """
 
     def __init__(self, write: Write, features: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> None:
-        """Records `write` for as many clients as there are `rows`, each with the shape of these features and labels.
+        """Records `write` for one client per row of `rows`, with these shapes of features and labels.
 
         Raises whatever `write` raises, and `RuntimeError` if it cannot be recorded.
         """

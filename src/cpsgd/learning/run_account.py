@@ -89,7 +89,7 @@ class Spending:
         return replace(found, run=self._rounds(sizes)) if found is not None and self._once else found
 
     def cost(self, sizes: Counter[int]) -> Guarantee | None:
-        """Returns the guarantee of rounds with these sizes; if clients are in one round only, that of the costliest."""
+        """Returns the guarantee of rounds with these sizes; if each client is in one round, of the costliest round."""
         if not sizes:
             return None
         if self._once:

@@ -10,6 +10,7 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -168,7 +169,8 @@ class Settings(RunOptions, ServerOptions, ClientOptions, ProtocolOptions, Accoun
         known = [entry.name for entry in fields(cls)]
         for name in values:
             if name not in known:
-                raise ParameterError(f"Unknown setting {name!r}. Known are {', '.join(known)}.")
+                meant = "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, known, 1))
+                raise ParameterError(f"Unknown setting {name!r}.{meant} Known are {', '.join(known)}.")
         changes: dict[str, Any] = {name: _checked(name, value) for name, value in values.items()}
         own = changes.get("data") is not None
         preset = _validate.choice("preset", changes.get("preset", OWN if own else "digits"), tuple(PRESETS))

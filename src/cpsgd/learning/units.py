@@ -35,7 +35,7 @@ MOST_CANCELLED = 2.0**-8
 
 
 class Unit(ABC):
-    """A layer with trainable parameters, and what one backward pass left there.
+    """A layer with trainable parameters, and the per-example gradients of one backward pass.
 
     Attributes:
         name: Name of the module in the model.
@@ -75,7 +75,7 @@ class Unit(ABC):
         return 1
 
     def forget(self) -> None:
-        """Drops what the last pass left."""
+        """Drops the gradients and tensors kept from the last pass."""
         self.rows, self.count = {}, None
 
     def add_rows(self, rows: Mapping[str, Tensor]) -> None:
@@ -96,7 +96,7 @@ class Unit(ABC):
 
 
 class Layer(Unit):
-    """A unit of one input, whose gradients follow from what it kept in the forward pass and the output's gradient."""
+    """A unit with one input, whose gradients follow from tensors kept in the forward pass and the output's gradient."""
 
     def call(self, *arguments: Any, **options: Any) -> Any:
         """Runs the module, and has autograd hand over the gradient of its output."""
@@ -109,15 +109,15 @@ class Layer(Unit):
 
     @abstractmethod
     def run(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Returns the module's output, and what `add_call` needs of the pass; parameters need no gradients here."""
+        """Returns the module's output and the tensors for `add_call`; parameters need no gradients here."""
 
     @abstractmethod
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
-        """Keeps the parameters' gradients of one call, or their factors, from the output's gradient."""
+        """Computes and keeps the parameters' per-example gradients of one call, or their factors."""
 
 
 class _Call:
-    """Called by autograd with the gradient of a unit's output, once; it then lets go of what it kept of the pass."""
+    """Backward hook of one call: gets the gradient of a unit's output once, then frees the kept tensors."""
 
     __slots__ = ("_kept", "_unit", "_version")
 

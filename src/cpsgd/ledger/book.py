@@ -127,7 +127,7 @@ class Ledger:
         """Charges a round before it runs. On the disk when this returns, and from then on spent.
 
         Args:
-            population: Whose budget pays.
+            population: The population whose budget pays.
             event: The round, with the fewest survivors it may be released with.
 
         Raises:
@@ -388,7 +388,7 @@ class Ledger:
         return self._replica.state.head
 
     def export(self) -> dict[str, Any]:
-        """Returns everything as plain JSON values: the records with their hashes, and what follows from them."""
+        """Returns everything as plain JSON values: the records with their hashes, and the totals."""
         with self._replica.looking() as (log, entries):
             state = self._replica.state
             records = [{"number": end.records - 1, "body": text, "hash": end.hash} for text, end in written(log)]

@@ -96,7 +96,7 @@ def read_abandon(body: dict[str, Any]) -> int:
 
 
 def closed(entry: Entry, body: dict[str, Any]) -> Entry:
-    """Returns an entry as it is after the record by which it was released or given up."""
+    """Returns an entry as changed by the record that releases it or gives it up."""
     number, time = body["number"], body["time"]
     if body["kind"] == "abandon":
         about, after = read_abandon(body), replace(entry, abandoned_as=number)

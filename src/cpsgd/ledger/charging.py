@@ -331,7 +331,7 @@ def _composed(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
 
 
 def _proved(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    """Returns the smallest ε among the ways to compose the rounds."""
+    """Returns the smallest ε over several ways of composing the rounds."""
     if (len(groups) == 1 or _alike(groups)) and not _several_runs(groups):
         with contextlib.suppress(ConditionError):
             return _of_one_kind(groups, delta, adjacency)
@@ -378,7 +378,7 @@ def _sampled(groups: Groups) -> bool:
 
 
 def _of_one_kind(groups: Groups, delta: float, adjacency: Adjacency) -> _Proof:
-    """Returns the guarantee of one run; for one set of several kinds, that of the costliest."""
+    """Returns the guarantee of a single run; for one set with several kinds, that of the costliest kind."""
     ((kinds, count), *_) = groups
     if len(groups) == 1 and len(kinds) > 1:
         if count > 1:

@@ -257,7 +257,7 @@ class RoundEvent:
 
 @dataclass(frozen=True)
 class Entry:
-    """A round on record. It counts as spent from its reservation on, released or not.
+    """A recorded round. It counts as spent from its reservation on, released or not.
 
     Attributes:
         number: Number of the record of its reservation.
@@ -302,7 +302,7 @@ class Entry:
 
     @property
     def survivors(self) -> int:
-        """Messages that it is accounted with: those of the released sum, or the fewest it was reserved for."""
+        """Number of messages used in the accounting: of the released sum, or else the fewest reserved for."""
         return self.event.survivors if self.released_survivors is None else self.released_survivors
 
     def to_dict(self) -> dict[str, Any]:

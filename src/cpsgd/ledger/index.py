@@ -50,7 +50,7 @@ Rows = NDArray[np.uint64]
 
 
 class Index:
-    """Rows of the records up to a place in the log."""
+    """An index of the log's records up to some place: one row per record."""
 
     def __init__(self, ledger: Path) -> None:
         """Has no rows, and does not look at the file yet.
@@ -199,7 +199,7 @@ class Index:
         return bool(np.array_equal(self._all(0)[:count, :_CHECK], other._all(0)[:count, :_CHECK]))
 
     def save(self) -> None:
-        """Brings the file up to date, where it may be written. Call it while the log is locked for writing."""
+        """Updates the index file, if it is writable. Call it while the log is locked for writing."""
         with suppress(OSError):
             if not self._append() and not self._is_another_file():
                 write_file(self.path, self._all(0).tobytes(), mode=self._ledger.stat().st_mode & 0o666)

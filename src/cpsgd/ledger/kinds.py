@@ -65,7 +65,7 @@ class EntryKind:
 
     @property
     def at_least(self) -> EntryKind:
-        """This kind with the fewest messages that were reserved."""
+        """This kind with the message count of its reservation, the fewest that a release may have."""
         if self.reserved is None or self.reserved == self.honest:
             return self
         return _unique(replace(self, honest=self.reserved))
@@ -209,7 +209,7 @@ class Tally:
                 del self._groups[group]
 
     def groups(self, further: Iterable[tuple[str, EntryKind, int]] = ()) -> Groups:
-        """Returns the rounds in sets of which a client meets at most one.
+        """Returns the rounds as sets; a client takes part in at most one round of each set.
 
         Args:
             further: Rounds that are not in the tally: partition, kind and count.

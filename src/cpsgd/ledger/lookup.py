@@ -16,7 +16,7 @@ _MARKS = ('"kind":"reserve"', '"kind":"release"', '"kind":"abandon"')
 
 
 class Lookup:
-    """Entries as they are after the records that the index has rows for.
+    """Finds single entries, in their state after the last indexed record.
 
     What the index says is checked against the records, and these by their hashes.
     """

@@ -230,7 +230,7 @@ class Replica:
         return body
 
     def _begin_with_snapshot(self, log: OpenLog) -> None:
-        """Takes the state of the last snapshot that this release can read, if there is one."""
+        """Loads the last snapshot that this release can read, if there is one."""
         for text, place, digest in log.backwards():
             if '"kind":"snapshot"' not in text:
                 continue
@@ -346,7 +346,7 @@ def now(state: State) -> str:
 
 
 def ahead(state: State) -> str:
-    """Returns the last record's time if it is later than this machine's clock by more than an hour; otherwise ""."""
+    """Returns the last record's time if it is over an hour later than this machine's clock, else ""."""
     latest = (datetime.now(UTC) + timedelta(hours=1)).isoformat(timespec="milliseconds")
     return state.time if len(state.time) == len(latest) and state.time > latest else ""
 

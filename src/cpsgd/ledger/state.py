@@ -72,7 +72,7 @@ class State:
         return self.accounts.get((population, period), Account())
 
     def accounts_of(self, population: str) -> list[Account]:
-        """Returns a population's rounds in all periods, with those of the population that it is a group of."""
+        """Returns a population's rounds in all periods, with those of its parent population if it is a group."""
         names = (population, self.budgets[population].group_of)
         return [account for (name, _), account in self.accounts.items() if name in names]
 

@@ -93,14 +93,14 @@ class Coins(Tilted):
         return 0.5 * self.coins
 
     def without_noise(self) -> Binomial:
-        """Returns rounding alone: as many values, spread over the range as levels."""
+        """Returns rounding without noise, to m + 1 levels over the same range."""
         return Binomial(levels=self.values, trials=0, coordinate_range=self.coordinate_range)
 
     # ------------------------------------------------------------------ planning
 
     @classmethod
     def candidates(cls, search: Search) -> Iterator[Self]:
-        """Yields, for each range, as many coins as the values and the modulus allow."""
+        """Yields, for each range, the mechanism with the most coins that the values and the modulus allow."""
         most = min(search.values - 1, _MOST_PLANNED)
         if most < 1:
             return

@@ -66,11 +66,11 @@ class DiscreteGaussianNoise(SymmetricNoise):
         return integer_variance(self.size)
 
     def sum_law(self, honest: int) -> DiscreteGaussianLaw:
-        """Returns the sum of `honest` clients' noise, as it is sent."""
+        """Returns the law of the summed noise of `honest` clients, shifts included."""
         return DiscreteGaussianLaw(honest, self.size, self.limit)
 
     def cumulant(self, slope: float) -> float:
-        """Returns λ²v/2: e^(λj) moves the bell by λv, and its sum over the integers is largest where it is centred."""
+        """Returns the upper bound λ²v/2 on the cumulant, which is that of a continuous Gaussian."""
         return 0.5 * self.size * slope * slope
 
     @staticmethod
@@ -162,7 +162,7 @@ def table(variance: float, limit: int) -> Table:
 
 @lru_cache(maxsize=16)
 def sum_table(variance: float, clients: int) -> Table:
-    """Returns the thresholds of the outcomes of a sum, of which the middle one means 0, with a window's digits."""
+    """Returns the thresholds of a sum's outcomes, with the precision of a window; the middle outcome means 0."""
     masses = DiscreteGaussianLaw(clients, variance, 0).window(_DRAWN_NATS).mass
     return Table.of_weights(0, [int(math.ldexp(mass, 1000)) >> (1000 - WORKING_BITS) for mass in masses])
 
@@ -192,7 +192,7 @@ class DiscreteGaussianLaw(SymmetricLaw):
         return replace(found, error=found.error + 4.1 * error)
 
     def step(self, points: Array, direction: int) -> tuple[Array, Array]:
-        """Returns f(i - direction)/f(i) - 1: a ratio of neighbouring masses, or its inverse towards the centre."""
+        """Returns f(i - direction)/f(i) - 1 at each point i, and bounds on the relative errors, in units of 2^-53."""
         distance = (points - self.parts * self.limit) * direction
         index = np.abs(distance).astype(np.int64)
         ratios, error = self._ratios(int(index.max()) + 1)
@@ -205,7 +205,7 @@ class DiscreteGaussianLaw(SymmetricLaw):
         return ratio - 1.0, 2.1 * error / _UNIT + 8.0 + 2.0 / ratio
 
     def _ratios(self, count: int) -> tuple[Array, float]:
-        """Returns f(j + 1)/f(j) for j < `count`, and a bound on the relative errors of f, all but five roundings.
+        """Returns f(j + 1)/f(j) for j < `count`, and a bound on the relative errors of f, beyond five roundings.
 
         Returns fewer ratios if masses are too small for floating point.
         """

@@ -178,7 +178,7 @@ class PolyaNoise(IntegerNoise):
         return (2.0 * math.log(-math.expm1(-rate)) - math.log(up) - math.log(down)) / self.shares
 
     def of_sum(self, count: int, dim: int, keystream: Keystream) -> Integers:
-        """Draws the sum of `count` clients' noise exactly: whole geometric variables, and one share for the rest.
+        """Draws the summed noise of `count` clients exactly, from geometric variables and a share of one.
 
         It is reduced modulo `count` M, which a reduction modulo M does not see.
         """

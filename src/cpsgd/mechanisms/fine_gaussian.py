@@ -51,7 +51,7 @@ _SHIFT = 420
 
 @lru_cache(maxsize=16)
 def table(ratio: float, limit: int) -> Table:
-    """Returns thresholds of the outcomes 0, ..., 2 limit, which mean H = -limit, ..., limit; the rest goes to the ends.
+    """Returns thresholds of the outcomes 0, ..., 2 limit, which mean H = -limit, ..., limit; the ends take the tails.
 
     `ratio` is r, the standard deviation of Z in cells. `limit` is at most `farthest(ratio)`.
     """

@@ -109,7 +109,7 @@ class Gaussian(Mechanism):
             out[part] = vector[part] + self.sigma * radius * np.cos(second * (2.0**-52 * math.pi))
 
     def format(self, clip_norm: float, modulus: int | None) -> Floats:
-        """Returns float32, within what an honest client can send."""
+        """Returns the layout of float32 numbers, limited to values that an honest client can send."""
         return Floats(clip_norm + _REACH * self.sigma, "D + 40 σ")
 
     def without_noise(self) -> NoReturn:

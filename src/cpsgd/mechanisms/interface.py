@@ -187,7 +187,7 @@ class Search:
 
 
 class Mechanism(ABC):
-    """One way of turning a coordinate into what a client sends."""
+    """One way of rounding a coordinate and adding noise, so that few bits can be sent."""
 
     name: ClassVar[str]
     """Its name in protocol files and on the command line."""

@@ -123,7 +123,7 @@ class Lattice(Mechanism):
 
     @property
     def extent(self) -> Extent:
-        """The law is in levels, of which there are (k - 1)/2 on either side of zero."""
+        """The extent of the range in levels: (k - 1)/2 on either side of zero."""
         return Extent(self.scale, self.widest_range)
 
     def expected_rounding(self, *, dim: int, clip_norm: float, rotate: bool) -> float:

@@ -23,7 +23,7 @@ _ONE = 1 << FRACTION_BITS
 
 @dataclass(frozen=True, kw_only=True)
 class LazyCoins(SampledCoins):
-    """A biased coin that is flipped now and then.
+    """A biased coin per coordinate that is flipped with probability r, else counts as 0.
 
     Attributes:
         rate: r, the probability that a coordinate's coin is flipped, at most ⅔; a multiple of 2^-16.
@@ -48,7 +48,7 @@ class LazyCoins(SampledCoins):
         return self.kernel(), self.keystream_bytes
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
-        """Returns packed integers."""
+        """Returns the layout of a message: packed integers of all coordinates."""
         return Integers(modulus or self.values, self.values)
 
     # ------------------------------------------------------------------ planning

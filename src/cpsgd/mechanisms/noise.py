@@ -66,12 +66,12 @@ class Noise(ABC):
 
     @property
     def settled_variance(self) -> float:
-        """Variance in the later rounds of a run; that of any round, unless noise depends on other rounds."""
+        """Variance in the later rounds of a run; equal to `variance` unless noise depends on other rounds."""
         return self.variance
 
     @abstractmethod
     def law(self, honest: int) -> Law | Normal | Steps:
-        """Returns the law of the summed noise of `honest` clients; that of the whole sum where rounding is the noise.
+        """Returns the law of the summed noise of `honest` clients; if rounding is the noise, that of the whole sum.
 
         Raises:
             ConditionError: There is no noise.

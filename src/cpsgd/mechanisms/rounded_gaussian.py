@@ -167,7 +167,7 @@ class RoundedGaussian(Mechanism):
         return RoundedNoise(self)
 
     def without_noise(self) -> Binomial:
-        """Returns rounding alone: as many values, spread over the range as levels."""
+        """Returns rounding without noise, to as many levels as the window has, over the same range."""
         return Binomial(levels=self.window, trials=0, coordinate_range=self.coordinate_range)
 
     def device_rounding(self) -> Rounding:
@@ -176,7 +176,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def largest_rounding_variance(self) -> float:
-        """1/12, the same everywhere (Sheppard), but for a ripple of 2e-4 of it at most."""
+        """1/12 at every coordinate (Sheppard), within a relative error of 2e-4."""
         return 1.0 / 12.0
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:
@@ -185,7 +185,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def extent(self) -> Extent:
-        """The law is in steps; X, or a grid point where X is less than that, is the largest coordinate."""
+        """The extent of the range in steps: X, but at least one grid point, on either side of zero."""
         return Extent(self.step, max(self._steps, math.ldexp(1.0, -self.fraction_bits)) * _ROUNDING)
 
     @property
@@ -301,7 +301,7 @@ class RoundedNoise(Noise):
 
     @property
     def variation(self) -> float:
-        """The mass beyond the window's ends, and the distances of the sampler and of the grid from their laws."""
+        """Total variation of a draw, from the tails beyond the window, the sampler and the grid."""
         resolution = 2.0 * (2 * self.of.cells + 2) * 2.0**-128
         return self.cut + fine_gaussian.SMOOTHING + resolution + fine_gaussian.GRID_VARIATION
 
@@ -332,7 +332,7 @@ class RoundedNoise(Noise):
 
     @cached_property
     def _cumulant(self) -> tuple[float, float]:
-        """The bound's factor of λ², and what does not depend on λ."""
+        """The factor of λ² in the bound, and its constant term."""
         return 0.5 * (self.settled_variance + 1.0 / 12.0) * _ROUNDING, self.ripple + self.cut
 
     def on_device(self, count: int) -> SumRounding:

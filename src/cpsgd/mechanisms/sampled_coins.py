@@ -38,7 +38,7 @@ _ONE = 1 << FRACTION_BITS
 
 @dataclass(frozen=True, kw_only=True)
 class SampledCoins(Tilted):
-    """A biased coin for some coordinates.
+    """A biased coin for a random sample of coordinates.
 
     Never publish messages or their ids: only the sum, or the mean, of all of them is private.
 
@@ -107,7 +107,7 @@ class SampledCoins(Tilted):
         return Flipper(int(self.grid.limit), 1), 2
 
     def format(self, clip_norm: float, modulus: int | None) -> Integers:
-        """Returns bits of the chosen coordinates."""
+        """Returns the layout of a message: one bit for each chosen coordinate."""
         return Sampled(2, 2, self._below)
 
     @property
@@ -154,7 +154,7 @@ class SampledCoins(Tilted):
 
 
 class LazyFlipper(PythonKernel):
-    """Coins that are flipped where a first word of 16 bits is below a limit: 2 for heads, 0 for tails, and 1 elsewhere.
+    """Coins that are flipped with a probability: 2 for heads, 0 for tails, 1 if not flipped (16-bit word over a limit).
 
     Instructions and addresses are the same whatever is flipped.
     """

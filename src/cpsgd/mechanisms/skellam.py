@@ -45,7 +45,7 @@ class SkellamNoise(SymmetricNoise):
         return self.size
 
     def sum_law(self, honest: int) -> SkellamLaw:
-        """Returns Skellam noise of variance v · honest, as it is sent."""
+        """Returns the law of the summed noise: Skellam of variance v · honest, shifts included."""
         return SkellamLaw(honest, self.size, self.limit)
 
     def cumulant(self, slope: float) -> float:
@@ -170,7 +170,7 @@ class SkellamLaw(SymmetricLaw):
         return window_of_ratios(centre, ratios[:reach], ratios[:reach], outer, outer, extra_steps=steps)
 
     def step(self, points: Array, direction: int) -> tuple[Array, Array]:
-        """Returns f(i - direction)/f(i) - 1: a ratio of neighbouring masses, or its inverse towards the centre.
+        """Returns f(i - direction)/f(i) - 1 at each point i, and bounds on the relative errors, in units of 2^-53.
 
         Taking 1 off costs up to one rounding of the difference, which is large relative to a small ratio.
         """

@@ -90,7 +90,7 @@ class MeanCoordinate:
         return min(self.coordinate_range, float(share * self._mean_norm + rest) + self._shrinking)
 
     def cumulants(self) -> list[Callable[[float], float]]:
-        """Returns bounds over the rotation, beside `largest`, as cumulants for λ >= 0; each of them holds."""
+        """Returns further bounds, valid over the random rotation, as cumulants for λ >= 0; each of them holds."""
         if not self.rotate:
             return []
         deviation = self._deviation
@@ -138,7 +138,7 @@ class MeanCoordinate:
 
     @cached_property
     def _layers(self) -> _Layers:
-        """Tail bounds that `_layered` needs, computed once; y is taken without the shrinking.
+        """Tail bounds that `_layered` needs, computed once; y here excludes the encoder's shrinking.
 
         If no client's coordinate is beyond ±T, then |y| <= a |x| + b, x the coordinate of the unclipped mean. That is
         so with probability 1 - 2n exp(-T²/(2τ²)), and x is sub-Gaussian with deviation τ ν/D.

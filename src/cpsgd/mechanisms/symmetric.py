@@ -91,7 +91,7 @@ class SymmetricNoise(IntegerNoise):
 
     @property
     def variation(self) -> float:
-        """The mass beyond ±W, and the mass moved by rounding the thresholds."""
+        """Total variation of a draw, from the tails beyond ±W and the rounding of thresholds."""
         if not self.size:
             return 0.0
         return self.truncation(self.size, self.limit) + self.table().rounding
@@ -184,7 +184,7 @@ class Symmetric(Lattice):
 
     @classmethod
     def _largest(cls, fits: Callable[[float], bool], most: float) -> float:
-        """Returns the largest v up to `most` that fits, within a thousandth, or else the smallest there is."""
+        """Returns the largest v up to `most` that fits, within a thousandth; if none fits, the smallest allowed v."""
         if fits(most):
             return most
         low, high = cls.least_size, most

@@ -57,7 +57,7 @@ def sixteenth_bits(name: str, value: object, *, most: float, remedy: str) -> flo
 
 @dataclass(frozen=True)
 class TiltedNoise(Noise):
-    """The variance of a client's integer that is there whatever its coordinate is: a - b θ²."""
+    """The noise of rounding alone: the variance a - b θ² that a client's integer has at any coordinate."""
 
     of: Tilted
     separate = False
@@ -146,7 +146,7 @@ class Tilted(Mechanism):
 
     @property
     def largest_rounding_variance(self) -> float:
-        """b θ²: zero coordinates have the variance a."""
+        """The largest rounding variance, b θ², which zero coordinates have."""
         return self.variances[1] * self.theta**2
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:

@@ -288,7 +288,7 @@ def _needed_variance(dim: int, delta: float, sensitivities: Sensitivities, scale
 
 
 def _smallest(enough: Callable[[int], bool]) -> int | None:
-    """Returns the smallest N that is enough, as all larger ones are; None if it exceeds what a float can hold."""
+    """Returns the smallest N with enough(N), monotone in N; None if N exceeds what a float can hold."""
     short, smallest = 0, 1
     while not enough(smallest):
         short, smallest = smallest, 2 * smallest

@@ -259,7 +259,7 @@ class _Run:
         return self.workload.variance(np.ones(1)), self.workload.bias()
 
     def best(self, bits: float | None) -> CorrelatedPlan:
-        """Returns the best plan with these bits; if None, with the fewest whole bits that come near the best of all."""
+        """Returns the best plan with these bits; if None, with the fewest whole bits whose error is near the best."""
         if bits is not None:
             bits = _validate.positive("bits", bits, high=MAX_BITS + 1e-9)
             found = self._designed(bits)
@@ -274,7 +274,7 @@ class _Run:
         return self._finished(chosen, designs[chosen])
 
     def few_bits(self, bits: float | None) -> list[CorrelatedPlan]:
-        """Returns plans with noise that is rounded at random, where few bits are asked for and it is proved."""
+        """Returns plans with randomly rounded noise, if few bits are asked for and a proof covers the run."""
         problem = self.problem
         summed = problem.setting.overflow is not None
         if bits is None or (bits > MOST_BITS and not summed) or self._correlation.separation is not None:
@@ -299,7 +299,7 @@ class _Run:
         return found
 
     def too_few(self, bits: float | None) -> InfeasibleError:
-        """Returns the error for a mechanism that no design was found of."""
+        """Returns the error for a mechanism without any design."""
         return InfeasibleError(
             f"No design of {RoundedCorrelated.name} keeps the claim. It needs bits of at most {MOST_BITS:g} (got "
             f"{bits}), clients that take part once, and hundreds of them in every round."
@@ -370,7 +370,7 @@ class _Run:
         return self._loudest(unit, coordinate_range, values)
 
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> RunMechanism | None:
-        """Returns the mechanism with the most steps of noise whose window and sums fit; z has deviation `unit`."""
+        """Returns the mechanism with the smallest step whose window and sums fit, for noise z of deviation `unit`."""
 
         def fitting(sigma: float) -> RunMechanism | None:
             """Returns the mechanism with σ of this many steps; None if it does not fit the values."""

@@ -60,7 +60,7 @@ class FewBits:
                 yield found
 
     def _reaching(self, coordinate_range: float, values: int, room: float, kept: float) -> RoundedCorrelated | None:
-        """Returns the mechanism with this range of coordinates; None if there is none."""
+        """Returns the mechanism with this range of coordinates, or None."""
         inherits = math.sqrt(max(0.0, self.weighting.spread**2 - 1.0))
         honest = self.target.honest - (self.weighting.bands - 1) * (self.untrusted_holders or 0) - 1
         if honest < 1:

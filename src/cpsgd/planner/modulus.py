@@ -63,7 +63,7 @@ def overflow_probability(
 
 
 class Summed(TypedDict, total=False):
-    """The sums that a modulus is to hold: the arguments of `window`."""
+    """Arguments of `window`, which describe the sums that a modulus must hold."""
 
     clients: Required[int]
     dim: Required[int]

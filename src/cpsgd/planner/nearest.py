@@ -48,7 +48,7 @@ def too_few_bits(problem: Problem, bits: float | None) -> InfeasibleError:
 
 
 def _enough_clients(problem: Problem, bits: float) -> int | None:
-    """Returns the fewest clients (within a factor 1.1) with a design at these bits, if more of them help at all."""
+    """Returns the fewest clients, within a factor 1.1, for which these bits have a design; None if no number helps."""
     clients = problem.setting.clients
     rough = _first(clients, 2**32, lambda n: _roughly(_scaled(problem, n), bits))
     if rough is None:
@@ -57,7 +57,7 @@ def _enough_clients(problem: Problem, bits: float) -> int | None:
 
 
 def _scaled(problem: Problem, clients: int) -> Problem:
-    """Returns the requirements with more clients, of whom the same share drops out."""
+    """Returns the requirements for more clients, with an unchanged share of dropouts."""
     surviving, conditions = problem.setting.surviving * clients // problem.setting.clients, problem.target.conditions
     conditions = replace(conditions, sizes=((surviving, conditions.rounds),))
     return replace(

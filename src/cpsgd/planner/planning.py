@@ -283,7 +283,7 @@ def plan(
 
 
 def plan_for(required: Requirements, problem: Problem | None = None) -> Plan:
-    """Returns the plan for requirements; `problem` is given where it is about single examples."""
+    """Returns the plan for requirements; pass `problem` if single examples are protected."""
     if required.pair and required.correlated is not None:
         raise ParameterError(
             "Correlated noise needs clients that stay for the whole run; with pair=True they send once. "

@@ -61,7 +61,7 @@ class Finished(Design):
 
 @dataclass(frozen=True)
 class Problem:
-    """Requirements, validated and sorted into what is judged (setting) and what is kept (target).
+    """Validated requirements, split into the setting (vectors, transport) and the target (privacy).
 
     Where single examples are protected, `of_examples` has the rounds as they are. The target is then about whole
     clients that hold one example each, and its D is that of an example.

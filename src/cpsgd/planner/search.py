@@ -214,7 +214,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
 
 
 class Contest:
-    """All mechanisms' candidates at a number of bits per coordinate.
+    """The comparison of all mechanisms' candidates at a number of bits per coordinate.
 
     Attributes:
         floor: An expected error that no certificate brings any of them below.
@@ -308,7 +308,7 @@ class _Contender:
 
     @classmethod
     def of(cls, setting: Setting, target: Target, kind: type[Mechanism], search: Search, values: int) -> _Contender:
-        """Ranks the candidates of a mechanism by their rough scales; sums may take as many values as are given."""
+        """Ranks a mechanism's candidates by their rough scales; `values` limits the values of sums."""
         found = []
         for candidate in kind.candidates(search):
             scale = target.rough_scale(candidate)
@@ -397,7 +397,7 @@ class _Contender:
 
 
 def _might_reach(setting: Setting, target: Target, candidate: Mechanism, reached: float) -> bool:
-    """Returns whether a candidate may have less error than this, as far as a draft of its certificate tells."""
+    """Returns whether a candidate may have a smaller error than `reached`, by a draft of its certificate."""
 
     def better(scale: float) -> bool:
         return setting.error(candidate.with_scale(scale)).total < reached
@@ -448,7 +448,7 @@ def _certified(setting: Setting, target: Target, candidate: Mechanism, values: i
 
 
 def _fitting(setting: Setting, mechanism: Mechanism, scale: float, values: int) -> Mechanism | None:
-    """Returns the mechanism with less noise, so that its sums fit at the scale it will need; None if none does.
+    """Returns the mechanism with reduced noise so that its sums fit at the scale it needs, or None.
 
     `scale` is what this one needs; with less noise it grows like one over the noise's deviation.
     """

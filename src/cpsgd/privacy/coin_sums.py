@@ -34,7 +34,7 @@ def central(j: int, order: int, variance: Array) -> Array:
 
 
 def error(j: int, order: int, variance: Array) -> Array:
-    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ that of Q⁻ about its mean."""
+    """Returns a bound on √(2πV) (1/2π) ∫ |2 sin(u/2)|^j |φ(u) - exp(-V⁻u²/2)| du, φ the transform of Q⁻."""
     less = variance - 0.25 * order
     x = less - 0.25
     found: Array = 21.0 * 2.0**j * np.exp(-0.5 * x)

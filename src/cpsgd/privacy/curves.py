@@ -211,7 +211,7 @@ def of_steps(steps: Steps, *, reach: float, tail: float, draft: bool = False) ->
 
 
 def _check_steps(low: Array, high: Array, reach: float) -> None:
-    """Refuses steps of which the tests might not be thresholds: the proofs, and the curves, need that they are.
+    """Refuses steps whose optimal tests might not be thresholds, which the proofs and the curves need.
 
     Raises:
         ConditionError: The extremes are not mirror images, not log-concave or not in the order of likelihood ratios.
@@ -262,7 +262,7 @@ class _Power:
         return _Power(kept, self.first + other.first + start, error * (1.0 + 1e-9), lost)
 
     def mirrored(self) -> _Power:
-        """Returns the law of minus the sum; where it starts does not matter here."""
+        """Returns the law of the negated sum, up to a shift."""
         return _Power(self.mass[::-1], 0, self.error, self.lost)
 
 

@@ -94,7 +94,7 @@ def summed(costs: Iterable[tuple[Cost, int]]) -> Cost:
 
 
 def largest(costs: Iterable[Cost]) -> Cost:
-    """Returns the largest of each part, for rounds of which a client is in at most one."""
+    """Returns the maximum of each part over these costs, for rounds that share no client."""
     listed = list(costs)
     names = ("size", "tail", "variation", "slack")
     return Cost(*(max(getattr(cost, name) for cost in listed) for name in names))
@@ -149,7 +149,7 @@ class Filter:
         return Cost(size, (rounds.tail_mass + more + overflow) * _SAFE, rounds.variation, rounds.slack)
 
     def tail(self, octave: int) -> float:
-        """Returns the target for the tail of a round that comes after 2^octave others, but not after twice as many.
+        """Returns the target tail of each of the rounds 2^octave, ..., 2^(octave + 1) - 1, counted from 1.
 
         Over all rounds, however many they are, these add up to less than the limit.
         """

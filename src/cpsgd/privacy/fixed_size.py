@@ -123,7 +123,7 @@ def sampled_divergence(mu: float, rate: float, order: float) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class _Losses:
-    """Masses of the first law of a pair at its losses.
+    """Privacy losses of a pair of laws, with the first law's mass at each.
 
     Attributes:
         loss: Each too small by at most `short`.

@@ -126,7 +126,7 @@ class Meter:
         self._overhead = 0
 
     def limit(self, left: float) -> None:
-        """Limits the work from now on; it bounds the time also where there are many nodes and few outputs."""
+        """Sets the remaining work. The overhead per node also bounds the time of many nodes with few outputs."""
         self.left = min(self.left, left)
         self._overhead = _OVERHEAD
 

@@ -88,7 +88,7 @@ def example_norm(clip_norm: float, examples: int) -> float:
 
 @dataclass(frozen=True, repr=False)
 class OneExample(Protocol):
-    """A protocol as the accounting of single examples sees it; see `example_protocol`."""
+    """A stand-in for a protocol in the accounting of single examples; see `example_protocol`."""
 
     @property
     def largest_norm(self) -> float:

@@ -60,7 +60,7 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
 
 
 def _refusal(promise: Promise, messages: int, found: Guarantee | str, accepted: float | None) -> GuaranteeError:
-    """Returns the error that says what was promised, what is true, and what to do."""
+    """Returns the error with the promised ε, the true ε and a remedy."""
     claim, conditions = promise.claim, promise.conditions
     few = messages < conditions.surviving
     text = f"{messages:,} message{'s are' if messages > 1 else ' is'} in the sum, and {claim} was promised"

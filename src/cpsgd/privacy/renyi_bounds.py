@@ -66,7 +66,7 @@ def discrete_gaussian_epsilon(
 
 
 def discrete_gaussian_rdp(l1: float, l2: float, sigma_squared: float, clients: int, dim: int) -> Array:
-    """Returns bounds on D_α at all `ORDERS` for neighbours this far apart in the norms of orders 1 and 2.
+    """Returns bounds on D_α at all `ORDERS` for neighbours at L1 distance `l1` and L2 distance `l2`.
 
     τ bounds the difference between a sum of n discrete Gaussians and one of n times the variance.
     """
@@ -88,7 +88,7 @@ def skellam_epsilon(
 
 
 def skellam_rdp(l1: float, l2: float, variance: float) -> Array:
-    """Returns bounds on D_α at all `ORDERS`, for noise of this variance in all."""
+    """Returns bounds on D_α at all `ORDERS`, for a total noise of this variance."""
     excess = ((2.0 * ORDERS - 1.0) * l2 * l2 + 6.0 * l1) / (4.0 * variance * variance)
     return 0.5 * ORDERS * l2 * l2 / variance + np.minimum(excess, 1.5 * l1 / variance)
 

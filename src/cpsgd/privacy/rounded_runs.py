@@ -315,7 +315,7 @@ def _own_moves(coins: RoundingCoins, share: float, least: Array) -> Moves:
 
 
 def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float, reach: float) -> Moves:
-    """Returns the moves of later rounds whose messages inherit q, all but `left` shifted; `first` is S of the own."""
+    """Returns the moves of later rounds, whose messages inherit `q`; slots bear all but `left` of it."""
     small, p = first / coins.untold, coins.chance
     told = np.minimum(q, coins.told * small)
     lost = np.minimum(2.0 * p * q + bernstein(2.0 * p * small * q, small, coins.log), 2.0 * q)

@@ -157,11 +157,11 @@ class Cohort:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that stand for the list."""
+        """32 bytes that identify the list."""
         return keys.digest(b"cohort", self.to_bytes())
 
     def graph_seed(self, session: Session) -> bytes:
-        """Returns the seed of the graph, from everybody's fresh keys, which come after the numbers are given out."""
+        """Returns the graph's seed: a digest of everybody's fresh keys, which are made after numbers are assigned."""
         return keys.digest(b"graph", session.context, self.digest)
 
     def neighbours(self, session: Session, client: int) -> tuple[int, ...]:
@@ -196,7 +196,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Statement:
-    """The statement that a member signs, once in a round.
+    """The statement that each member signs once in a round: session, cohort and survivors.
 
     Attributes:
         session: With its parameters.
@@ -209,7 +209,7 @@ class Statement:
     survivors: frozenset[int]
 
     def to_bytes(self) -> bytes:
-        """32 bytes that stand for it."""
+        """32 bytes that identify it."""
         announced = packets.write_set(self.survivors, self.cohort.clients)
         return keys.digest(b"survivors", self.session.context, self.cohort.digest, announced)
 

@@ -98,7 +98,7 @@ class SecureServer:
 
     @property
     def stage(self) -> Stage:
-        """The open stage: what the clients do next."""
+        """The open stage, which names the clients' next step."""
         return self._stage
 
     @property
@@ -114,7 +114,7 @@ class SecureServer:
         return {client: Invitation(self._session, client).write() for client in sorted(self._members)}
 
     def receive(self, client: int, message: bytes) -> None:
-        """Takes one client's answer; who `client` is, the transport must know.
+        """Takes one client's answer; the transport must make sure that it is from `client`.
 
         Raises:
             SecureAggregationError: It is refused and nothing was changed. The subclass says why.

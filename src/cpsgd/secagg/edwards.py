@@ -22,10 +22,10 @@ IDENTITY: Point = (0, 1, 1, 0)
 
 
 def decode(data: bytes) -> Point:
-    """Returns the point that 32 bytes stand for.
+    """Returns the point that 32 bytes encode.
 
     Raises:
-        MessageError: They stand for none.
+        MessageError: They do not encode a point.
     """
     number = int.from_bytes(data, "little")
     odd, y = number >> 255, number & ((1 << 255) - 1)
@@ -84,7 +84,7 @@ def is_identity(point: Point) -> bool:
 
 
 def montgomery(data: bytes) -> bytes:
-    """Returns the X25519 public key of the point that 32 bytes stand for; whether there is such a point is not checked.
+    """Returns the X25519 public key of the point that 32 bytes encode, without checking the encoding.
 
     Raises:
         MessageError: It has none: the neutral element.

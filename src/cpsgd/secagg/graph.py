@@ -136,7 +136,7 @@ def smallest_threshold(clients: int, neighbours: int) -> int:
 
 
 def smallest_quorum(clients: int, neighbours: int, surviving: int, colluding: int = 0) -> int:
-    """Returns the fewest signatures under one set of survivors for which no other set can have as many.
+    """Returns the smallest quorum for which two different sets of survivors cannot both have enough signatures.
 
     In a complete graph any quorum is tied to all survivors, so all of them are in the sum. On a sparse graph only
     the clients that signed are known to be.

@@ -71,7 +71,7 @@ def _public_file(path: Path) -> Path:
 
 
 def read_identity(path: Path) -> Ed25519PrivateKey:
-    """Returns the identity in a file that nobody but its owner may read, as ssh asks for, too.
+    """Reads an identity file, which only its owner may be able to read, as for ssh.
 
     A group may read a file that belongs to somebody else, who has lent it: secrets are mounted like that.
 

@@ -58,7 +58,7 @@ def self_mask_key(seed: bytes, context: bytes, index: int) -> bytes:
 
 
 def commitment(seed: bytes, context: bytes, index: int) -> bytes:
-    """Returns a commitment by which the server recognises a client's seed; it says nothing about a random seed."""
+    """Returns a commitment to a client's seed, by which the server recognises it; it reveals nothing."""
     return digest(b"commitment", context, _PAIR.pack(index, index), seed)
 
 
@@ -105,7 +105,7 @@ def as_roster(roster: Iterable[bytes]) -> frozenset[bytes]:
 
 @lru_cache(maxsize=4)
 def roster_digest(roster: frozenset[bytes]) -> bytes:
-    """Returns 32 bytes that stand for the roster, in whatever order its keys were read."""
+    """Returns 32 bytes that identify the roster, independent of the order of its keys."""
     return digest(b"roster", *sorted(roster))
 
 

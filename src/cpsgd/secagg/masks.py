@@ -39,7 +39,7 @@ _MASKS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Masks:
-    """Integers modulo M as words of a type of its own, as bytes, and under masks.
+    """Conversions of integers modulo M: to words, to bytes, and under masks.
 
     Attributes:
         modulus: M.
@@ -75,7 +75,7 @@ class Masks:
         return values.astype(self.word)
 
     def integers(self, words: NDArray[Any]) -> NDArray[np.uint32]:
-        """Returns the integers below M that words stand for."""
+        """Converts words to integers below M."""
         integers = words.astype(np.uint32)
         return integers & np.uint32(self.modulus - 1) if self.bits else integers
 

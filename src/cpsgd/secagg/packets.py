@@ -87,7 +87,7 @@ class Session:
 
     @cached_property
     def context(self) -> bytes:
-        """32 bytes that stand for all of this, bound into every key and signature."""
+        """32 bytes that identify all of this, bound into every key and signature."""
         return keys.digest(b"context", self.parameters.to_bytes(), self.identifier, bytes([self.signed]))
 
     def write(self, kind: Kind, client: int, *body: bytes | memoryview) -> bytes:

@@ -39,7 +39,7 @@ class SecureParameters:
         quorum: q, how many clients must have signed the same survivors and keys before anybody unmasks: more than half
             of n, and on a sparse graph no fewer than `surviving`. 0 takes the fewest, and t on a complete graph. With C
             colluding clients there is one set of survivors for all if 2q > n + C.
-        fingerprint: 16 bytes that stand for what the integers mean, `Protocol.fingerprint`.
+        fingerprint: 16 bytes that identify what the integers mean, `Protocol.fingerprint`.
         round: Number of the round.
         modulus: M, where sums are taken modulo another number than 2^b; it takes b bits, too. None for 2^b.
 

@@ -213,7 +213,7 @@ class SecureClient:
         return session.write(Kind.UPLOAD, me, *masks.to_bytes(words))
 
     def check_delivery(self, delivery: bytes) -> None:
-        """Refuses what `mask` would refuse of the server's message, before anything is computed from data for it."""
+        """Makes the checks of `mask` on the server's message, before anything is computed from data."""
         self._opened(delivery)
 
     def confirm(self, survivors: bytes) -> bytes:

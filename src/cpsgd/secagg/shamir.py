@@ -185,7 +185,7 @@ def _inverses(numbers: list[int]) -> list[int]:
 
 
 def _interpolated(values: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """Returns the polynomial that is zero at all holders' points, and the one of lower degree with these values."""
+    """Returns two polynomials: one that is zero at all holders' points, and the interpolant of these values."""
     points = [holder + 1 for holder in values]
     zeros = [1]
     for point in points:
@@ -276,7 +276,7 @@ class Recovery:
         )
 
     def _note(self, owner: int, shares: Mapping[int, bytes], right: Mapping[int, bytes], secret: bytes) -> None:
-        """Notes which of the other shares are wrong: those that do not give the secret together with right ones.
+        """Records which other shares are wrong: those that do not give the secret together with right ones.
 
         Liars among the latter can make their errors cancel, so that the secret comes out and the others look wrong.
         They cannot if all lie on one polynomial: it then agrees with the true one in t values, namely the secret and
@@ -317,7 +317,7 @@ class Recovery:
 def offenders(disputed: Iterable[tuple[int, int]], most: int) -> frozenset[int]:
     """Returns the clients that certainly broke the protocol, if at most `most` clients did.
 
-    Who is honest is in dispute with such clients only, with as many others as these are; and never with itself.
+    An honest client is in dispute only with such clients, hence with at most `most` others, and never with itself.
 
     Example:
         >>> sorted(offenders([(0, 5), (1, 5), (2, 5), (2, 3), (3, 2)], most=2))

@@ -96,7 +96,7 @@ class FreshNoise:
         return 0.0
 
     def noisy(self, sums: Sums, count: int, round: int, own: Keystream, *, seeded: bool = False) -> Sums:
-        """Adds the noise of all clients at once where that is as exact as the accounting says, or if `seeded`."""
+        """Adds the noise of all clients in one draw if that is as exact as accounted for, or if `seeded`."""
         at_once = seeded or self._noise.sum_variation(count) <= count * self._noise.variation
         draw = self._noise.of_sum if at_once else self._noise.of_clients
         total: Sums = sums + draw(count, len(sums), own).astype(sums.dtype)

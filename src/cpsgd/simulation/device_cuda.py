@@ -199,7 +199,7 @@ def _encode(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel and its sizes.
+    """A compiled kernel with the sizes of its launches.
 
     Attributes:
         launch: The kernel.
@@ -299,7 +299,7 @@ def _player(device: torch.device, limit: int) -> Any:
 
 @cache
 def _tables(layout: Layout, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Returns the layout's tables on the device: factors per chunk of 16, factors per coordinate, factors' ends."""
+    """Returns the layout's tables on the device: places of factors per chunk and per coordinate, and ends of groups."""
     chunks, pairs = chunk_tables(layout)
     ends = torch.tensor(layout.ends, dtype=torch.int32, device=device)
     return torch.from_numpy(chunks).to(device), torch.from_numpy(pairs).to(device), ends

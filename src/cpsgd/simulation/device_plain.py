@@ -213,7 +213,7 @@ def _words(key: int, clients: torch.Tensor, dim: int, purpose: int) -> torch.Ten
 
 
 def _levels(points: torch.Tensor, key: int, clients: torch.Tensor, rounding: Rounding) -> torch.Tensor:
-    """Rounds each point by the lower half of a word; the upper half decides whether it is included."""
+    """Rounds each point with the lower half of a random word; the upper half decides whether it is sampled."""
     words = _words(key, clients, points.shape[1], ROUNDING)
     bits = rounding.fraction_bits
     drawn = (points + ((words & 0xFFFF) >> (16 - bits))) >> bits

@@ -26,7 +26,7 @@ _OWN_COUNT = 0.5
 
 
 def _scaled(question: RowQuestion, chunk: Chunk, middle: Matrix, unit: Matrix) -> tuple[Matrix, Matrix | None]:
-    """Returns (x - middle)/unit of each column, values moved to their bounds, and 1 where there is a value, else 0.
+    """Returns (x - middle)/unit per column, values moved to their bounds, and 1 for present values, else 0.
 
     The second is None where every value is there.
     """

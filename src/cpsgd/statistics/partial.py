@@ -33,7 +33,7 @@ _RELEASING = Lock()
 
 @dataclass(frozen=True, eq=False)
 class CutUsers:
-    """Counts the users of whom something is cut off, by the ways that a question has; and all, if that is private."""
+    """Counts users for whom something is cut off, in each way; and all users, if their number is private."""
 
     question: RowQuestion
 
@@ -56,7 +56,7 @@ class CutUsers:
 
 @dataclass(frozen=True, eq=False)
 class SumTask:
-    """One of a job's sums: whose vectors, and the noise of their sum.
+    """One of a job's sums: the question that gives users' vectors, and the noise of their sum.
 
     Example:
         >>> from cpsgd.promise import Claim

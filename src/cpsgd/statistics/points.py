@@ -232,7 +232,7 @@ class PointOptions(TypedDict, total=False):
         confidence: Of the intervals.
         bits: Bits per coordinate; the fewest within 10 % of the Gaussian mechanism's error if None.
         ledger: Charge all rounds to this ledger before the first is released, or refuse.
-        population: With a ledger: whose budget pays.
+        population: With a ledger: the population whose budget pays.
         advance: Called with the number of clients that were just heard, in the end all of them in each round.
     """
 

@@ -23,9 +23,9 @@ from cpsgd.statistics.table_release import (
     error_of,
     nearer_of,
     proof_of,
+    requests_of,
     statistic_of,
     tasks_of,
-    wishes_of,
 )
 from cpsgd.statistics.users import users_of
 from cpsgd.tables import DataTable, open_table
@@ -127,7 +127,7 @@ def report(
         user: The column with the user of each row.
         confidence: Of the intervals.
         ledger: Charge the budget on this ledger before anything is released, or refuse.
-        population: With a ledger: whose budget pays.
+        population: With a ledger: the population whose budget pays.
         advance: Called with the number of rows just read.
 
     Raises:
@@ -209,20 +209,20 @@ def _weights(
 def _split(
     asked: Mapping[str, RowQuestion], weights: Mapping[str, float], claim: Claim, confidence: float, *, shifts: bool
 ) -> dict[str, list[TableNoise]]:
-    """Returns the noise of each question and of what it cuts off, by the better way to divide the budget.
+    """Divides the budget in the better of two ways; returns the noise of each question and of its cut-off counts.
 
     With `shifts` it is divided by Gaussian shifts, which is all that an adaptive budget counts.
     """
-    wishes = {name: wishes_of(question, weights[name]) for name, question in asked.items()}
-    flat = [wish for part in wishes.values() for wish in part]
+    requests = {name: requests_of(question, weights[name]) for name, question in asked.items()}
+    flat = [request for part in requests.values() for request in part]
     ways = []
     for squares in (True,) if shifts else (False, True) if claim.delta else (False,):
         noises = iter(allot(flat, claim, "replace-one", squares=squares))
-        found = {name: [next(noises) for _ in part] for name, part in wishes.items()}
+        found = {name: [next(noises) for _ in part] for name, part in requests.items()}
         if not squares:
             pure = iter(allot(flat, Claim(claim.epsilon, 0.0), "replace-one"))
             for name, question in asked.items():
-                own, *_ = [next(pure) for _ in wishes[name]]
+                own, *_ = [next(pure) for _ in requests[name]]
                 found[name][0] = nearer_of(question, found[name][0], own.epsilon, confidence)
         # Each question's variance in units of what it would have with the whole budget, by its weight.
         errors = [

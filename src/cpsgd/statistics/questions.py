@@ -66,7 +66,7 @@ class Geometry:
 
     @classmethod
     def round(cls, dim: int, norm: float, distance: float, reason: str, *, rounding: float = _ROUNDING) -> Geometry:
-        """Returns a set of which only Euclidean lengths are known; sums of absolute values are at most √d of them."""
+        """Returns the geometry of a set with known Euclidean lengths; L1 lengths are at most √d times as large."""
         side = dim**0.5
         return cls(dim, norm, distance, reason, side * norm, side * distance, rounding=rounding)
 

@@ -112,7 +112,7 @@ class RankChoice(TableNoise):
         return TableNoise("discrete-laplace", 1, 1, 1.0, 1.0, "replace-one", Fraction(self.epsilon)).record(reason)
 
     def choose(self, sums: Integers, users: int) -> Matrix:
-        """Returns the chosen bins: by column and quantile, that of the value and of both ends of the interval."""
+        """Returns three chosen bins per column and quantile: for the value, and for both ends of the interval."""
         found = []
         failure = 0.5 * (1.0 - self.confidence)
         # With a larger distance than this the chance of heads is below 2 failure/B, and half of that to come before the
@@ -151,7 +151,7 @@ def choose_nearest(distances: Integers, spread: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RankTask(SumTask):
-    """The users in each bin, of which bins are chosen instead of sums released."""
+    """A sum task that releases chosen bins in place of the sums of users per bin."""
 
     summed: Quantiles
     noise: RankChoice

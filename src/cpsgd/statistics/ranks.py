@@ -223,7 +223,7 @@ def _quantile(
 
 
 class Ranges(RowQuestion):
-    """The powers of √2 that most values of each column are between; see the module."""
+    """The question for private bounds: powers of √2 between which most values of each column lie."""
 
     statistic = "ranges"
 
@@ -271,12 +271,13 @@ def _deviation(variance: float) -> float:
     return math.sqrt(variance * float(last @ last))
 
 
-def beyond(deviation: float, users: float) -> float:
+def beyond(columns: Sequence[str], deviation: float, users: float) -> float:
     """Returns the share of the values that may be beyond the bounds that are found, on either side.
 
     It is the share that seems to be beyond them, and two standard deviations.
 
     Args:
+        columns: The columns without bounds.
         deviation: Of a coordinate of the mean.
         users: Number of users.
 
@@ -286,7 +287,7 @@ def beyond(deviation: float, users: float) -> float:
     share = _tail(deviation**2) + 2.0 * _deviation(deviation**2)
     if share > _TOO_MUCH:
         raise InfeasibleError(
-            f"{users:,.0f} users at this ε are too few to choose bounds privately; state bounds that you know without "
-            "the data."
+            f"There are no bounds for {', '.join(columns)}, and {users:,.0f} users at this ε are too few to choose "
+            "them privately; state bounds that you know without the data."
         )
     return share

@@ -47,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class CutOff:
-    """A private estimate of the share of users of whom something was cut off.
+    """A private estimate of the share of users for whom something was cut off.
 
     Example:
         >>> print(CutOff("rows left out", 0.12, 0.1, 0.14))

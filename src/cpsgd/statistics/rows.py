@@ -153,7 +153,7 @@ class RowQuestion(Question[Statistic]):
         """Returns the standard error of a value, in its unit, given the deviation of a coordinate of the mean."""
 
     def values_of(self, name: str, chunk: Chunk) -> tuple[Matrix, NDArray[np.bool_] | None]:
-        """Returns a column's numbers and which of them are there; None if all are, filled in or not."""
+        """Returns a column's numbers, and a mask of the present ones; None if all are present or filled in."""
         if self.missing is None:
             return numbers(name, chunk[name]), None
         values, there = maybe_numbers(name, chunk[name])
@@ -226,7 +226,7 @@ class RowQuestion(Question[Statistic]):
         return np.zeros(size_of(chunk), dtype=np.bool_) if code is None else code < 0
 
     def cut_users(self, chunk: Chunk, sizes: Sizes) -> Matrix:
-        """Returns 1 for each user and way of `cuts` in which something of theirs is cut off, 0 otherwise."""
+        """Returns a matrix of users by `cuts`: 1 if something of the user is cut off in this way, else 0."""
         found = []
         for cut in self.cuts:
             if cut == "rows left out":
@@ -329,6 +329,6 @@ def fill_of(missing: Missing, bounds: tuple[float, float] | None) -> float:
 
 
 def check_one_user(users: int, title: str) -> None:
-    """Refuses a table about a single user, whose own answer any statistic would be."""
+    """Refuses a table about a single user, since any statistic of it would be about that user."""
     if users < 2:
         raise TableError(f"{title} is about one user only: any statistic would be that user's own.")

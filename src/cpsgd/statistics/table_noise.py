@@ -213,14 +213,14 @@ def pure_of_mu(mu: float) -> float:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """One of several sums that share a budget.
+class SumRequest:
+    """A request for the noise of one of several sums that share a budget.
 
     Attributes:
         geometry: The set of its vectors.
-        weight: Its deviations are in inverse proportion to this where ε add up.
-        weight_by_squares: The same where Gaussian shifts add up in squares.
-        counts: Whether its error counts in the choice between the two; bounds and counts of what was cut off do not.
+        weight: Where ε add up, the noise's deviation is in inverse proportion to this.
+        weight_by_squares: The weight to use where Gaussian shifts add up in squares.
+        counts: Whether its error counts in the choice between the two. Bounds and cut-off counts do not.
     """
 
     geometry: Geometry
@@ -230,7 +230,7 @@ class Wish:
 
 
 def allot(
-    wishes: Sequence[Wish], claim: Claim, neighbours: Neighbours, *, squares: bool | None = None
+    requests: Sequence[SumRequest], claim: Claim, neighbours: Neighbours, *, squares: bool | None = None
 ) -> list[TableNoise]:
     """Returns the noise of each sum, so that all of them together keep the claim, with the least error.
 
@@ -238,7 +238,7 @@ def allot(
     squares are in proportion to the weights' squares. In either, each sum has the kind of noise that is smaller.
 
     Args:
-        wishes: The sums.
+        requests: The sums.
         claim: ε and δ of all together.
         neighbours: Which tables are neighbours.
         squares: Takes the second way, or the first; None compares them. Either way, what a sum gets does not depend on
@@ -250,36 +250,36 @@ def allot(
     epsilon = less_reserve(claim.epsilon)
     ways = []
     if squares is not True:
-        ways.append(_by_weight(wishes, Claim(epsilon, claim.delta), neighbours))
+        ways.append(_by_weight(requests, Claim(epsilon, claim.delta), neighbours))
     if squares is not False and claim.delta:
-        ways.append(_by_squares(wishes, gdp_mu(epsilon, claim.delta), neighbours))
+        ways.append(_by_squares(requests, gdp_mu(epsilon, claim.delta), neighbours))
 
     def error(noises: Sequence[TableNoise]) -> float:
-        pairs = zip(wishes, noises, strict=True)
-        return math.fsum(noise.variance * wish.weight**2 for wish, noise in pairs if wish.counts)
+        pairs = zip(requests, noises, strict=True)
+        return math.fsum(noise.variance * request.weight**2 for request, noise in pairs if request.counts)
 
     return min(ways, key=error)
 
 
-def _by_weight(wishes: Sequence[Wish], claim: Claim, neighbours: Neighbours) -> list[TableNoise]:
-    whole, found = math.fsum(wish.weight for wish in wishes), []
-    for wish in wishes:
-        share = wish.weight / whole * (1.0 - _SAFE)
-        options: list[TableNoise | None] = [laplace_noise(wish.geometry, share * claim.epsilon, neighbours)]
+def _by_weight(requests: Sequence[SumRequest], claim: Claim, neighbours: Neighbours) -> list[TableNoise]:
+    whole, found = math.fsum(request.weight for request in requests), []
+    for request in requests:
+        share = request.weight / whole * (1.0 - _SAFE)
+        options: list[TableNoise | None] = [laplace_noise(request.geometry, share * claim.epsilon, neighbours)]
         if claim.delta:
             mu = gdp_mu(share * claim.epsilon, share * claim.delta)
-            options.append(gaussian_noise(wish.geometry, mu, neighbours))
+            options.append(gaussian_noise(request.geometry, mu, neighbours))
         found.append(_least(options))
     return found
 
 
-def _by_squares(wishes: Sequence[Wish], mu: float, neighbours: Neighbours) -> list[TableNoise]:
-    whole, found = math.hypot(*(wish.weight_by_squares for wish in wishes)), []
-    for wish in wishes:
-        part = mu * wish.weight_by_squares / whole * (1.0 - 1e-9)
-        options: list[TableNoise | None] = [gaussian_noise(wish.geometry, part, neighbours)]
+def _by_squares(requests: Sequence[SumRequest], mu: float, neighbours: Neighbours) -> list[TableNoise]:
+    whole, found = math.hypot(*(request.weight_by_squares for request in requests)), []
+    for request in requests:
+        part = mu * request.weight_by_squares / whole * (1.0 - 1e-9)
+        options: list[TableNoise | None] = [gaussian_noise(request.geometry, part, neighbours)]
         if (pure := pure_of_mu(part)) > 0.0:
-            options.append(laplace_noise(wish.geometry, pure, neighbours))
+            options.append(laplace_noise(request.geometry, pure, neighbours))
         found.append(_least(options))
     return found
 
@@ -323,4 +323,4 @@ def noise_for(geometry: Geometry, claim: Claim, neighbours: Neighbours = "replac
         >>> noise_for(one, Claim(1.0, 1e-6)).kind
         'discrete-laplace'
     """
-    return allot([Wish(geometry)], claim, neighbours)[0]
+    return allot([SumRequest(geometry)], claim, neighbours)[0]

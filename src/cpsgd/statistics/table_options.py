@@ -38,7 +38,7 @@ class StatisticOptions(TypedDict):
             user's rows are there or not, and the number of users is not shown.
         confidence: Of the intervals.
         ledger: Charge the budget on this ledger before anything is released, or refuse.
-        population: With a ledger: whose budget pays.
+        population: With a ledger: the population whose budget pays.
         advance: Called with the number of rows just read, for progress.
     """
 

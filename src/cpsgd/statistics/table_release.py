@@ -23,7 +23,7 @@ from cpsgd.statistics.ranks import MUCH, Quantiles, Ranges, beyond
 from cpsgd.statistics.results import CutOff, Reading, Statistic, shares
 from cpsgd.statistics.rows import RowQuestion, check_one_user, interval_width
 from cpsgd.statistics.selection import CITATION, Selection, Tally
-from cpsgd.statistics.table_noise import TableNoise, Wish, allot, less_reserve, total
+from cpsgd.statistics.table_noise import SumRequest, TableNoise, allot, less_reserve, total
 from cpsgd.statistics.table_options import Asked, StatisticOptions, events_for, unlisted
 from cpsgd.statistics.users import Sizes
 from cpsgd.tables import Chunk
@@ -42,7 +42,7 @@ _SELECTION_EPSILON, _SELECTION_DELTA = 1.0 / 3.0, 0.5
 
 
 class ClippingWarning(UserWarning):
-    """Much was cut off: values beyond bounds, rows of a user beyond the limit, or rows of no group."""
+    """Warning that much was cut off: values beyond bounds, rows of a user beyond the limit, or rows of no group."""
 
 
 Proof = tuple[Claim, str, str]
@@ -78,7 +78,7 @@ class TableQuestion:
         Args:
             partial: The sums over all users.
             ledger: Charge the budget on this ledger first, or refuse.
-            population: With a ledger: whose budget pays.
+            population: With a ledger: the population whose budget pays.
 
         Raises:
             BudgetExceededError: The ledger does not allow it. Nothing was released.
@@ -128,12 +128,12 @@ def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> Table
     return _prepared(question, noises, asked, proof_of(noises, None, asked.claim))
 
 
-def wishes_of(question: RowQuestion, weight: float = 1.0) -> list[Wish]:
+def requests_of(question: RowQuestion, weight: float = 1.0) -> list[SumRequest]:
     """Returns the requests for the question's sum and for the counts of users who are cut off."""
-    found = [Wish(question.geometry, weight, weight)]
+    found = [SumRequest(question.geometry, weight, weight)]
     if question.cuts:
         added, squared = (part * weight for part in _CUTS)
-        found.append(Wish(CutUsers(question).geometry, added, squared, counts=False))
+        found.append(SumRequest(CutUsers(question).geometry, added, squared, counts=False))
     return found
 
 
@@ -166,19 +166,19 @@ def release(
         if asked.neighbours == "add-remove":
             raise ParameterError("Bounds are found only where the number of users is public; state bounds.")
         search = Ranges(unknown, "drop" if asked.missing == "bounds" else asked.missing)
-    wish = [] if search is None else [Wish(search.geometry, *_SEARCH, counts=False)]
+    request = [] if search is None else [SumRequest(search.geometry, *_SEARCH, counts=False)]
     # Where both are found, the way of dividing is fixed: the search has its part before the groups are known.
     # An adaptive budget counts shifts: noise of a pure ε would cost it several times what was asked for.
     shifts = asked.claim.delta > 0.0 and Charge.counts_shifts(asked.ledger, asked.population)
     squares = True if shifts or (search is not None and selection is not None) else None
-    noises = noises_for(question, asked, rest, wish, squares=squares)
+    noises = noises_for(question, asked, rest, request, squares=squares)
     found: list[TableNoise] = noises[-1:] if search is not None else []
     advance = asked.advance
     if search is not None or selection is not None:
         job = Job(() if search is None else (SumTask(search, found[0]),), asked.user, asked.missing is not None)
         first, tally = _first_pass(job, asked, question, selection)
         asked.charge(noises, selection)  # refuses if the budget does not pay for all of it
-        tail = 0.0 if search is None else beyond(found[0].variance ** 0.5 / first.users, first.users)
+        tail = 0.0 if search is None else beyond(unknown, found[0].variance ** 0.5 / first.users, first.users)
         asked.charge(found, selection).pay()
         advance = None  # nothing of the caller's runs after a payment
         bounds = {} if search is None else _bounds(search, job, first)
@@ -195,7 +195,7 @@ def release(
             if not kept:
                 return _no_groups(asked, question, selection, first.users, found)
             question = question.among(columns, kept).central(asked.neighbours, asked.user)
-            noises = noises_for(question, asked, rest, wish, squares=squares)
+            noises = noises_for(question, asked, rest, request, squares=squares)
     prepared = _prepared(
         question, noises, asked, proof_of([*noises[: 1 + bool(question.cuts)], *found], selection, asked.claim)
     )
@@ -209,7 +209,7 @@ def _prepared(question: RowQuestion, noises: Sequence[TableNoise], asked: Asked,
 
 
 def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTask]:
-    """Returns a question's sums, each with the noise that was allotted to it; ordered as in `wishes_of`."""
+    """Returns a question's sums, each with the noise that was allotted to it; ordered as in `requests_of`."""
     summed: list[RowQuestion | CutUsers] = [question, *([CutUsers(question)] if question.cuts else [])]
     # The noise may have been chosen before bounds were known: the question is the one that is asked now.
     return [
@@ -219,17 +219,17 @@ def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTas
 
 
 def noises_for(
-    question: RowQuestion, asked: Asked, claim: Claim, others: Sequence[Wish] = (), *, squares: bool | None = None
+    question: RowQuestion, asked: Asked, claim: Claim, others: Sequence[SumRequest] = (), *, squares: bool | None = None
 ) -> list[TableNoise]:
-    """Returns the noise of a question's sums (`wishes_of`) and of other sums, with the least error of the question.
+    """Returns the noise of a question's sums (`requests_of`) and of other sums, with the least error of the question.
 
     For few quantiles, a private choice of bins has a smaller error. It needs pure ε.
     """
-    wishes = [*wishes_of(question), *others]
-    noises = allot(wishes, claim, asked.neighbours, squares=squares)
+    requests = [*requests_of(question), *others]
+    noises = allot(requests, claim, asked.neighbours, squares=squares)
     if squares:
         return noises
-    pure = allot(wishes, Claim(claim.epsilon, 0.0), asked.neighbours)
+    pure = allot(requests, Claim(claim.epsilon, 0.0), asked.neighbours)
     nearest = nearer_of(question, noises[0], pure[0].epsilon, asked.confidence)
     return noises if nearest is noises[0] else [nearest, *pure[1:]]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +21,23 @@ ASKED = b"a request"
 def message(content: RecordDict) -> Message:
     with task():
         return Message(content, dst_node_id=5, message_type="train")
+
+
+RAY = "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::ClientAppActor.run()\n  File \"x.py\"\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("<class 'cpsgd.errors.ShareError'>:<'a share is wrong'>", "ShareError: a share is wrong"),
+        (RAY + "Exception ClientAppException occurred. Message: the limit is 1.\n'>", "the limit is 1."),
+        ("<class 'ClientAppException'>:<'\nException ClientAppException occurred. Message: no'>", "no"),
+        ("the node is gone", "the node is gone"),
+    ],
+)
+def test_reasons_of_errors(reason: str, told: str) -> None:
+    with task():
+        assert records.read_error(Message(Error(0, reason), reply_to=message(RecordDict()))) == told
 
 
 def test_requests_there_and_back() -> None:

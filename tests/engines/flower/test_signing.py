@@ -59,8 +59,7 @@ def silos(tmp_path: Path) -> Silos:
 def run(strategy: CpsgdStrategy, members: list[Node], rounds: int = 1) -> tuple[np.ndarray, LocalGrid]:
     grid = LocalGrid(members)
     result = strategy.start(grid, model(DIM), num_rounds=rounds, timeout=1.0)
-    arrays = result.arrays or model(DIM)
-    return np.concatenate([array.numpy().reshape(-1) for array in arrays.values()]), grid
+    return np.concatenate([array.numpy().reshape(-1) for array in result.arrays.values()]), grid
 
 
 # ---------------------------------------------------------------------- honest rounds

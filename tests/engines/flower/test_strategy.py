@@ -32,8 +32,7 @@ def nodes(count: int = 4, **options: Any) -> list[Node]:
 def run(strategy: CpsgdStrategy, members: Sequence[Node], rounds: int = 1) -> tuple[np.ndarray, LocalGrid]:
     grid = LocalGrid(members)
     result = strategy.start(grid, model(DIM), num_rounds=rounds, timeout=1.0)
-    arrays = result.arrays or model(DIM)
-    return np.concatenate([array.numpy().reshape(-1) for array in arrays.values()]), grid
+    return np.concatenate([array.numpy().reshape(-1) for array in result.arrays.values()]), grid
 
 
 def close(found: np.ndarray, expected: np.ndarray, squared_error: float) -> bool:
@@ -118,6 +117,13 @@ def test_too_few_nodes(small_plan: Plan) -> None:
     assert "2 nodes" in strategy.reports[0].reason
     assert not grid.sent
     assert not after.any()
+
+
+def test_the_result_of_withheld_rounds_is_the_first_model(small_plan: Plan) -> None:
+    result = CpsgdStrategy(small_plan, node_timeout=0.1).start(
+        LocalGrid(nodes(2)), model(DIM), num_rounds=2, timeout=1.0
+    )
+    assert result.arrays == model(DIM)
 
 
 def test_no_more_nodes_than_planned_and_three_are_enough(small_plan: Plan) -> None:

@@ -63,7 +63,7 @@ def modular_sum(a: Elements, b: Elements, minus: bool, prime: int, out: Elements
 
 
 def uniform_elements(words: Elements, prime: int, out: Elements) -> int:
-    """Writes the elements that uniform words stand for, and returns their number.
+    """Converts uniform words to uniform elements, and returns their number.
 
     Words from the largest multiple of p on are left out, so that all elements are equally likely.
     """

@@ -319,7 +319,7 @@ def find_below(words: NDArray[np.uint8], bound: int, first: int, positions: NDAr
 
 
 def add_signs(bits: NDArray[np.uint8], positions: NDArray[np.uint32], sums: Sums) -> None:
-    """Adds 1 to all sums, and at each position the 1 or -1 that its bit stands for."""
+    """Adds 1 to all sums, and at each position 1 or -1 by its bit."""
     bit = np.unpackbits(bits, count=positions.size, bitorder="little")
     sums += sums.dtype.type(1)
     # Never below zero on the way: what was there, then 2 more or nothing.

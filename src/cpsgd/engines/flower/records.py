@@ -21,8 +21,9 @@ STATE = "state"  # the bytes in a client's state
 METRICS = "metrics"  # the record with the metrics a client allows to leave
 # Serialization of the upload's bytes: as they are. NumPy's would let a stranger announce a shape to be allocated.
 _PLAIN = "cpsgd.bytes"
-# How Flower tells of an exception in a ClientApp.
-_RAISED = re.compile(r"<class '(?:[^']*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
+# How Flower tells of an exception in a ClientApp; its simulator puts one of Ray's and a traceback around it.
+_RAISED = re.compile(r"<class '(?:[^']*[.(])?(\w+)\)?'>:<'(.*)'>", re.DOTALL)
+_SIMULATED = "Exception ClientAppException occurred. Message: "
 
 
 def make_message(
@@ -96,10 +97,16 @@ def read_reply(reply: Message) -> tuple[bytes, Mapping[str, object]]:
 
 
 def read_error(reply: Message) -> str | None:
-    """Returns the reason of an error as `ShareError: ...`; Flower writes `<class '...ShareError'>:<'...'>`."""
+    """Returns the reason of an error as `ShareError: ...`; Flower writes `<class '...ShareError'>:<'...'>`.
+
+    Flower's simulator tells the error's text and not its class: then it is the text alone.
+    """
     reason = reply.error.reason
     found = _RAISED.fullmatch(reason or "")
-    return f"{found[1]}: {found[2]}" if found else reason
+    if found is None:
+        return reason
+    _, simulated, text = found[2].rpartition(_SIMULATED)
+    return text.strip() if simulated else f"{found[1]}: {found[2]}"
 
 
 def read_arrays(record: ArrayRecord) -> Arrays:

@@ -114,6 +114,8 @@ class CpsgdStrategy(Strategy):
     ) -> Result:
         """Runs `num_rounds` rounds, those before a restart included; see Flower's `Strategy.start`.
 
+        The result has the model after the last released round, or the first model if all rounds were withheld.
+
         `timeout` is how long each stage of a round waits for answers at most. Evaluate with `evaluate_fn` on data of
         the server's own: what clients would measure is outside the guarantee, so they are not asked.
 
@@ -146,8 +148,7 @@ class CpsgdStrategy(Strategy):
 
         # Flower counts the rounds of this start; everybody else those of the whole run.
         result = super().start(grid, arrays, max(0, num_rounds - done), timeout, train_config, None, evaluate)
-        if done:
-            result.arrays = result.arrays or arrays
+        result.arrays = result.arrays or arrays  # Flower leaves them empty where no round was released
         for figures in (result.train_metrics_clientapp, result.evaluate_metrics_serverapp):
             renamed = {done + round: values for round, values in figures.items()}
             figures.clear()
@@ -157,7 +158,7 @@ class CpsgdStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Keeps what the round needs; its exchanges are made by `aggregate_train`, not by Flower's loop."""
+        """Stores the round's inputs; `aggregate_train` makes the exchanges, in place of Flower's loop."""
         self._open = arrays, config, grid
         return []
 
@@ -238,7 +239,7 @@ class _Transport:
                 session.drop(node, "Flower could not take the message")
 
     def replies(self, waiting: frozenset[int]) -> list[Reply[int]]:
-        """Returns the replies that are there.
+        """Returns the replies that have arrived.
 
         They are fetched one at a time: one that Flower itself cannot read must not cost the others theirs.
         """

@@ -70,7 +70,7 @@ class CpsgdController(ModelController):
         pair: dict[str, str] | None = None,
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
     ) -> None:
-        """Takes what the plan is to keep; all of it is plain enough for a job's configuration.
+        """Takes the requirements of the plan, as plain values that fit a job's configuration.
 
         Args:
             num_clients: Clients of a round.
@@ -160,7 +160,7 @@ class CpsgdController(ModelController):
                 self._round(course, terms.plan, model)
 
     def make_plan(self, dim: int) -> Plan:
-        """Returns the plan for a model with `dim` parameters, and for what rides on its updates."""
+        """Returns the plan for a model with `dim` parameters and for the extra coordinates of its updates."""
         way = {"secure": self.secure} if self.pair is None else {"pair": True}
         wanted: dict[str, Any] = {"colluding": 1, **(self.plan or {}), "rounds": self.num_rounds, **way}
         basic = (self.num_clients, dim + self._extra, self.epsilon, self.delta)
@@ -233,7 +233,7 @@ class _Transport:
             self._controller.send(self._tasks[node], self._controller.fl_ctx, targets=[node])
 
     def replies(self, waiting: frozenset[str]) -> list[Reply[str]]:
-        """Returns the answers that are there, and reasons for tasks that NVFlare has ended."""
+        """Returns the answers that have arrived, and reasons for tasks that NVFlare has ended."""
         found = []
         with suppress(Empty):
             found.append(_reply(*self._answers.get(timeout=_POLL_SECONDS)))

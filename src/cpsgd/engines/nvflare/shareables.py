@@ -23,7 +23,7 @@ _REASON = "cpsgd-reason"
 
 
 def make_task(request: bytes, model: FLModel | None, extras: Extras | None = None) -> Shareable:
-    """Returns a task's data: the request, and where the client is to train, the model and what rides on the update."""
+    """Returns a task's data: the request, and for training also the model and the extra numbers."""
     data = Shareable() if model is None else FLModelUtils.to_shareable(model)
     data[_REQUEST] = request
     if extras is not None:
@@ -78,7 +78,7 @@ def make_answer(answer: bytes, metrics: Mapping[str, float]) -> Shareable:
 
 
 def make_refusal(error: CpsgdError) -> Shareable:
-    """Returns a reply that says why there is no answer; the text of our errors is fit for the server."""
+    """Returns a reply with the reason for a refusal; the server may see the text of cpsgd's errors."""
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply[_REASON] = f"{type(error).__name__}: {error}"
     return reply

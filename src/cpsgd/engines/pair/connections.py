@@ -61,7 +61,7 @@ class PatientConnection(HttpToolsProtocol):
             super().data_received(data)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header, unless there are too many: an object takes more room than the bytes that it is made of."""
+        """Takes a header, unless there are too many: each header object needs more memory than its bytes."""
         if len(self.headers) < _MOST_HEADERS:
             super().on_header(name, value)
         else:
@@ -82,7 +82,7 @@ class PatientConnection(HttpToolsProtocol):
 
 
 def configured(app: Any, certificate: Path | None = None, key: Path | None = None, **options: Any) -> uvicorn.Config:
-    """Returns settings that serve an application within these bounds; by TLS 1.3 alone where there is a certificate."""
+    """Returns settings to serve an application within these bounds; with a certificate, only by TLS 1.3."""
     usual: dict[str, Any] = {"access_log": False, "log_level": "warning", "timeout_graceful_shutdown": 5}
     config = uvicorn.Config(
         app, **usual | options, http=PatientConnection, server_header=False, ws="none", backlog=MOST_CONNECTIONS

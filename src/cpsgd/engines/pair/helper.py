@@ -80,7 +80,7 @@ def read_request(task: PairTask, request: bytes) -> tuple[int, list[AskedReport]
 
 @dataclass(frozen=True, repr=False)
 class _Opened:
-    """A helper's part that is in order: its seed, and who sent it."""
+    """A valid part for the helper: its seed and its sender."""
 
     question: AskedReport
     sender: bytes | None
@@ -165,7 +165,7 @@ class Helper:
 
 
 def _verdict_on(error: Exception) -> Verdict:
-    """Returns the verdict on a report that raised an error: one report must not hold up those that came with it."""
+    """Returns the verdict for a report that raised an error, so that other reports are not delayed."""
     if isinstance(error, RefusedReportError):
         return error.verdict
     if isinstance(error, SignatureError):

@@ -72,7 +72,7 @@ class PairLeader:
         self._settle_kept()
 
     def _settle_kept(self) -> None:
-        """Settles what the helper may have counted already; else the servers' sums would be of other reports."""
+        """Settles kept reports that the helper may have counted already, so that both sums have the same reports."""
         for kept in self._leader.restore():
             self.settle([kept])
 
@@ -108,7 +108,7 @@ class PairLeader:
         return found
 
     def settle(self, reports: Sequence[Prepared]) -> list[str]:
-        """Asks the helper about reports of one round; returns why each was refused, empty where it was accepted."""
+        """Asks the helper about reports of one round; returns the reason of each refusal, empty if accepted."""
         answer = ask(self._verifying, "POST", "/verify", content=self._leader.evaluate(reports)).content
         verdicts = self._leader.settle(reports, answer)
         return ["" if each is Verdict.ACCEPTED else str(RefusedReportError(each)) for each in verdicts]

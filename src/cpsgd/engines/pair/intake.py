@@ -106,7 +106,7 @@ class Intake:
             return busy()
 
     async def work(self) -> None:
-        """Settles batch after batch, for ever; first what was on its way when the leader stopped."""
+        """Settles batches in an endless loop; first the reports that were pending when the leader stopped."""
         await self._restore()
         # By its tokens the helper does not see that two reports are of one sender: none may be asked about meanwhile.
         await asyncio.gather(*(self._batches() for _ in range(1 if self.books.tokens else _WORKERS)))
@@ -192,7 +192,7 @@ class Intake:
         return bytes(found)
 
     async def settled(self, round: int) -> bool:
-        """Takes no more uploads of a round, and returns whether all that were on their way arrived in time."""
+        """Stops taking uploads of a round; returns whether all pending ones were settled in time."""
         if round == self.books.current:
             self._closing = round
         deadline = time.monotonic() + _PATIENCE

@@ -97,7 +97,7 @@ class Leader:
         return found
 
     def _taken(self, batch: Sequence[Prepared]) -> set[bytes]:
-        """Returns those senders of a batch, all of one round, who may send no more."""
+        """Returns the senders of a batch, all of one round, that may not send again."""
         senders = {each.sender for each in batch if each.sender is not None}
         return self.books.sent_before(batch[0].upload.round, senders)
 
@@ -125,7 +125,7 @@ class Leader:
         return Prepared(upload, data, sender, share)
 
     def restore(self) -> list[Prepared]:
-        """Returns the uploads that were on their way when the leader stopped, also of those who may send no more."""
+        """Returns the uploads that were pending when the leader stopped, also from senders no longer permitted."""
         return [self.open(Upload.from_bytes(data), data, before=True) for data in self.books.store.kept()]
 
     def evaluate(self, batch: Sequence[Prepared], *, restored: bool = False) -> bytes:
@@ -146,7 +146,7 @@ class Leader:
         )
 
     def settle(self, batch: Sequence[Prepared], answer: bytes) -> list[Verdict]:
-        """Adds what the helper accepted, and returns all verdicts. What is on record already is not added again.
+        """Adds the reports that the helper accepted, and returns all verdicts. Recorded reports are not added again.
 
         Raises:
             MessageError: The helper's answer is none to this batch.

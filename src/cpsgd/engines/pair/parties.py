@@ -70,7 +70,7 @@ class Sender:
         return number
 
     def send(self, vector: ArrayLike, round: int | None = None) -> str:
-        """Encodes a vector for a round and sends it; asks again with the same bytes where nothing is heard.
+        """Encodes a vector for a round and sends it; asks again with the same bytes if no answer comes.
 
         Args:
             vector: The client's vector.
@@ -92,7 +92,7 @@ class Sender:
         return self.deliver(self._sent[number])
 
     def prepare(self, vector: ArrayLike, round: int) -> bytes:
-        """Returns the upload of a vector: keep it until it is answered, and never make a second one of the vector."""
+        """Returns the upload for a vector. Keep it until it is answered; never make a second one for this vector."""
         values = self.task.protocol.encode_integers(vector, round)
         return self.task.upload(values, round, identity=self._identity, tokens=self._tokens)
 
@@ -240,7 +240,7 @@ def ask(
 
 
 def _whole(client: httpx.Client, method: str, path: str, content: bytes | None, most: int) -> httpx.Response:
-    """Returns an answer that is read within bounds, and as it is: what is packed may be of any length unpacked."""
+    """Returns an answer of bounded length, without unpacking it: unpacked data may have any length."""
     found, deadline = bytearray(), time.monotonic() + _LONGEST
     with client.stream(method, path, content=content) as response:
         for chunk in response.iter_raw():

@@ -44,7 +44,7 @@ class PairServerOptions:
         roster: Public keys of those who may send, one per line, where the task has a roster.
         tokens: Hashes of this server's tokens, one per line, where the task has tokens.
         ledger: A ledger that pays for a round before its sum is revealed.
-        population: Whose budget it is.
+        population: The population whose budget pays.
         host: Address to listen on; 0.0.0.0 for all of this machine's.
         port: Port to listen on; that of the task's address if not given.
         certificate: The server's certificate, with those that it is signed by; without, it speaks plain http.
@@ -147,7 +147,7 @@ def serve(role: Role, options: PairServerOptions, tell: Callable[[str], None]) -
 def write_task(
     folder: Path, task: PairTask, secrets: dict[str, Secrets], *, name: str = "task.json", tokens: int = 0
 ) -> list[Path]:
-    """Writes a new task's files into a folder, none of which may exist, and returns them, the task's first.
+    """Writes a new task's files into a folder and returns them, the task's first; none may exist before.
 
     Args:
         folder: Is made where it is not there.
@@ -228,7 +228,7 @@ def _read_hashes(path: Path) -> frozenset[bytes]:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody uses now."""
+    """Returns a port of this machine that is free now."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

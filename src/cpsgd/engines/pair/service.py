@@ -180,7 +180,7 @@ def refusing(handler: Handler) -> Handler:
 
 
 def application(routes: list[Route], **options: Any) -> Starlette:
-    """Returns an application that answers with problem documents also where there is no such address."""
+    """Returns an application whose errors are problem documents, also for unknown addresses."""
 
     async def refuse(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404

@@ -64,7 +64,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class Decided:
-    """A report's verdict, as it is put on record."""
+    """A report's verdict, ready to be recorded."""
 
     id: bytes
     sender: bytes | None
@@ -306,13 +306,13 @@ class ReportStore:
     # ------------------------------------------------------------------ reports
 
     def known(self, ids: Collection[bytes]) -> dict[bytes, tuple[bytes, Verdict]]:
-        """Returns the digests and verdicts of those reports that have one."""
+        """Returns the digest and verdict of each of these reports that has a verdict."""
         with self._reading() as run:
             rows = run(f"SELECT id, digest, verdict FROM reports WHERE id IN ({_marks(ids)})", tuple(ids)).fetchall()
         return {bytes(row[0]): (bytes(row[1]), Verdict(row[2])) for row in rows}
 
     def senders(self, number: int | None, senders: Collection[bytes]) -> set[bytes]:
-        """Returns those senders who have a report in a round, or in any round where none is given."""
+        """Returns those of the senders that have a report in a round, or in any round if `number` is None."""
         if not senders:
             return set()
         where, which = ("", ()) if number is None else ("round = ? AND ", (number,))
@@ -323,7 +323,7 @@ class ReportStore:
         return {bytes(row[0]) for row in rows}
 
     def settle(self, number: int, decided: Sequence[Decided], sums: Elements) -> None:
-        """Puts verdicts on record, replaces the round's sums, and forgets the uploads kept for them, all at once.
+        """Records verdicts, replaces the round's sums and deletes the kept uploads, in one transaction.
 
         A leader's need not last: undone, the uploads are still kept, and the helper repeats its verdicts on them.
 
@@ -356,7 +356,7 @@ class ReportStore:
     # ------------------------------------------------------------------ reports on their way (the leader's)
 
     def keep(self, number: int, uploads: Sequence[tuple[bytes, bytes]], *, alone: bool = False) -> None:
-        """Keeps uploads, by id, until they are settled; what is kept is always what the helper is asked about next.
+        """Keeps uploads, by id, until they are settled; the helper is asked next about exactly the kept ones.
 
         With `alone`, deletes all other kept uploads, whose transaction seemed to fail.
         """

@@ -205,7 +205,7 @@ class PairTask:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """32 bytes that stand for everything above; proofs are bound to all of them."""
+        """32 bytes that identify everything above; proofs are bound to all of them."""
         return hashlib.sha256(b"cpsgd pair task" + canonical(self.to_dict()).encode()).digest()
 
     @property

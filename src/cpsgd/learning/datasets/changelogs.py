@@ -35,7 +35,7 @@ _NUMBERS[[ord(each) for each in ALPHABET]] = np.arange(len(ALPHABET))
 def load_changelogs(
     folder: Path | str = FOLDER, *, context: int = 32, examples: int = 32, test_share: float = 0.2
 ) -> ArrayDataset:
-    """Returns windows of `context` characters and the next one, as many for each maintainer, from a folder of packages.
+    """Returns windows of `context` characters with the next character, equally many per maintainer.
 
     Args:
         folder: Has PACKAGE/changelog*.gz.

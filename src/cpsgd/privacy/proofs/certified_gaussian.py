@@ -51,7 +51,7 @@ _PROFILED = 16
 
 
 class Shape(TypedDict):
-    """Coordinates of a round, the distance S of neighbours in lattice units, and k."""
+    """Arguments of the certificate beside the law: dimension, sensitivity S in lattice units, and k levels."""
 
     dim: int
     sensitivity: float
@@ -191,7 +191,7 @@ def check_parameters(dim: int, sensitivity: float, levels: int, tail: float) -> 
 
 
 def check_delta(delta: float, dim: int, share: float) -> None:
-    """Validates δ, of which `share` is to pay for the tails."""
+    """Validates δ, given the `share` of it that pays for the tails."""
     smallest = SMALLEST_MASS * _validate.integer("dim", dim, low=1) / share
     if _validate.probability("delta", delta) < smallest:
         raise ParameterError(

@@ -200,7 +200,7 @@ def rdp_epsilon(divergence: float, order: float, delta: float) -> float:
 
 
 def renyi_floor(slope: float, delta: float) -> float:
-    """Returns an ε that the Rényi certificate cannot come below: its ε if D_α were α `slope` for all α.
+    """Returns a lower bound on the Rényi certificate's ε: its ε if D_α were α · `slope` for all α.
 
     As t -> 0, D_α/t² -> α χ²/2 with χ² the chi-square divergence of Z_1 from Z_0, and χ² >= 1/Var(Z_0) (Hammersley,
     Chapman and Robbins). So κ(α) >= α/(2 Var(Z_0)), and `slope` is S² / (2 Var(Z_0)).

@@ -134,7 +134,7 @@ class ClassicalLemma(Proof):
     effort: int = 1
 
     def supports(self, run: Run) -> bool:
-        """Returns whether it is one round of Gaussian noise."""
+        """Returns whether the run is one round of Gaussian noise."""
         return base.alone(run) and isinstance(base.law_of(run), Normal)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:

@@ -34,7 +34,7 @@ class SlotsProof(Proof):
     effort: int = 2
 
     def supports(self, run: Run) -> bool:
-        """Returns whether noise is that of slots and coins."""
+        """Returns whether the noise is a `SlotsAndCoins` law."""
         return isinstance(base.law_of(run), SlotsAndCoins)
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:

@@ -58,7 +58,7 @@ class StepsRenyi(Proof):
         return isinstance(base.law_of(run), Steps) and (base.alone(run) or run.sampling.scheme == "every")
 
     def epsilon(self, run: Run, delta: float, below: float = math.inf) -> Proved:
-        """Returns the smallest ε over a few orders."""
+        """Returns the smallest ε over several Rényi orders."""
         law = base.law_of(run)
         assert isinstance(law, Steps)
         sensitivity = base.sensitivity(run)

@@ -196,7 +196,7 @@ def verify(shape: RoundShape, report: bytes, share: Share, basis: Basis, message
 
 @dataclass(frozen=True, repr=False)
 class Basis:
-    """All that follows from t: Lagrange polynomials of the nodes and of the quotient's points, and Z, at t."""
+    """Values at the point t: of the Lagrange polynomials of nodes and quotient points, and of Z."""
 
     mask: Elements
     coordinates: Elements

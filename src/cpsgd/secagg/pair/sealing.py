@@ -28,7 +28,7 @@ _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 
 
 def seal(public: bytes, part: bytes, shape: RoundShape, report: bytes, role: Role, *beside: bytes) -> bytes:
-    """Returns a part that only the server with this public key can open, and only beside the same other bytes."""
+    """Encrypts a part for the server with this public key, bound to the context and the other bytes."""
     bound = digest(role + " part", shape, report, *beside)
     return _SUITE.encrypt(part, X25519PublicKey.from_public_bytes(public), info=bound)
 
@@ -36,7 +36,7 @@ def seal(public: bytes, part: bytes, shape: RoundShape, report: bytes, role: Rol
 def unseal(
     private: X25519PrivateKey, sealed: bytes, shape: RoundShape, report: bytes, role: Role, *beside: bytes
 ) -> bytes:
-    """Returns the part that was sealed for this server, round and report, beside these other bytes.
+    """Decrypts a part that was sealed for this server, round and report, and bound to these other bytes.
 
     Raises:
         MessageError: The part was sealed for something else, or changed.

@@ -124,7 +124,7 @@ class RoundShape:
 
     @cached_property
     def context(self) -> bytes:
-        """32 bytes that stand for all of the above: SHA-256 of their canonical JSON."""
+        """32 bytes that identify all of the above: SHA-256 of their canonical JSON."""
         fields = {
             "version": _VERSION,
             "prime": self.field.prime,
