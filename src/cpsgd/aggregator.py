@@ -48,7 +48,6 @@ class Aggregator:
     called from several threads. It pickles, as `save` and `restore` do.
 
     Example:
-        >>> import numpy as np
         >>> from cpsgd import Aggregator, Protocol
         >>> protocol = Protocol.rotated_binomial(clients=2, dim=3, clip_norm=1.0, levels=1024, trials=0)
         >>> aggregator = Aggregator(protocol, round=0)
@@ -56,8 +55,8 @@ class Aggregator:
         >>> aggregator.add(protocol.encode([0.1, 0.2, 0.1], round=0))
         >>> aggregator.count
         2
-        >>> bool(np.allclose(aggregator.mean(), [0.3, 0.1, 0.1], atol=0.02))
-        True
+        >>> aggregator.mean().round(1)
+        array([0.3, 0.1, 0.1], dtype=float32)
     """
 
     def __init__(self, protocol: Protocol, round: int, *, max_dim: int = wire.DEFAULT_MAX_DIM) -> None:

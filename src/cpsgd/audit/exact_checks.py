@@ -123,7 +123,7 @@ def wraparound(protocol: Protocol, rounds: Sequence[int], counts: Sequence[int])
 
 
 def pair_epsilon(zero: SumLaw, one: SumLaw, delta: float) -> float:
-    """Returns the ε that these two laws need at δ, rounded down, in the direction that needs more."""
+    """Returns the exact ε of a pair of laws at δ, rounded down: the larger one of both directions."""
     return max(_one_way(one, zero, delta), _one_way(zero, one, delta))
 
 

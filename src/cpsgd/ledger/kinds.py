@@ -331,7 +331,7 @@ class Account:
         self._since.clear()
 
     def at_the_last_reservation(self) -> Tally:
-        """Returns the rounds as they were accounted when the last of them was reserved."""
+        """Returns the rounds as they were accounted at the time of the last reservation."""
         if not self._since:
             return self.tally
         tally = self.tally.copy()

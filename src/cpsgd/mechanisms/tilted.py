@@ -150,7 +150,7 @@ class Tilted(Mechanism):
         return self.variances[1] * self.theta**2
 
     def rounding_variance(self, points: NDArray[np.float32]) -> float:
-        """Returns b Σ (θ² - x̄²)."""
+        """Returns the variance of rounding, summed over a vector's grid points: b Σ (θ² - x̄²)."""
         limit = self.grid.limit
         # Squares of integers up to 2^15: exact, and so are sums of a few millions of them.
         squares = float(np.sum(np.square(points, dtype=np.float64)))

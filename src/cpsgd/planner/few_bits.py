@@ -98,10 +98,10 @@ def rounding_share(windows: Sequence[int]) -> float:
 
 
 def few_taps(bands: int, rounds: int, workload: Workload, left: float) -> Correlation | None:
-    """Returns the best weights at no more than seven ages, from 1 to `bands` - 1 in a geometric row; None for one age.
+    """Returns the best weights for at most seven ages, from 1 to `bands` - 1 in a geometric row; None for one age.
 
-    Best is the smallest variance in the model, times the squared sensitivity of a client in one round; `left` is the
-    variance over that of z that is not taken away, and protects as well.
+    The weights minimise the variance in the model times the squared sensitivity of a client in one round. `left` is the
+    variance that is not taken away, relative to that of z; it protects as well.
 
     Example:
         >>> found = few_taps(33, 1000, Workload.of("sgd", 1000), left=1e-3)

@@ -17,8 +17,8 @@ def utility_warning(plan: Plan) -> str | None:
 
     Example:
         >>> from cpsgd import plan
-        >>> utility_warning(plan(clients=1000, dim=100, epsilon=2.0, delta=1e-6, bits=4)) is None
-        True
+        >>> print(utility_warning(plan(clients=1000, dim=100, epsilon=2.0, delta=1e-6, bits=4)))
+        None
         >>> print(utility_warning(plan(clients=10, dim=900, epsilon=2.0, delta=1e-6, bits=16)))
         The predicted error of a round's mean has norm 1..., and the mean itself at most 1 (the clip norm): ...
     """

@@ -171,7 +171,7 @@ class Masks:
         return words
 
     def _planes(self) -> list[int]:
-        """Returns the planes of whole bytes: the widths of 32, 16 and 8 that b is made of."""
+        """Returns the widths in bits, 32, 16 or 8, of the planes into which the whole bytes of b are split."""
         return [width for width in (32, 16, 8) if self.bits & width]
 
 

@@ -36,7 +36,7 @@ _Last = tuple[Any, int, torch.Tensor | None]
 
 
 def supports(dim: int) -> bool:
-    """Returns whether vectors are long enough."""
+    """Returns whether vectors of this length are long enough for these kernels."""
     return dim >= 2 * _TILE
 
 

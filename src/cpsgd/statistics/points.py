@@ -287,7 +287,7 @@ Asked = TypeVar("Asked", bound=_Planned)
 def paid(
     name: str, table: object, ball: Ball, plan: Callable[..., Asked], claim: Claim, options: PointOptions, rounds: int
 ) -> tuple[Vectors, Asked]:
-    """Returns the clients' points and the plan of all rounds, which were charged."""
+    """Reads the clients' points, plans all rounds and charges them to the ledger; returns points and plan."""
     ledger, population = options.get("ledger"), options.get("population")
     Charge.check(ledger, population)
     people = people_in_ball(table, ball, options.get("user"))

@@ -268,7 +268,7 @@ class Smoothed(Proof):
     def scale(
         self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
     ) -> float:
-        """Returns the smallest scale, within a little, that the certificate of all rounds together proves."""
+        """Returns approximately the smallest scale that the certificate of all rounds together proves."""
         law = _law(run)
         if isinstance(law, Steps):
             return _steps_scale(run, claim, wanted, draft)

@@ -56,7 +56,7 @@ class SlotsProof(Proof):
     def scale(
         self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
     ) -> float:
-        """Returns the smallest scale, within a little, that keeps the claim."""
+        """Returns approximately the smallest scale that keeps the claim."""
         if base.moved(run) * (1.0 + math.exp(claim.epsilon)) > _MOST_FOR_VARIATION * claim.delta:
             raise ConditionError(f"The sampler costs too much of δ; {run.protocol.mechanism.sampler_remedy}.")
         mu = gdp_mu(claim.epsilon, claim.delta * (1.0 - _TAIL_SHARE - _MOST_FOR_VARIATION) * (1.0 - 1e-9))
