@@ -6,6 +6,7 @@ import struct
 import threading
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from cpsgd.errors import (
     EmptyError,
     FingerprintError,
     MagicError,
+    ParameterError,
     RoundError,
     TrailingBytesError,
     TruncatedError,
@@ -122,6 +124,14 @@ def test_refusals_change_nothing(name: str) -> None:
     assert aggregator.save() == before
     aggregator.add(good())
     assert aggregator.count == 6
+
+
+@pytest.mark.parametrize("message", ["text", 64, [1, 2], None])
+def test_a_message_is_bytes(message: Any) -> None:
+    aggregator = filled()
+    with pytest.raises(ParameterError, match=f"as bytes, .* got {type(message).__name__}"):
+        aggregator.add(message)
+    assert aggregator.count == 5
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL, GAUSSIAN], ids=lambda p: p.name)

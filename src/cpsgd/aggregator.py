@@ -21,6 +21,7 @@ from cpsgd.errors import (
     EmptyError,
     FingerprintError,
     MagicError,
+    ParameterError,
     RoundError,
     TrailingBytesError,
     TruncatedError,
@@ -120,7 +121,10 @@ class Aggregator:
         Raises:
             WireError: The message is damaged, was made for another protocol or round, holds a value no honest client
                 sends, or was accepted before. The subclass says which; nothing was changed.
+            ParameterError: It is of another type than bytes.
         """
+        if not isinstance(message, bytes | bytearray | memoryview):
+            raise ParameterError(f"Expected a message as bytes, which `encode` returns, got {type(message).__name__}.")
         # A copy of what the caller could still change while it is being checked and added.
         data = message if isinstance(message, bytes) else bytes(message)
         parsed = wire.read(data, max_dim=self._max_dim, version=self._format.version)
