@@ -357,8 +357,12 @@ def test_the_row_of_a_writer_that_was_killed_is_finished(ledger: Ledger) -> None
     index = index_of(ledger.path)
     for left in (1, 39, 41):
         index.write_bytes(index.read_bytes()[:-left])
-        fill(ledger, 100 + left, 101 + left)
-        assert index.read_bytes() == ledger._replica.index._all(0).tobytes()
+        with index.open("rb") as file:
+            fill(ledger, 100 + left, 101 + left)
+            assert file.read() == ledger._replica.index._all(0).tobytes()  # the others were not written again
+    index.unlink()
+    fill(ledger, 200, 201)
+    assert index.read_bytes() == ledger._replica.index._all(0).tobytes()
 
 
 @pytest.mark.parametrize("seed", range(2))
