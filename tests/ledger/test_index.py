@@ -346,7 +346,11 @@ def test_what_takes_the_place_of_an_index_while_a_process_lives_stays_as_it_is(l
     assert index.is_fifo()
     index.unlink()
     ledger.repair()
-    assert Ledger(ledger.path).verify().totals[0].rounds == 6
+    if os.geteuid() == 0:  # rows in somebody else's file would not be believed
+        os.chown(index, 65534, 65534)
+        ledger.reserve("people", event(6))
+        assert index.stat().st_uid == 0
+    assert Ledger(ledger.path).verify().totals[0].rounds == len(ledger.events("people")) >= 6
 
 
 def test_the_row_of_a_writer_that_was_killed_is_finished(ledger: Ledger) -> None:
@@ -354,8 +358,12 @@ def test_the_row_of_a_writer_that_was_killed_is_finished(ledger: Ledger) -> None
     index = index_of(ledger.path)
     for left in (1, 39, 41):
         index.write_bytes(index.read_bytes()[:-left])
-        fill(ledger, 100 + left, 101 + left)
-        assert index.read_bytes() == ledger._replica.index._all(0).tobytes()
+        with index.open("rb") as file:
+            fill(ledger, 100 + left, 101 + left)
+            assert file.read() == ledger._replica.index._all(0).tobytes()  # the others were not written again
+    index.unlink()
+    fill(ledger, 200, 201)
+    assert index.read_bytes() == ledger._replica.index._all(0).tobytes()
 
 
 @pytest.mark.parametrize("seed", range(2))
