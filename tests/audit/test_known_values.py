@@ -273,6 +273,26 @@ def test_known_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not failed.passed
 
 
+def test_the_canary_that_promises_most_is_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    explore, names = auditing._explore, list[str]()
+    worlds = np.arange(2_000) % 2 == 0
+
+    def explored(player: Any, canary: Any, count: int, rounds: int) -> Any:
+        names.append(canary.name)
+        told = bound.Rehearsal(np.where(worlds, 1.0, 0.0), worlds)
+        lesson = explore(player, canary, count, rounds)
+        return replace(lesson, simulated=told) if len(names) == 2 else lesson
+
+    monkeypatch.setattr(auditing, "_DELTAS", ())
+    monkeypatch.setattr(auditing, "_MAX_SIMULATED_NUMBERS", 4000)
+    monkeypatch.setattr(auditing, "_explore", explored)
+    code = Honest(QUIET)
+    report = auditing.audit(QUIET, 1e-2, rounds=1000, surviving=1, encode=code.encode, start=code.start, seed=3)
+    assert len(names) > 2
+    assert report.canary == names[1]
+    assert report.passed
+
+
 def test_known_survey() -> None:
     case = Case("counted coins", QUIET)
     code = Honest(QUIET)

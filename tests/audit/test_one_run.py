@@ -44,11 +44,11 @@ def test_the_sum_over_i_is_that_of_the_theorem(epsilon: float, r: int, v: int) -
 
 
 def test_what_is_left_out_of_the_sum_over_i_counts_as_certain() -> None:
-    """Of 10,000 guesses that are all right the first 4,100 terms are next to nothing, and 1/i is at most 1/4,101."""
-    found = p_value(10_000, 10_000, 10_000, 0.0, 1e-3)
-    assert found == pytest.approx(2.0 * 10_000 * 1e-3 / 4_101, rel=1e-6)
-    below = np.cumsum(binom.pmf(np.arange(9_999, -1, -1), 10_000, 0.5))
-    assert found >= 2.0 * 10_000 * 1e-3 * float(np.max(below / np.arange(1, 10_001)))
+    """Of 10,001 guesses that are all right the first 4,101 terms are next to nothing, and 1/i is at most 1/4,102."""
+    found = p_value(10_000, 10_001, 10_001, 0.0, 1e-3)
+    assert found == pytest.approx(2.0 * 10_000 * 1e-3 / 4_102, rel=1e-6)
+    below = np.cumsum(binom.pmf(np.arange(10_000, -1, -1), 10_001, 0.5))
+    assert found >= 2.0 * 10_000 * 1e-3 * float(np.max(below / np.arange(1, 10_002)))
 
 
 def test_a_claim_that_is_met_exactly_passes() -> None:

@@ -12,6 +12,7 @@ from cpsgd import Protocol
 from cpsgd.audit import pair_rounds
 from cpsgd.errors import MessageError, ParameterError
 from cpsgd.mechanisms import Coins
+from cpsgd.secagg.pair.proof import make_report
 
 PROTOCOL = Protocol(
     clients=4, dim=8, clip_norm=1.0, mechanism=Coins(coins=1, theta=0.25, coordinate_range=0.5), modulus=11
@@ -20,13 +21,12 @@ PROTOCOL = Protocol(
 
 def test_the_mean_is_that_of_the_reports_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    report = pair_rounds.make_report
 
     def noted(shape: Any, integers: Any) -> Any:
         made.append(integers)
-        return report(shape, integers)
+        return make_report(shape, integers)
 
-    monkeypatch.setattr(pair_rounds, "make_report", noted)
+    monkeypatch.setattr("cpsgd.audit.pair_rounds.make_report", noted)
     encode, start = pair_rounds.two_servers(PROTOCOL)
     server = start(PROTOCOL, 5)
     for number in range(3):

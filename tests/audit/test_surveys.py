@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cpsgd import Aggregator, Guarantee, Protocol, guarantee
-from cpsgd.audit import Case, Encode, Start, all_cases, levels, survey, surveys
+from cpsgd.audit import Case, Encode, Start, all_cases, exact_checks, levels, survey, surveys
 from cpsgd.audit import __main__ as answering
 from cpsgd.audit.cases import DELTA, left_out, usual
 from cpsgd.audit.checks import Check
@@ -293,9 +293,9 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(surveys, "law_checked", law)
     monkeypatch.setattr(surveys, "audit", attack)
     monkeypatch.setattr(surveys, "check_size", lambda *given: asked.append(("size", *given)))
-    monkeypatch.setattr(surveys.exact_checks, "claim", lambda *given: Check("claim", "?", float(given[3]), 4.0))
-    monkeypatch.setattr(surveys.levels, "others", lambda: ("one", "two"))
-    monkeypatch.setattr(surveys.levels, "started", started)
+    monkeypatch.setattr(exact_checks, "claim", lambda *given: Check("claim", "?", float(given[3]), 4.0))
+    monkeypatch.setattr(levels, "others", lambda: ("one", "two"))
+    monkeypatch.setattr(levels, "started", started)
     return asked
 
 

@@ -141,6 +141,9 @@ def test_a_state_is_used_once_in_a_round_and_never_by_halves() -> None:
     assert list(state.rows) == [2]
     given.encode(np.zeros(DIM), 3, seeds=state)
     assert list(state.rows) == [2, 3]
+    for again in (3, 2, 1):
+        with pytest.raises(ParameterError, match="once in a round"):
+            given.encode(np.zeros(DIM), again, seeds=state)
     with pytest.raises(ParameterError, match="No message of round 9"):
         state.commit(9, 4)
     with pytest.raises(ParameterError, match="state of its own"):

@@ -145,7 +145,7 @@ def test_coins_are_tilted_by_a_grid_point_at_least() -> None:
 
 
 def test_where_no_sum_fits_the_least_noise_is_tried() -> None:
-    def noise(kind: Any, most: float) -> set[float]:
+    def noise(kind: Any, most: float) -> set[Any]:
         search = Search(100, 50, 1e-20, 5, 1.0, True, lambda _: 1e-3, lambda each: each.noise.variance <= most)
         return {getattr(each, "trials", getattr(each, "rate", None)) for each in kind.candidates(search)}
 

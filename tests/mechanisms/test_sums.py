@@ -200,3 +200,11 @@ def test_real_sums_with_a_short_mean_overflow_less_often_than_the_bound(mechanis
         overflows += not np.all((sums - centre >= -modulus / 2) & (sums - centre < modulus / 2))
     # 150 rounds at 0.05 each: more than 23 have probability below 1e-6.
     assert overflows <= 23
+
+
+def test_a_mean_that_may_be_as_long_as_a_vector_is_not_shorter() -> None:
+    for reach in (0.5, 2.0, 9.0):
+        found = [MeanCoordinate(10, 16, 2.0, reach, True, norm, 100.0) for norm in (None, 2.0, 3.0)]
+        assert [each.largest for each in found] == [min(2.0, reach)] * 3
+        assert [len(each.cumulants()) for each in found] == [1] * 3
+    assert MeanCoordinate(10, 16, 2.0, 2.0, True, math.nextafter(2.0, 0.0), 100.0).cumulants()[1:] != []
