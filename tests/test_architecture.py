@@ -16,7 +16,7 @@ ROOT = Path(cpsgd.__file__).parent
 
 # From the ground up. A room imports only rooms of lower floors.
 FLOORS = [
-    {"_display", "_lazy", "_numbers"},
+    {"_display", "_lazy", "_numbers", "_searches"},
     {"errors"},
     {"_durable"},
     {"_table_values"},

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Required, TypedDict, Unpack
 
+from cpsgd._searches import vertex
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.sums import Deviation
 
@@ -165,23 +166,23 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
     for _ in range(_PARABOLAS):
         if not math.isfinite(at_left + at_right):
             break
-        vertex = _vertex(left, place, right, at_left, best, at_right)
-        if not left < vertex < right or abs(vertex - place) < _ACCURACY:
+        following = vertex(left, place, right, at_left, best, at_right)
+        if not left < following < right or abs(following - place) < _ACCURACY:
             return best
-        found = at(vertex)
+        found = at(following)
         if found > best:
-            if vertex < place:
-                left, at_left = vertex, found
+            if following < place:
+                left, at_left = following, found
             else:
-                right, at_right = vertex, found
+                right, at_right = following, found
             continue
         if best - found < _ACCURACY**2 * abs(best):
             return found
-        if vertex < place:
+        if following < place:
             right, at_right = place, best
         else:
             left, at_left = place, best
-        place, best = vertex, found
+        place, best = following, found
     first, second = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
     at_first, at_second = at(first), at(second)
     while right - left > _ACCURACY:
@@ -194,11 +195,3 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
             second = left + _GOLDEN * (right - left)
             at_second = at(second)
     return min(at_first, at_second, best)
-
-
-def _vertex(left: float, place: float, right: float, at_left: float, best: float, at_right: float) -> float:
-    """Returns the argument at which the parabola through three points is smallest; inf if it has no minimum."""
-    down, up = (at_left - best) * (right - place), (at_right - best) * (place - left)
-    if down + up <= 0.0:
-        return math.inf
-    return place + 0.5 * (down * (right - place) - up * (place - left)) / (down + up)

@@ -33,6 +33,8 @@ _NEARLY = 0.998
 # The same for sampled rounds, whose ε takes seconds; what to aim at; and d log ε / d log(1/s), about, to begin with.
 _SAMPLED_NEARLY = 0.985
 _SAMPLED_AIM = 0.995
+# Of sampled rounds whose ε is too large by a factor, s grows by this power of it.
+_SAMPLED_POWER = 0.9
 _STEEPNESS = 2.0
 # An ε of zero, as with a huge δ, says nothing of how much smaller the scale may be.
 _LEAST_FACTOR = 1e-2
@@ -242,10 +244,12 @@ class Problem:
         the last word: it may be a little smaller, and then less noise is enough.
         """
         epsilon, over = self.target.claim.epsilon, None
+        # ε falls about as 1/s does, and faster in sampled rounds.
+        power = _SAMPLED_POWER if self.target.conditions.participation.sampled else 1.0
         protocol, proved = self._account(design)
         while proved.epsilon > epsilon:
             over = design.mechanism.scale, proved.epsilon
-            design = self._rescaled(design, max(proved.epsilon / epsilon, 1.0 + 1e-6))
+            design = self._rescaled(design, max((proved.epsilon / epsilon) ** power, 1.0 + 1e-6))
             protocol, proved = self._account(design)
         if self.target.conditions.participation.sampled:
             return self._narrowed((design, protocol, proved), over, bits)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
+from cpsgd._searches import lowest, smallest_enough
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
 from cpsgd.mechanisms.interface import Search
@@ -47,6 +48,8 @@ _UNACCOUNTED = "the finished protocol has no guarantee"
 _FARTHEST = 1e9
 # No scale is widened by more than this for the sake of the modulus.
 _WIDEST = 2.0**19
+# The best scale is known within this factor before it is interpolated.
+_NEAR_THE_BEST_SCALE = 0.05
 # By this much a scale is more than roundings wider than another.
 _WIDER = 1.0 + 1e-6
 # A modulus, or the values of a message, must fit the radix of a message, which is below 2^32.
@@ -488,40 +491,18 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     elif not setting.rotate:
         scale = widest * (1.0 + 1e-12)
     else:
-        from scipy.optimize import minimize_scalar  # late: a command line that plans nothing starts without it
-
         low = max(smallest_scale, least)
-        found = minimize_scalar(
-            lambda x: math.log(error_at(math.exp(x))),
-            bounds=(math.log(low), math.log(widest)),
-            method="bounded",
-            options={"xatol": 1e-3},
+        near = lowest(
+            lambda x: math.log(error_at(math.exp(x))), math.log(low), math.log(widest), close=_NEAR_THE_BEST_SCALE
         )
-        # The bounded search never tries the ends themselves.
-        scale = min([low, math.exp(float(found.x)), widest], key=error_at)
+        # Exactly the ends, where one of them is best.
+        scale = min([low, math.exp(near), widest], key=error_at)
     if setting.overflow is None:
         return at(scale)
 
     low = high = scale
-    at_low = at_high = over(scale)
-    while at_high > 0.0:
-        low, at_low = high, at_high
-        high *= 2.0
+    while over(high) > 0.0:
+        low, high = high, 2.0 * high
         if high > _WIDEST * scale:
             return None
-        at_high = over(high)
-    side = 0
-    while high > low * (1.0 + 1e-4):
-        # False positions, with the weight of an end that stays halved (Illinois), and never all the way to an end.
-        share = min(max(at_low / (at_low - at_high), 0.02), 0.98)
-        middle = low * (high / low) ** share
-        excess = over(middle)
-        if excess > 0.0:
-            low, at_low = middle, excess
-            at_high *= 0.5 if side < 0 else 1.0
-            side = -1
-        else:
-            high, at_high = middle, excess
-            at_low *= 0.5 if side > 0 else 1.0
-            side = 1
-    return at(high)
+    return at(high if low == high else smallest_enough(over, low, high, close=1.0 + 1e-4))

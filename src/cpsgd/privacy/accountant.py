@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
+from cpsgd._searches import smallest_enough
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
@@ -47,6 +48,8 @@ COARSE = 1e-3
 """Discretisation of privacy losses inside searches; pessimistic too, and several times faster."""
 
 _FFT_ERROR = 1e-15
+# Below every δ that is asked for; logarithms of zero do not exist.
+_TINY = 1e-300
 _RENYI_ERROR = 1e-8
 # Integers: for fractional orders dp_accounting's series for Poisson sampling does not always converge.
 _ORDERS = [*range(2, 64), 128, 256, 512, 1024]
@@ -210,11 +213,15 @@ def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
     found = math.inf
     for profile in _profiles(parts, interval):
 
-        def enough(epsilon: float, profile: Profile = profile) -> bool:
+        def excess(epsilon: float, profile: Profile = profile) -> float:
             left = epsilon - 2.0 * slack
-            return left >= 0.0 and (profile(left) + tails(epsilon)) * math.exp(slack) <= delta
+            if left < 0.0:
+                return math.inf
+            return math.log(max((profile(left) + tails(epsilon)) * math.exp(slack), _TINY) / delta)
 
-        found = min(found, _smallest(enough, start=min(1.0, limit), limit=limit))
+        # A profile that needs more than another is not searched.
+        limit = min(limit, found)
+        found = min(found, _smallest(excess, start=limit if found < math.inf else min(1.0, limit), limit=limit))
     return found
 
 
@@ -378,18 +385,16 @@ def least_noise(
     Raises:
         ConditionError: The tails alone spend δ.
     """
-    from scipy.optimize import brentq  # late: a command line that plans nothing starts without it
-
     epsilon = _validate.positive("epsilon", claim.epsilon)
     delta = _validate.probability("delta", claim.delta)
     rounds = _validate.integer("rounds", rounds, low=1)
 
     @cache
-    def excess(log_noise: float) -> float:
+    def excess(noise: float) -> float:
         """log(δ(noise)/δ): decreasing, and zero at the answer."""
-        spent = [Rounds(_inverse(math.exp(log_noise)), rounds, tail_mass)]
+        spent = [Rounds(_inverse(noise), rounds, tail_mass)]
         found = composed_delta(spent, epsilon=epsilon, participation=participation, interval=COARSE)
-        return math.log(max(found, 1e-300) / delta)
+        return math.log(max(found, _TINY) / delta)
 
     if tail_mass * participation.counted_rounds(rounds) >= delta:
         raise ConditionError(
@@ -400,20 +405,19 @@ def least_noise(
     # central limit theorem of Bu, Dong, Long and Su 2020; without sampling it is just T μ².
     rate, counted = participation.rate, participation.counted_rounds(rounds)
     spread = gaussian.gdp_mu(epsilon, delta) / (rate * math.sqrt(counted))
-    step = 0.01
-    low = high = -math.log(spread if rate == 1.0 else math.sqrt(math.log1p(spread * spread)))
-    while excess(high) > 0.0:
-        low, high, step = high, high + step, 2.0 * step
-        if high > math.log(_LARGEST_MULTIPLIER):
-            raise ConditionError(f"No noise multiplier under {_LARGEST_MULTIPLIER:g} is enough for {rounds} rounds.")
+    factor = math.exp(0.01)
+    low = high = 1.0 / (spread if rate == 1.0 else math.sqrt(math.log1p(spread * spread)))
+    while excess(high) > 0.0 and high <= _LARGEST_MULTIPLIER:
+        low, high, factor = high, high * factor, factor * factor
     while low == high or excess(low) <= 0.0:
-        high, low, step = low, low - step, 2.0 * step
-        if low < -math.log(_LARGEST_MULTIPLIER):
-            return math.exp(high)
-    found = float(brentq(excess, low, high, xtol=0.25 * tolerance))
-    while excess(found) > 0.0:
-        found += 0.5 * tolerance
-    return math.exp(found) * (1.0 + 1e-14)
+        high, low, factor = low, low / factor, factor * factor
+        if low < 1.0 / _LARGEST_MULTIPLIER:
+            return high
+    # The search comes so near that rounding in a sum of losses could be felt.
+    found = smallest_enough(excess, low, high, close=1.0 + 0.05 * tolerance) * (1.0 + 1e-10)
+    if found > _LARGEST_MULTIPLIER:
+        raise ConditionError(f"No noise multiplier under {_LARGEST_MULTIPLIER:g} is enough for {rounds} rounds.")
+    return found
 
 
 def most_rounds(claim: Claim, noise_multiplier: float, *, participation: Participation, tail_mass: float = 0.0) -> int:
@@ -453,21 +457,19 @@ def _inverse(noise_multiplier: float) -> float:
     return 1.0 / noise_multiplier * (1.0 + 1e-15)
 
 
-def _smallest(enough: Callable[[float], bool], *, start: float, limit: float) -> float:
-    """Returns the smallest x > 0 with enough(x), from the side where it holds; infinity if there is none up to `limit`.
+def _smallest(excess: Callable[[float], float], *, start: float, limit: float) -> float:
+    """Returns the smallest x > 0 at which a falling function is at most zero; infinity if there is none up to `limit`.
 
-    `enough` must be monotone: false below a threshold and true above.
+    It is found from the side where it holds.
     """
+    excess = cache(excess)
     low = high = start
-    while not enough(high):
+    while excess(high) > 0.0:
         if high >= limit:
             return math.inf
         low, high = high, min(2.0 * high, limit)
-    while low == high or enough(low):
+    while low == high or excess(low) <= 0.0:
         high, low = low, 0.5 * low
         if low < 1e-9:
             return high
-    while high - low > 1e-7 * high:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return smallest_enough(excess, low, high, close=1.0 + 1e-7)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_down
+from cpsgd._searches import lowest
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.law import Law
 from cpsgd.privacy.moments import MAX_ORDER, Meter, Moments, TooLongError
@@ -205,14 +206,12 @@ def renyi_floor(slope: float, delta: float) -> float:
     As t -> 0, D_α/t² -> α χ²/2 with χ² the chi-square divergence of Z_1 from Z_0, and χ² >= 1/Var(Z_0) (Hammersley,
     Chapman and Robbins). So κ(α) >= α/(2 Var(Z_0)), and `slope` is S² / (2 Var(Z_0)).
     """
-    from scipy.optimize import minimize_scalar  # late: a command line that plans nothing starts without it
 
     def at(x: float) -> float:
         order = 1.0 + math.exp(x)
         return rdp_epsilon(order * slope, order, delta)
 
-    best = minimize_scalar(at, bounds=(-12.0, math.log(MAX_ORDER)), method="bounded", options={"xatol": 1e-4})
-    return float(best.fun)
+    return at(lowest(at, -12.0, math.log(MAX_ORDER), close=0.01))
 
 
 # ---------------------------------------------------------------------- the proof

@@ -49,6 +49,7 @@ def is_prime(number: int) -> bool:
     return True
 
 
+@lru_cache(maxsize=4096)
 def least_prime(modulus: int) -> int:
     """Returns the least prime that is at least `modulus`.
 
