@@ -347,3 +347,8 @@ def test_the_worst_of_several_pairs_counts_wherever_it_stands() -> None:
         for epsilon in (0.01, 0.5, 2.0):
             worst = max(profile(epsilon) for profile in alone)
             assert 0.99 * worst <= both(epsilon) <= 1.5 * worst
+
+
+def test_errors_that_are_larger_than_anything_leave_a_bound() -> None:
+    delta = sampled_profile([SampledRounds(1e-9, 0.5, 10**16)], 2**9)(0.5)
+    assert 0.0 < delta <= 1.0

@@ -575,3 +575,16 @@ def test_rounds_of_too_many_sizes_are_not_added_up() -> None:
         once = replace(run, conditions=replace(run.conditions, participation=Participation.once()))
         with pytest.raises(ConditionError, match="not computed"):
             renyi.PROOFS[0].epsilon(once, 1e-6, below=1e-6)
+
+
+def test_the_first_box_has_a_sixth_of_all_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+
+    def made(law: BinomialLaw, *, meter: Meter, **_: Any) -> Ideal:
+        left.append(meter.left)
+        raise moments.TooLongError(1.0, "any distances")
+
+    monkeypatch.setattr(renyi, "Moments", made)
+    with pytest.raises(ConditionError, match="any distances"):
+        renyi_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, levels=2, delta=1e-6)
+    assert left == [pytest.approx(renyi.MAX_WORK / 6)]
