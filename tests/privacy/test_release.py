@@ -14,8 +14,8 @@ from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, StageError,
 from cpsgd.mechanisms import Binomial
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.examples import plan_examples
-from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.privacy import release
+from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.privacy.release import check_release
 from cpsgd.promise import Claim, Conditions, Promise
 from cpsgd.secagg import SecureClient, SecureParameters, SecureServer
