@@ -461,9 +461,3 @@ def test_a_limit_is_checked_by_the_definition(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(filters, "gdp_mu", lambda epsilon, delta: 1.001 * gdp_mu(epsilon, delta))
     with pytest.raises(ConditionError, match="could not be computed"):
         Filter.of(1.2345, 1e-6)
-
-
-@pytest.mark.parametrize("order", [1, 2.5, filters.MAX_ORDER + 1])
-def test_orders_of_filters_are_whole_and_limited(order: int) -> None:
-    with pytest.raises(ParameterError, match="order"):
-        Filter.of(1.0, 1e-6, order)

@@ -347,3 +347,14 @@ def test_the_worst_of_several_pairs_counts_wherever_it_stands() -> None:
         for epsilon in (0.01, 0.5, 2.0):
             worst = max(profile(epsilon) for profile in alone)
             assert 0.99 * worst <= both(epsilon) <= 1.5 * worst
+
+
+def test_errors_that_are_larger_than_anything_leave_a_bound() -> None:
+    delta = sampled_profile([SampledRounds(1e-9, 0.5, 10**16)], 2**9)(0.5)
+    assert 0.0 < delta <= 1.0
+
+
+def test_windows_end_at_twice_the_largest_loss() -> None:
+    cut = fixed_size._Cut([SampledRounds(0.1, 0.5, 1)], 2**10, 1e-8)
+    found = [cut._new_sums(epsilon, 1.0, 0.0) is not None for epsilon in (300.0, 1199.0, 1201.0)]
+    assert found == [True, True, False]

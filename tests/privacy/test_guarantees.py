@@ -290,6 +290,7 @@ def test_many_numbers_of_messages_are_rounded_down_a_little_and_none_is_lost() -
         assert count == sum(many for each, many in sizes if size <= each < above)
     assert all(after <= step * (before + 1) for before, after in itertools.pairwise(kept))
     assert kept[0] == 100
+    assert sizes[-1][0] <= step * (kept[-1] + 1)
 
 
 def test_numbers_of_messages_are_rounded_where_there_are_more_than_so_many() -> None:

@@ -24,7 +24,7 @@ from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.mechanisms.skellam import Skellam
 from cpsgd.privacy.accountant import Rounds
-from cpsgd.privacy.proofs import pure_laplace, supporting
+from cpsgd.privacy.proofs import pure_laplace, rounded_correlated, supporting
 from cpsgd.privacy.proofs.argument import Proof
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
@@ -137,3 +137,16 @@ def test_losses_of_missing_shares_are_spread_over_coordinates() -> None:
     law = pure_laplace._law(run)
     assert pure_laplace._epsilon(run) == pytest.approx(2 * law.losses(5), rel=1e-9)
     assert law.parts < law.shares
+
+
+def test_pure_rounds_add_up_and_others_may_cost_less() -> None:
+    run, proof = Run.of(PROTOCOLS["laplace"], rounds=5), pure_laplace.PROOFS[0]
+    for delta, factor in ((0.0, 1.0), (1e-6, 5.0)):
+        claim = Claim(0.3, delta)
+        assert proof.least_scale(run, claim) == pytest.approx(proof.rough_scale(run, claim) / factor, rel=1e-12)
+
+
+def test_samplers_that_cost_too_much_of_delta_are_refused() -> None:
+    run = Run.of(PROTOCOLS["slots"], **CONDITIONS["run"])
+    with pytest.raises(ConditionError, match="The sampler costs too much"):
+        rounded_correlated.PROOFS[0].scale(run, Claim(0.3, 1e-30))

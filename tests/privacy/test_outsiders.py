@@ -361,3 +361,9 @@ def test_without_a_delta_outsiders_are_told_what_the_server_is() -> None:
     pure = Protocol(clients=60, dim=8, clip_norm=1.0, rotate=False, mechanism=noise)
     run = Run.of(pure, rounds=50, participation="once")
     assert outsiders_epsilon(run, 0.0) == guarantee(run, 0.0).epsilon
+
+
+def test_distances_of_hidden_rounds_grow_by_a_quarter_at_most() -> None:
+    assert [r for r, _ in module._strides(np.ones(3), 40)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18]
+    assert [r for r, _ in module._strides(np.ones(1), 40)] == [1]
+    assert [r for r, _ in module._strides(np.ones(3), 1)] == []

@@ -14,6 +14,7 @@ from cpsgd.errors import EmptyError, GuaranteeError, ParameterError, StageError,
 from cpsgd.mechanisms import Binomial
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.planner.examples import plan_examples
+from cpsgd.privacy import release
 from cpsgd.privacy.guarantees import guarantee_over_rounds
 from cpsgd.privacy.release import check_release
 from cpsgd.promise import Claim, Conditions, Promise
@@ -280,3 +281,12 @@ def test_a_cohort_of_fixed_size_has_no_more_messages_than_clients_were_planned()
     assert check_release(sampled, 60) is not None
     with pytest.raises(ParameterError, match="A cohort of fixed size"):
         check_release(sampled, 61)
+
+
+def test_a_refusal_says_what_was_accepted_if_anything_was() -> None:
+    assert PLANNED.promise is not None
+    found = guarantee(Protocol.gaussian(clients=10, dim=2, clip_norm=1.0, sigma=5.0), 1e-6)
+    plain = str(release._refusal(PLANNED.promise, 500, found, None))
+    accepted = str(release._refusal(PLANNED.promise, 500, found, 1.5))
+    assert "accepted" not in plain
+    assert accepted.replace(", and 1.5 was accepted", "") == plain

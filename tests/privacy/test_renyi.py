@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import stats
 
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms.binomial import BinomialLaw
@@ -87,6 +88,28 @@ def test_cells_against_mpmath(trials: int, p: float, sign: int, nats: float) -> 
             moved = exact._clamped(sign * steps, *ends)
             moment = mpmath.fsum(b * (a / b) ** order for a, b in zip(moved, base, strict=True))
             assert side.growth(order, float(steps)) >= mpmath.log(moment) / steps**2
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("p", [0.3, 0.7])
+def test_end_cells_hold_what_a_narrow_window_leaves_out(p: float, sign: int) -> None:
+    law, exact, steps = BinomialLaw(300, p), stats.binom(300, p), 2
+    window = law.window(7.0, margin=2 * steps + 2)
+    low, high, _ = certificate.central_range(window, 0.05)
+    side = moments._Side(law, window, low, high, steps, sign, Meter())
+    first, last = (low, high + steps) if sign == 1 else (low - steps, high)
+
+    def ends(shift: int) -> np.ndarray:
+        return np.array([exact.cdf(first - 1 - shift), exact.sf(last - shift)])
+
+    # Upper bounds, and not by more than their error.
+    mass, error = side.mass[[0, -1]], side.error[[0, -1]]
+    assert np.all(mass * (1.0 - error) <= ends(0) * (1.0 + 1e-10))
+    assert np.all(mass >= ends(0) * (1.0 - 1e-10))
+    assert np.max(mass / ends(0)) > 1.0 + 1e-8  # the test can fail
+    for r in (1, 2):
+        ratio, inexact = ends(sign * r) / ends(0), side.inexact[r][[0, -1]]
+        assert np.all(np.abs(ratio - 1.0 - side.excess[r][[0, -1]]) <= inexact * ratio)
 
 
 @pytest.mark.parametrize("trials", [10**5, 10**6])
@@ -575,3 +598,16 @@ def test_rounds_of_too_many_sizes_are_not_added_up() -> None:
         once = replace(run, conditions=replace(run.conditions, participation=Participation.once()))
         with pytest.raises(ConditionError, match="not computed"):
             renyi.PROOFS[0].epsilon(once, 1e-6, below=1e-6)
+
+
+def test_the_first_box_has_a_sixth_of_all_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+
+    def made(law: BinomialLaw, *, meter: Meter, **_: Any) -> Ideal:
+        left.append(meter.left)
+        raise moments.TooLongError(1.0, "any distances")
+
+    monkeypatch.setattr(renyi, "Moments", made)
+    with pytest.raises(ConditionError, match="any distances"):
+        renyi_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, levels=2, delta=1e-6)
+    assert left == [pytest.approx(renyi.MAX_WORK / 6)]

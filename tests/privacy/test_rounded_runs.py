@@ -241,6 +241,8 @@ def test_what_is_not_proved_is_refused() -> None:
     for untold, tail in ((199, 1e-9), (6000, 1e-193)):
         with pytest.raises(ConditionError, match="nobody tells"):
             run_cost(law(untold=untold), distance=12.0, reach=0.5, dim=10**6, tail=tail)
+    with pytest.raises(ConditionError, match="Too few messages"):
+        run_cost(law(untold=200), distance=12.0, reach=0.5, dim=10**6, tail=1e-9)
     for changes in ({"untold": 100}, {"deviation": 0.3}, {"room": -1.0}):
         with pytest.raises(ConditionError):
             run_cost(law(**changes), distance=12.0, reach=0.5, dim=1000, tail=1e-9)  # type: ignore[arg-type]

@@ -205,7 +205,7 @@ def _filter(epsilon: float, delta: float, tail: float, variation: float, slack: 
     """Returns the filter with these limits: of tails, of the δ that variation adds at this ε, and of the slack Λ."""
     room = Cost(0.0, tail, variation / (1.0 + math.exp(epsilon)) / _SAFE, slack)
     left, more = _left(epsilon, delta, room)
-    if left <= 0.0:
+    if left <= 0.0 or more >= epsilon:
         raise ConditionError(f"A filter for ε={epsilon!r} and δ={delta:g} would allow nothing.")
     if order is None:
         size = gdp_mu((epsilon - more) * (1.0 - 1e-15), left) ** 2 / _SAFE
