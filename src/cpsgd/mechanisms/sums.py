@@ -23,6 +23,8 @@ _PLACES, _REACHES, _NATS = 128, 64, 60.0
 # Of which these are tried for what is within.
 _EVERY = 4
 _LEAST_WIDTH = 1e-200
+# Logarithms below minus this are those of zero.
+_NOTHING = 1e300
 # Beyond this many deviations nothing is left of a tail, whatever the number of clients.
 _FARTHEST = 40.0
 # Below this slope the closed form of `rounding_cumulant` loses digits, and λ²/8 is as good.
@@ -125,15 +127,17 @@ class MeanCoordinate:
         coordinate is beyond ±T.
         """
         layers = self._layers
-        ends = slope * layers.places
-        widths = np.diff(ends)
+        widths = slope * layers.gaps
         if float(widths.min()) < _LEAST_WIDTH:
             return slope * self.largest
         within = slope * layers.rest + 0.5 * (slope * layers.share * layers.deviation) ** 2
-        steps = ends[1:] + np.log(-np.expm1(-widths))
+        steps = slope * layers.places[1:] + np.log(-np.expm1(-widths))
         few = slice(None, None, _EVERY)
-        beyond = np.minimum(layers.tails, layers.missed[few, None])
-        outside = np.logaddexp(np.logaddexp.reduce(steps + beyond, axis=1), layers.missed[few])
+        # The logarithm of a sum, with the largest term taken out: several times as quick as adding up term by term.
+        terms = steps + layers.beyond
+        largest = np.maximum(terms.max(axis=1), -_NOTHING)
+        added = np.exp(terms - largest[:, None]).sum(axis=1)
+        outside = np.logaddexp(largest + np.log(np.maximum(added, 1.0 / _NOTHING)), layers.missed[few])
         return float(np.logaddexp(within[few], outside).min()) + slope * self._shrinking
 
     @cached_property
@@ -158,7 +162,9 @@ class MeanCoordinate:
         places = np.r_[np.linspace(0.0, worth, _PLACES), np.geomspace(worth, self.largest, _PLACES // 2)[1:]]
         over = np.maximum(places[:-1, None] - rest, 0.0) / share
         tails = np.logaddexp(missed, math.log(2.0) - 0.5 * (over / mean_deviation) ** 2)
-        return _Layers(places, np.minimum(tails.min(axis=1), 0.0), mean_deviation, share, rest, np.minimum(missed, 0.0))
+        missed = np.minimum(missed, 0.0)
+        met = np.minimum(np.minimum(tails.min(axis=1), 0.0), missed[::_EVERY, None])
+        return _Layers(places, np.diff(places), met, mean_deviation, share, rest, missed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +173,8 @@ class _Layers:
 
     Attributes:
         places: Places z.
-        tails: log P(|y| > z) for each place but the last.
+        gaps: Their distances.
+        beyond: log min(P(|y| > z), P') for every few T, and each place but the last.
         deviation: σ.
         share: a, for each T.
         rest: b, for each T.
@@ -175,7 +182,8 @@ class _Layers:
     """
 
     places: Array
-    tails: Array
+    gaps: Array
+    beyond: Array
     deviation: float
     share: Array
     rest: Array
