@@ -70,3 +70,10 @@ def test_the_vertex_of_a_parabola() -> None:
     assert vertex(0.0, 1.0, 3.0, 4.0, 1.0, 1.0) == pytest.approx(2.0)
     assert vertex(0.0, 1.0, 2.0, 0.0, 1.0, 2.0) == math.inf  # a straight line
     assert vertex(0.0, 1.0, 2.0, 0.0, 1.0, 0.0) == math.inf
+
+
+def test_what_is_no_number_is_never_enough() -> None:
+    """A search for ε must not end where nothing was proved."""
+    assert smallest_enough(lambda x: math.nan if x < 1.5 else 2.0 - x, 1.0, 4.0, close=1.001) >= 2.0
+    at = {1.0: 1.0, 4.0: -1.0}
+    assert smallest_enough(lambda x: at.get(x, math.nan), 1.0, 4.0, close=1.001) == 4.0

@@ -16,7 +16,7 @@ def smallest_enough(excess: Callable[[float], float], low: float, high: float, *
     By false positions on a logarithmic scale. The result is always a number that was tried, or `high`.
 
     Args:
-        excess: The function; infinity where it has no value.
+        excess: The function; infinity where it has no value. Not-a-number counts as above zero, and ends the search.
         low: A positive number at which it is above zero.
         high: A larger number at which it is not.
         close: A factor above 1.
@@ -35,14 +35,14 @@ def smallest_enough(excess: Callable[[float], float], low: float, high: float, *
         if not low < middle < high:
             break
         found = excess(middle)
-        if found > 0.0:
-            low, at_low = middle, found
-            at_high *= 0.5 if side < 0 else 1.0
-            side = -1
-        else:
+        if found <= 0.0:
             high, at_high = middle, found
             at_low *= 0.5 if side > 0 else 1.0
             side = 1
+        else:
+            low, at_low = middle, found
+            at_high *= 0.5 if side < 0 else 1.0
+            side = -1
     return high
 
 

@@ -521,3 +521,14 @@ def test_rounds_for_all_count_beside_sampled_ones() -> None:
         parts = [(Rounds(mu), EVERY), (Rounds(0.3, 2), Participation.poisson(0.01))]
         exact = gdp_epsilon(mu, 1e-5)
         assert exact <= mixed_epsilon(parts, delta=1e-5, interval=accountant.COARSE) < 1.05 * exact
+
+
+def test_a_profile_that_is_no_number_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses that overflow must not be read as a δ that is small enough."""
+    monkeypatch.setattr(accountant, "_profiles", lambda parts, interval: [lambda epsilon: math.nan])
+    assert accountant._gaussian_epsilon([(Rounds(0.5, 3), EVERY)], 1e-6, accountant.FINE) == math.inf
+
+
+@pytest.mark.parametrize("needed", [0.0, 1e-320, 1e-9, 1e-6, math.nextafter(1e-6, 1.0), 0.5, math.inf, math.nan])
+def test_more_than_delta_is_never_enough(needed: float) -> None:
+    assert (accountant._excess(needed, 1e-6) <= 0.0) == (needed <= 1e-6)

@@ -217,7 +217,7 @@ def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
             left = epsilon - 2.0 * slack
             if left < 0.0:
                 return math.inf
-            return math.log(max((profile(left) + tails(epsilon)) * math.exp(slack), _TINY) / delta)
+            return _excess((profile(left) + tails(epsilon)) * math.exp(slack), delta)
 
         # A profile that needs more than another is not searched.
         limit = min(limit, found)
@@ -394,7 +394,7 @@ def least_noise(
         """log(δ(noise)/δ): decreasing, and zero at the answer."""
         spent = [Rounds(_inverse(noise), rounds, tail_mass)]
         found = composed_delta(spent, epsilon=epsilon, participation=participation, interval=COARSE)
-        return math.log(max(found, _TINY) / delta)
+        return _excess(found, delta)
 
     if tail_mass * participation.counted_rounds(rounds) >= delta:
         raise ConditionError(
@@ -457,6 +457,14 @@ def _inverse(noise_multiplier: float) -> float:
     return 1.0 / noise_multiplier * (1.0 + 1e-15)
 
 
+def _excess(needed: float, delta: float) -> float:
+    """Returns log(needed/delta): above zero exactly if more than `delta` is needed, and infinity for no number."""
+    if not needed < math.inf:
+        return math.inf
+    ratio = math.log(max(needed, _TINY) / delta)
+    return max(ratio, _TINY) if needed > delta else min(ratio, 0.0)
+
+
 def _smallest(excess: Callable[[float], float], *, start: float, limit: float) -> float:
     """Returns the smallest x > 0 at which a falling function is at most zero; infinity if there is none up to `limit`.
 
@@ -464,7 +472,7 @@ def _smallest(excess: Callable[[float], float], *, start: float, limit: float) -
     """
     excess = cache(excess)
     low = high = start
-    while excess(high) > 0.0:
+    while not excess(high) <= 0.0:
         if high >= limit:
             return math.inf
         low, high = high, min(2.0 * high, limit)
