@@ -221,6 +221,27 @@ def test_a_client_answers_as_many_rounds_as_it_may_and_no_more(
             assert SessionState.from_bytes(state).answered == round
 
 
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_server_that_announces_more_when_it_was_accepted_is_refused(
+    small_plan: Plan, remembered: bool, tmp_path: Path
+) -> None:
+    """More rounds of the same plan, a sum of fewer clients, or another plan: each is judged anew."""
+    settings = {"cpsgd-memory": str(tmp_path / "memory")} if remembered else {}
+    client = Client(settings=settings, **LIMITED)
+    client.ask(plain(small_plan))
+    silent = with_mechanism(small_plan, trials=0)
+    for request, said in (
+        (replace(plain(small_plan, round=2), rounds=4), "costs ε = "),
+        (replace(plain(small_plan, round=2), rounds=1_000), "Nothing is proved"),
+        (replace(plain(small_plan, round=2), surviving=1), "at least 2"),
+        (plain(silent, round=2), "no noise"),
+    ):
+        with pytest.raises(RoundRefusedError, match=said):
+            client.ask(request)
+    assert client.trained == 1
+    client.ask(plain(small_plan, round=2))
+
+
 def test_a_rehearsal_costs_what_it_costs_and_no_more(small_plan: Plan, tmp_path: Path) -> None:
     """Another number of rounds, or another protocol: later plans are answered as far as the limit goes."""
     memory = tmp_path / "memory"
