@@ -665,3 +665,12 @@ def test_a_record_of_a_group_of_nobody_is_refused(ledger: Ledger) -> None:
             with pytest.raises(LedgerFormatError, match="Record 2"):
                 other.apply(text, "ab", mock.Mock())
             assert other.to_text() == state.to_text()
+
+
+def test_a_state_with_sampled_rounds_is_read(ledger: Ledger) -> None:
+    ledger.create(Budget(population="drawn", epsilon=1.0, delta=1e-6, adjacency="zero-out"))  # type: ignore[arg-type]
+    ledger.reserve("drawn", event(0, participation="poisson:0.1"))
+    state = ledger._replica.state
+    assert State.from_text(state.to_text(), state.head).to_text() == state.to_text()
+    with pytest.raises(ParameterError, match="counted sampled rounds in another way"):
+        State.from_text(canonical({**json.loads(state.to_text()), "version": 2}), state.head)

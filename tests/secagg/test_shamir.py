@@ -231,3 +231,7 @@ def test_how_many_shares_are_tried_without_every_choice_of_liars() -> None:
         assert [recovery._tries_all(count) for count in (2 + colluding, 3 + colluding, most, most + 1)] == [
             *(False, True, True, False)
         ]
+
+
+def test_the_zero_polynomial_keeps_one_coefficient() -> None:
+    assert [shamir._trimmed(each) for each in ([0], [0, 0], [5, 0], [0, 5, 0, 0])] == [[0], [0], [5], [0, 5]]
