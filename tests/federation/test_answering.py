@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan, Protocol
+from cpsgd.correlated.turns import NoiseState
 from cpsgd.errors import (
+    BatonError,
     CpsgdError,
     FingerprintError,
     InvitationError,
@@ -25,6 +27,7 @@ from cpsgd.errors import (
 )
 from cpsgd.federation.answering import ClientSession, SessionState, call_privately
 from cpsgd.federation.choreography import begin_round
+from cpsgd.federation.client_files import Answered, Memory
 from cpsgd.federation.limits import Limits
 from cpsgd.federation.messages import Request
 from cpsgd.federation.one_message import asks_for
@@ -36,6 +39,7 @@ from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 from cpsgd.secagg.parameters import MAX_CLIENTS
 
+from .correlated import correlated_plan
 from .local import (
     DIM,
     RUN,
@@ -217,6 +221,27 @@ def test_a_client_answers_as_many_rounds_as_it_may_and_no_more(
             assert SessionState.from_bytes(state).answered == round
 
 
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_server_that_announces_more_when_it_was_accepted_is_refused(
+    small_plan: Plan, remembered: bool, tmp_path: Path
+) -> None:
+    """More rounds of the same plan, a sum of fewer clients, or another plan: each is judged anew."""
+    settings = {"cpsgd-memory": str(tmp_path / "memory")} if remembered else {}
+    client = Client(settings=settings, **LIMITED)
+    client.ask(plain(small_plan))
+    silent = with_mechanism(small_plan, trials=0)
+    for request, said in (
+        (replace(plain(small_plan, round=2), rounds=4), "costs ε = "),
+        (replace(plain(small_plan, round=2), rounds=1_000), "Nothing is proved"),
+        (replace(plain(small_plan, round=2), surviving=1), "at least 2"),
+        (plain(silent, round=2), "no noise"),
+    ):
+        with pytest.raises(RoundRefusedError, match=said):
+            client.ask(request)
+    assert client.trained == 1
+    client.ask(plain(small_plan, round=2))
+
+
 def test_a_rehearsal_costs_what_it_costs_and_no_more(small_plan: Plan, tmp_path: Path) -> None:
     """Another number of rounds, or another protocol: later plans are answered as far as the limit goes."""
     memory = tmp_path / "memory"
@@ -321,6 +346,45 @@ def test_a_round_that_began_before_anothers_end_is_counted_after_it(small_plan: 
     assert clients["a"].trained == 0
 
 
+def test_a_second_round_of_a_client_is_refused_when_it_begins(small_plan: Plan, tmp_path: Path) -> None:
+    once = correlated_plan(small_plan)
+    early = remembering(tmp_path / "early")
+    assert Memory(tmp_path / "early").add(Answered(RUN, 1, "ab" * 16), lambda *before: None, "a kind") == 1
+    with pytest.raises(RoundRefusedError, match="one round of a run"):
+        early.ask(opening(once, round=2, secure=replace(Terms(plan=once).parameters(2, 4), round=2)))
+    assert early.trained == 0
+
+
+def test_a_second_round_of_a_client_is_refused_when_it_is_counted(small_plan: Plan, tmp_path: Path) -> None:
+    """The first may have been answered by another process meanwhile, from another state."""
+    once = correlated_plan(small_plan)
+    clients = {name: remembering(tmp_path / name) for name in "abcd"}
+    session = begin_round(Terms(plan=once), 2, list(clients), run=RUN)
+
+    def meanwhile(node: str, stage: Stage, answer: bytes) -> bytes:
+        if (node, stage) == ("b", Stage.SHARE):
+            Memory(tmp_path / "b").add(Answered(RUN, 1, "ab" * 16), lambda *before: None, "a kind")
+        return answer
+
+    assert carry(session, clients, meanwhile) is not None
+    assert list(session.report.dropped) == ["b"]
+    assert "one round of a run" in session.report.dropped["b"]
+    assert [clients[name].trained for name in "abcd"] == [1, 0, 1, 1]
+
+
+def test_a_round_whose_noise_cannot_be_drawn_is_refused_before_it_counts(
+    small_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: NoiseState, round: int) -> None:
+        raise BatonError("no noise")
+
+    monkeypatch.setattr(NoiseState, "check", refused)
+    client = remembering(tmp_path / "memory", secure=False)
+    with pytest.raises(BatonError):
+        client.ask(plain(small_plan))
+    assert (client.trained, Memory(tmp_path / "memory").rounds()) == (0, [])
+
+
 def test_with_a_memory_a_lost_state_does_not_answer_a_round_twice(small_plan: Plan, tmp_path: Path) -> None:
     remembering(tmp_path / "memory", secure=False).ask(plain(small_plan))
     again = remembering(tmp_path / "memory", secure=False)
@@ -362,6 +426,29 @@ def test_a_client_of_two_servers_answers_nobody_else(small_plan: Plan) -> None:
             lambda protocol: pytest.fail("it trained"),
         )
     assert session.state == b""
+
+
+def test_a_sealed_message_is_sent_once_in_a_round_and_for_the_tasks_protocol(small_plan: Plan) -> None:
+    sent: list[tuple[object, int]] = []
+
+    def upload(values: np.ndarray, round: int, *, identity: object) -> bytes:
+        sent.append((values.shape, round))
+        return b"sealed"
+
+    task: Any = SimpleNamespace(fingerprint=b"f" * 32, protocol=small_plan.protocol, upload=upload)
+    session = ClientSession(Limits(), RUN, task=task)
+    asked, other = (
+        replace(plain(each), payload=asks_for(task.fingerprint)).to_bytes()
+        for each in (small_plan, with_more_noise(small_plan))
+    )
+    with pytest.raises(RoundRefusedError, match="not the one of this client's task"):
+        session.answer(other, lambda protocol: pytest.fail("it trained"))
+    assert session.state == b""
+    assert session.answer(asked, lambda protocol: np.zeros(DIM, np.float32)) == b"sealed"
+    state = SessionState.from_bytes(session.state)
+    assert (state.round, state.answered, sent) == (1, 1, [((DIM,), 0)])
+    with pytest.raises(RoundError, match="again or too late"):
+        session.answer(asked, lambda protocol: pytest.fail("it trained"))
 
 
 def test_no_upload_in_sight_of_the_server_unless_allowed(small_plan: Plan) -> None:
@@ -508,7 +595,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_an_update_that_is_not_finite_counts_as_zero(
-    small_plan: Plan, wrong: float, monkeypatch: pytest.MonkeyPatch
+    small_plan: Plan, wrong: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoded = recorded(monkeypatch)
     vector = np.ones(DIM, np.float32)
@@ -516,6 +603,7 @@ def test_an_update_that_is_not_finite_counts_as_zero(
     Client(vector, secure=False).ask(plain(small_plan))
     assert len(encoded) == 1
     assert not encoded[0].any()
+    assert "The update is NaN or infinite somewhere." in caplog.text  # on this machine, and nowhere else
 
 
 def test_a_vector_of_another_size_is_refused(small_plan: Plan) -> None:
@@ -524,7 +612,7 @@ def test_a_vector_of_another_size_is_refused(small_plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("patient 4711"), ParameterError("got 4711 patients")])
-def test_errors_of_a_users_function_keep_their_text(error: Exception) -> None:
+def test_errors_of_a_users_function_keep_their_text(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise error
 
@@ -532,6 +620,7 @@ def test_errors_of_a_users_function_keep_their_text(error: Exception) -> None:
         call_privately(fails)
     assert "4711" not in str(caught.value)
     assert type(error).__name__ in str(caught.value)
+    assert "4711" in caplog.text  # on this machine, and nowhere else
     assert call_privately(replace, SessionState("a"), run="b") == SessionState("b")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import ParameterError, WireError
-from cpsgd.federation.choreography import MaskedSum, PlainSum, begin_round
+from cpsgd.federation.choreography import Both, MaskedSum, PlainSum, begin_round
+from cpsgd.federation.client_files import session_identifier
+from cpsgd.federation.messages import Pair
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Settlement, Terms
 from cpsgd.secagg import SecureServer, Stage
@@ -97,3 +101,21 @@ def test_the_sum_is_said_to_be_revealed_before_it_is(small_plan: Plan) -> None:
     assert said == []
     settlement.reveal()
     assert said == [1]
+
+
+def test_the_session_of_a_signed_round_is_not_the_servers_choice(small_plan: Plan) -> None:
+    signed = Terms(plan=small_plan, roster=[bytes([number]) * 32 for number in range(4)])
+    for ahead in (False, True):
+        total: MaskedSum[str] = MaskedSum(signed, 2, NODES[:3], RUN, ahead=ahead)
+        assert total.server._session.identifier == session_identifier(RUN, 2, ahead=ahead)
+        assert total.server.parameters.clients == 4  # all on the roster, whoever is there
+    one, other = (MaskedSum(Terms(plan=small_plan), 2, NODES, RUN) for _ in range(2))
+    assert one.server._session.identifier != other.server._session.identifier
+
+
+def test_a_pair_is_no_answer_where_nothing_is_prepared() -> None:
+    now, session = mock.Mock(), SimpleNamespace(following=None)
+    both: Both[str] = Both(now, Stage.ADVERTISE, cast(RoundSession[str], session), mock.Mock())
+    answer = Pair(b"one", b"two").to_bytes()
+    both.receive("a", answer)
+    now.receive.assert_called_once_with("a", answer)

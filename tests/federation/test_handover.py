@@ -22,8 +22,7 @@ from cpsgd.correlated.handover import Handover, HandoverStep, read_answer
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.seeds import SeedFile
 from cpsgd.errors import BatonError, CpsgdError, ParameterError, RoundRefusedError, VersionError
-from cpsgd.federation.choreography import begin_round
-from cpsgd.federation.client_files import Answered, Memory
+from cpsgd.federation.client_files import Memory
 from cpsgd.federation.course import Course
 from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
@@ -34,7 +33,7 @@ from cpsgd.privacy.one_example import example_protocol
 from cpsgd.secagg import Stage
 
 from .correlated import correlated_plan, remembering
-from .local import DIM, RUN, Client, carry, opening, plain
+from .local import DIM, RUN, Client, plain
 from .silos import Silos
 
 Drawn = list[tuple[int, tuple[bytes | None, ...]]]
@@ -289,29 +288,6 @@ def test_a_client_takes_part_as_the_noise_is_correlated_for(small_plan: Plan, tm
         remembering(tmp_path, "d", secure=False).ask(Request(Stage.UPLOAD, 1, 7, 3, once.protocol.to_json()))
     with pytest.raises(ParameterError, match="examples"):
         remembering(tmp_path, "d", disjoint=True)
-
-
-def test_a_second_round_of_a_client_is_refused_when_it_begins_and_when_it_is_counted(
-    small_plan: Plan, tmp_path: Path
-) -> None:
-    """The first may have been answered by another process meanwhile, from another state."""
-    once = correlated_plan(small_plan)
-    early = remembering(tmp_path, "early")
-    assert Memory(tmp_path / "early").add(Answered(RUN, 1, "ab" * 16), lambda *before: None, "a kind") == 1
-    with pytest.raises(RoundRefusedError, match="one round of a run"):
-        early.ask(opening(once, round=2, secure=replace(Terms(plan=once).parameters(2, 4), round=2)))
-    clients = {name: remembering(tmp_path, name) for name in "abcd"}
-    session = begin_round(Terms(plan=once), 2, list(clients), run=RUN)
-
-    def meanwhile(node: str, stage: Stage, answer: bytes) -> bytes:
-        if (node, stage) == ("b", Stage.SHARE):
-            Memory(tmp_path / "b").add(Answered(RUN, 1, "ab" * 16), lambda *before: None, "a kind")
-        return answer
-
-    assert carry(session, clients, meanwhile) is not None
-    assert list(session.report.dropped) == ["b"]
-    assert "one round of a run" in session.report.dropped["b"]
-    assert [early.trained, *(clients[name].trained for name in "abcd")] == [0, 1, 0, 1, 1]
 
 
 def test_a_run_is_paid_for_once_and_another_one_again(staying: Plan, tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from cpsgd.errors import ImplausibleMeanError, SenderError, StageError, ThresholdError, WireError
+from cpsgd.errors import ImplausibleMeanError, SenderError, ShareError, StageError, ThresholdError, WireError
 from cpsgd.federation import terms as terms_module
 from cpsgd.federation.carrying import Gathering, Pace, Reply, carry
 from cpsgd.federation.sessions import Exchange, RoundSession
@@ -335,3 +336,13 @@ def test_a_mean_of_too_few_or_an_implausible_one_is_not_released(monkeypatch: py
     with pytest.raises(ImplausibleMeanError, match="too large"):
         account.release()
     assert book.calls == [("release", 3)]
+
+
+def test_whoever_dealt_shares_that_nobody_can_open_is_proved_at_fault() -> None:
+    exchange = Scripted(Stage.UNMASK)
+    session = opened(exchange)
+    answered(session, *NODES)
+    session._exchanges[0].close = mock.Mock(side_effect=ShareError("Its shares give nothing.", dealer=1))  # type: ignore[method-assign]
+    assert session.close()
+    assert (session.stage, session.report.proved) == (None, [NODES[1]])
+    assert session.report.faults == {NODES[1]: "Its shares give nothing."}

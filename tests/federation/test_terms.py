@@ -85,6 +85,7 @@ def test_among_many_clients_a_roster_makes_the_graph_complete(small_plan: Plan) 
     assert Terms(plan=many).parameters(2, 100).neighbours < 90
     signed = Terms(plan=many, roster=roster).parameters(2, 100)
     assert (signed.neighbours, signed.threshold, signed.quorum) == (99, 51, 51)
+    assert Terms(plan=many, roster=iter(roster)).roster == frozenset(roster)  # of an iterator that is read once
 
 
 def test_a_plan_for_drawn_examples_is_for_as_many(small_plan: Plan) -> None:

@@ -707,3 +707,11 @@ def test_pure_rounds_of_two_kinds_have_no_tail() -> None:
     each = [guarantee(Run.of(event.protocol, surviving=10), 0.0).epsilon for event in rounds]
     assert found.epsilon == pytest.approx(sum(each), rel=1e-9)
     assert (found.tail, found.delta) == (0.0, 0.0)
+
+
+def test_repetitions_of_one_kind_are_smoothed_together_where_that_is_better() -> None:
+    little = Protocol.rotated_binomial(clients=10, dim=4, clip_norm=1.0, levels=4, trials=5)
+    kind, adjacency = kind_of(RoundEvent(little, survivors=10), 10), Adjacency.REPLACE_ONE
+    part, participation = charging._part(frozenset([kind]), 3, DELTA, 0.1, adjacency)
+    assert part == joint_cost(kind.run(adjacency, rounds=3), charging._JOINT_SHARE * DELTA)
+    assert participation == Participation.every()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -694,3 +695,27 @@ def test_states_that_contradict_themselves_are_refused(ledger: Ledger) -> None:
     ):
         with pytest.raises(ParameterError):
             State.from_text(canonical(wrong), state.head)
+
+
+def test_a_record_of_a_group_of_nobody_is_refused(ledger: Ledger) -> None:
+    state = ledger._replica.state
+    for whole, good in (("people", True), ("nobody", False), ("group", False)):
+        budget = Budget(population="group", epsilon=1.0, delta=1e-6)
+        record = {"kind": "budget", "budget": {**budget.to_dict(), "group_of": whole}, "time": "t"}
+        text = canonical({**record, "number": state.head.number + 1})
+        other = State.from_text(state.to_text(), state.head)
+        if good:
+            assert other.apply(text, "ab", mock.Mock())["number"] == 2
+        else:
+            with pytest.raises(LedgerFormatError, match="Record 2"):
+                other.apply(text, "ab", mock.Mock())
+            assert other.to_text() == state.to_text()
+
+
+def test_a_state_with_sampled_rounds_is_read(ledger: Ledger) -> None:
+    ledger.create(Budget(population="drawn", epsilon=1.0, delta=1e-6, adjacency="zero-out"))  # type: ignore[arg-type]
+    ledger.reserve("drawn", event(0, participation="poisson:0.1"))
+    state = ledger._replica.state
+    assert State.from_text(state.to_text(), state.head).to_text() == state.to_text()
+    with pytest.raises(ParameterError, match="counted sampled rounds in another way"):
+        State.from_text(canonical({**json.loads(state.to_text()), "version": 2}), state.head)

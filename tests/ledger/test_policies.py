@@ -496,3 +496,19 @@ def test_giving_up_frees_the_budget(tmp_path: Path) -> None:
     with pytest.raises(BudgetExceededError):
         ledger.reserve("people", event())
     assert ledger.verify().overspent == ()
+
+
+def test_a_record_an_hour_ahead_is_not_from_the_future_and_one_later_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Noon:
+            return cls(2026, 1, 1, 12, tzinfo=UTC)
+
+    monkeypatch.setattr(replica, "datetime", Noon)
+    for time, found in (
+        ("2026-01-01T11:59:59.000+00:00", False),
+        ("2026-01-01T13:00:00.000+00:00", False),
+        ("2026-01-01T13:00:00.001+00:00", True),
+        ("", False),
+    ):
+        assert replica.ahead(State(time=time)) == (time if found else "")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -234,3 +236,16 @@ def test_a_longer_text_than_any_record_is_not_read(tmp_path: Path) -> None:
     execute(old, f"UPDATE records SET body = '{'x' * 300_000}' WHERE number = 1")
     with pytest.raises(LedgerFormatError, match="too big"):
         Ledger(old)
+
+
+def test_where_there_is_no_list_of_mounts_a_file_of_its_folders_device_is_no_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(self: Path) -> bytes:
+        raise FileNotFoundError(self)
+
+    path = Path(shutil.copy(DATA / "v0_2_0" / "budgets.ledger", tmp_path))
+    found, other = path.stat(), SimpleNamespace(st_dev=path.stat().st_dev + 1)
+    monkeypatch.setattr(Path, "read_bytes", missing)
+    assert not sqlite_files._is_mounted(path, found)
+    assert os.name == "nt" or sqlite_files._is_mounted(path, cast(os.stat_result, other))

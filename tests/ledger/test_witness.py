@@ -385,3 +385,10 @@ def test_killed_between_the_record_and_the_witness(
     assert again.total("people").rounds == 2
     again.reserve("people", EVENT)
     assert Ledger(watched.path, witness=witness).verify().totals[0].rounds == 3
+
+
+def test_a_ledger_that_was_emptied_is_missed_by_its_witness(watched: Ledger, witness: Path) -> None:
+    for empty in (lambda: watched.path.write_bytes(b""), watched.path.unlink):
+        empty()
+        with pytest.raises(WitnessError, match="Restore it from a copy"):
+            Ledger(watched.path, witness=witness)

@@ -33,7 +33,10 @@ def test_only_the_neutral_element_is_the_identity() -> None:
     assert not edwards.is_identity(edwards.multiply(edwards.ORDER - 1, edwards.BASE))
 
 
-@pytest.mark.parametrize("data", [bytes(31), b"\xff" * 32, (2).to_bytes(32, "little")])
+@pytest.mark.parametrize(
+    "data",
+    [bytes(31), b"\xff" * 32, *(number.to_bytes(32, "little") for number in (2, edwards.PRIME, edwards.PRIME + 1))],
+)
 def test_bytes_that_are_no_point_are_refused(data: bytes) -> None:
     with pytest.raises(MessageError, match="honest client"):
         edwards.decode(data)

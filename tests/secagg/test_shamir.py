@@ -212,3 +212,26 @@ def test_the_order_in_which_shares_are_believed() -> None:
     assert set(next(recovery._guesses({holder: shares[holder] for holder in (0, 1, 2, 3, 4)}))) == {0, 2, 3}
     # Just enough shares are all believed, at once and no other ones.
     assert [set(guess) for guess in shamir.Recovery(3, 1)._guesses({i: shares[i] for i in range(3)})] == [{0, 1, 2}] * 2
+
+
+def test_of_many_shares_runs_of_neighbouring_holders_are_tried() -> None:
+    """Also where more are wrong than a decoder finds: some 32 runs, whose secret the commitment knows."""
+    secret = bytes(range(32))
+    shares = shamir.split(secret, 8, range(64))
+    received = {holder: share if 20 <= holder < 40 else spoilt(share, holder) for holder, share in shares.items()}
+    assert shamir.Recovery(8, 1).secret(0, received, lambda found: found == secret) == secret
+    runs = [set(guess) for guess in shamir.Recovery(8, 1)._guesses(received) if len(guess) == 8]
+    assert runs == [{(start + i) % 64 for i in range(8)} for start in range(0, 64, 3)]
+
+
+def test_how_many_shares_are_tried_without_every_choice_of_liars() -> None:
+    """16,384 are looked at, at most; and as many as give a secret are left."""
+    for colluding, most in ((1, 128), (2, 32)):
+        recovery = shamir.Recovery(3, colluding)
+        assert [recovery._tries_all(count) for count in (2 + colluding, 3 + colluding, most, most + 1)] == [
+            *(False, True, True, False)
+        ]
+
+
+def test_the_zero_polynomial_keeps_one_coefficient() -> None:
+    assert [shamir._trimmed(each) for each in ([0], [0, 0], [5, 0], [0, 5, 0, 0])] == [[0], [0], [5], [0, 5]]

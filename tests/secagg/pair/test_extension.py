@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import ParameterError
-from cpsgd.secagg.pair.extension import Extension, irreducible, is_prime, least_degree, least_prime
+from cpsgd.secagg.pair.extension import (
+    Extension,
+    _is_irreducible,
+    irreducible,
+    is_prime,
+    least_degree,
+    least_prime,
+)
 
 FIELDS = [Extension(2, 3), Extension(3, 4), Extension(7, 2), Extension(337, 16), Extension(2**31 - 1, 5)]
 
@@ -62,6 +69,8 @@ def test_the_polynomial_is_the_first_without_a_factor(prime: int, degree: int) -
     in_order = (tuple(reversed(digits)) for digits in itertools.product(range(prime), repeat=degree))
     first = next(lower for lower in in_order if (*lower, 1) not in composite)
     assert irreducible(prime, degree) == first
+    every = list(itertools.product(range(prime), repeat=degree))
+    assert [_is_irreducible(lower, prime) for lower in every] == [(*lower, 1) not in composite for lower in every]
 
 
 @pytest.mark.parametrize("prime", [337, 3779, 78041, 2**31 - 1])

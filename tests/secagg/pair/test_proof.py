@@ -17,7 +17,7 @@ from scipy import stats
 from cpsgd.codec import pack
 from cpsgd.errors import MessageError, ParameterError, ValueRangeError, VectorError
 from cpsgd.secagg.pair import proof, streams
-from cpsgd.secagg.pair.extension import Elements, Extension, modular_sum
+from cpsgd.secagg.pair.extension import Elements, Extension, least_prime, modular_sum
 from cpsgd.secagg.pair.proof import Basis, ReportParts, make_report
 from cpsgd.secagg.pair.shape import RoundShape, most_levels
 from cpsgd.secagg.pair.streams import Stream, digest, evaluation_point, joint_randomness
@@ -359,7 +359,7 @@ def seeded_report(values: Elements, number: int) -> ReportParts:
 
 
 @pytest.mark.parametrize("levels", [2, 3, 8])
-@pytest.mark.parametrize("dim", [1, 7, 25, 26, 41, 100, 225, 529, 961, 2209, 5000, 51_370])
+@pytest.mark.parametrize("dim", [1, 4, 7, 9, 25, 26, 41, 49, 100, 121, 225, 529, 961, 2209, 5000, 51_370])
 def test_the_number_of_nodes_sends_the_least(dim: int, levels: int) -> None:
     chosen = RoundShape.choose(prime=65_537, dim=dim, task=b"t", levels=levels)
     others = [replace(chosen, nodes=nodes) for nodes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)]
@@ -436,3 +436,17 @@ def test_a_prepared_shape_has_everything_that_a_report_needs() -> None:
     assert verdict(shape, make_report(shape, integers(shape, 1)))
     assert (dict(vars(shape)), dict(vars(shape.field))) == before
     assert proof.prepared(337, 30, b"prepared") is shape
+
+
+def test_readers_of_a_stream_stop_at_the_same_word() -> None:
+    """However many numbers they ask for at once. Of this prime a third of all words are skipped."""
+    shape = RoundShape(Extension(least_prime(2**32 // 3 + 1), 2), 7, 2, 4, b"words")
+    whole = Stream(shape, "test", b"report").numbers(40)
+    parts = Stream(shape, "test", b"report")
+    assert np.array_equal(np.concatenate([parts.numbers(count) for count in (1, 17, 5, 17)]), whole)
+    assert parts.bytes(16) != Stream(shape, "test", b"report").bytes(16)
+
+
+def test_the_context_is_the_hash_of_a_text_with_sorted_names() -> None:
+    text = b'{"dim": 7, "levels": 2, "nodes": 4, "polynomial": [1, 0], "prime": 11, "task": "746f79", "version": 1}'
+    assert SHAPES[5].context == hashlib.sha256(b"cpsgd pair context" + text).digest()

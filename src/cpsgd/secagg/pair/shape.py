@@ -87,7 +87,7 @@ class RoundShape:
             )
 
         def cost(nodes: int) -> int:
-            return (levels - 1) * (nodes - 1) + 1 + math.ceil(dim / (nodes - 1))
+            return (levels - 1) * (nodes - 1) + math.ceil(dim / (nodes - 1))
 
         return cls(Extension(prime, degree), dim, levels, min(choices, key=cost), task)
 
