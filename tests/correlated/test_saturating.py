@@ -104,7 +104,7 @@ def test_devices_take_the_noise_of_earlier_rounds_away() -> None:
     rounds = [sums.messages(torch.zeros((2, 2000)), 0, t, 100 + t).numpy() - 2 * found.centre for t in range(8)]
     factors = np.append(found.correlation.factors, np.zeros(8))
     for age in range(1, 8):
-        expected = float(factors[:8] @ factors[age : age + 8])
+        expected = float(factors[:5] @ factors[age : age + 5])
         # In units of the noise of two clients in one round. A covariance is within six standard errors.
         seen = np.mean(rounds[7] * rounds[7 - age]) / (2.0 * found.noise_deviation**2)
         assert abs(seen - expected) < 6.0 * 1.5 / math.sqrt(2000)
