@@ -109,6 +109,12 @@ def test_the_last_cell_leaves_the_window_and_the_one_before_may_not(of: RoundedG
     assert of.cells == farthest or ends[1] >= of.window << (of.fraction_bits - 1)
 
 
+def test_a_grid_that_is_off_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ROUNDED.noise.variation
+    monkeypatch.setattr(fine_gaussian, "GRID_VARIATION", 1e-3)
+    assert ROUNDED.noise.variation == pytest.approx(before + 1e-3, rel=1e-12)
+
+
 def test_rounding_that_could_be_told_from_noise_is_no_privacy() -> None:
     noise = replace(ROUNDED, noise_deviation=0.8).noise
     assert uniformity(noise.counted_variance, 100_000) < 1.0 < uniformity(noise.counted_variance, 150_000) < 2.0
