@@ -91,6 +91,9 @@ def test_ends_of_a_rounded_gaussians_range() -> None:
         replace(ROUNDED, coordinate_range=0.5 * 45 * 0.25)
     inside = replace(ROUNDED, coordinate_range=math.nextafter(0.5 * 45 * 0.25, 0.0))
     assert inside.coordinate_range < 0.5 * 45 * 0.25
+    two = RoundedGaussian(noise_deviation=1.0, step=1.0, window=2, coordinate_range=0.5)
+    with pytest.raises(ParameterError, match=r"window in \[2"):
+        replace(two, window=1)
     fine = RoundedGaussian(noise_deviation=1.0, step=1.0, window=1 << 17, coordinate_range=8192.0)
     assert fine.grid.limit == 1 << 24
     with pytest.raises(ParameterError, match="grid points"):
