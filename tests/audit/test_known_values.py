@@ -365,6 +365,7 @@ def test_the_least_that_an_audit_takes() -> None:
 def test_what_proves_nothing() -> None:
     assert bound.epsilon_lower_bound(0.0, 0.0, 100, 0.0, 1e-6) == 0.0
     assert bound.epsilon_lower_bound(0.001, 10.0, 100, 0.0, 1e-6) == 0.0
+    assert bound.epsilon_lower_bound(1e-4, 10.0, 100, 0.0, 1e-6) == 0.0
     assert bound.epsilon_lower_bound(1.0, 0.0, 100, 0.0, 1e-6) == 0.0
 
 

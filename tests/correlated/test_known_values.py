@@ -16,7 +16,7 @@ from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.correlated.weights import Correlation, read_taps
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms import Mechanism
+from cpsgd.mechanisms import Mechanism, fine_gaussian
 from tests import known_values as known
 from tests.mechanisms.test_known_values import numbers, stream, values_of, values_of_law, values_of_noise
 
@@ -157,6 +157,17 @@ def test_known_draws() -> None:
 def test_nobody_hides_behind_no_noise(number: int) -> None:
     with pytest.raises(ConditionError):
         EXAMPLES[number].noise.law(0)
+
+
+@pytest.mark.parametrize(("number", "draws_"), [(0, 4), (2, 3), (4, 1)])
+def test_a_grid_that_is_off_counts_for_every_draw_of_the_run(
+    number: int, draws_: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a message's own noise and of three lineages', or of what a message rounds; twice the rounds' messages."""
+    before = replace(EXAMPLES[number]).noise.variation
+    monkeypatch.setattr(fine_gaussian, "GRID_VARIATION", 1e-3)
+    found = replace(EXAMPLES[number]).noise.variation - before
+    assert found == pytest.approx(2 * 40 * draws_ * 1e-3, rel=1e-9)
 
 
 def test_numbers_of_other_types_become_plain_ones() -> None:

@@ -221,6 +221,15 @@ def test_wide_draws_have_their_variance_and_fill_their_grid(deviation: float) ->
     assert abs(np.mean(drawn & 1) - 0.5) < 3.0 / math.sqrt(50_000)
 
 
+def test_wide_draws_are_made_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_sums, "_BLOCK", 10)
+    drawn = wide_draw(3000.0, Keystream(bytes(16)), 25)
+    assert drawn.shape == (25,)
+    assert np.array_equal(drawn[:20], wide_draw(3000.0, Keystream(bytes(16)), 20))
+    assert np.all(drawn != 0)
+    assert np.unique(drawn).size == 25
+
+
 def test_a_client_has_as_many_values_as_there_are_points() -> None:
     mechanism: Any = protocol_for(4).mechanism
     client = SummedLineages(mechanism, Slots(mechanism, 5), CLIENTS, 4).client

@@ -98,6 +98,18 @@ def test_simulated_clients_are_played_as_they_are() -> None:
         sums.noisy(values, 4, 2, None)  # type: ignore[arg-type]
 
 
+def test_devices_take_the_noise_of_earlier_rounds_away() -> None:
+    found = mechanism(window=200, inherited_range=50.0)
+    sums = found.memory.simulated(7).on_device(2, 2000, torch.device("cpu"))
+    rounds = [sums.messages(torch.zeros((2, 2000)), 0, t, 100 + t).numpy() - 2 * found.centre for t in range(8)]
+    factors = np.append(found.correlation.factors, np.zeros(8))
+    for age in range(1, 8):
+        expected = float(factors[:5] @ factors[age : age + 5])
+        # In units of the noise of two clients in one round. A covariance is within six standard errors.
+        seen = np.mean(rounds[7] * rounds[7 - age]) / (2.0 * found.noise_deviation**2)
+        assert abs(seen - expected) < 6.0 * 1.5 / math.sqrt(2000)
+
+
 def joint_law(found: RoundedCorrelated, point: float) -> Any:
     """The law of a client's integers in rounds 0 and 1, by quadrature over the noise of round 0."""
     sigma, values = found.noise_deviation, np.arange(found.window - 1)

@@ -102,4 +102,4 @@ def test_a_discrete_gaussian_is_a_rounding_of_a_continuous_one() -> None:
         assert distance <= bound
     # Five squared points.
     assert fine_gaussian.GRID_VARIANCE == 5.0
-    assert pytest.approx(2.2 * math.exp(-10.0 * math.pi**2)) == fine_gaussian.GRID_VARIATION
+    assert fine_gaussian.GRID_VARIATION / math.exp(-10.0 * math.pi**2) == pytest.approx(2.2, rel=1e-9)

@@ -91,6 +91,9 @@ def test_ends_of_a_rounded_gaussians_range() -> None:
         replace(ROUNDED, coordinate_range=0.5 * 45 * 0.25)
     inside = replace(ROUNDED, coordinate_range=math.nextafter(0.5 * 45 * 0.25, 0.0))
     assert inside.coordinate_range < 0.5 * 45 * 0.25
+    two = RoundedGaussian(noise_deviation=1.0, step=1.0, window=2, coordinate_range=0.5)
+    with pytest.raises(ParameterError, match=r"window in \[2"):
+        replace(two, window=1)
     fine = RoundedGaussian(noise_deviation=1.0, step=1.0, window=1 << 17, coordinate_range=8192.0)
     assert fine.grid.limit == 1 << 24
     with pytest.raises(ParameterError, match="grid points"):
@@ -107,6 +110,12 @@ def test_the_last_cell_leaves_the_window_and_the_one_before_may_not(of: RoundedG
     assert of.cells <= farthest
     assert ends[0] < of.window << (of.fraction_bits - 1)
     assert of.cells == farthest or ends[1] >= of.window << (of.fraction_bits - 1)
+
+
+def test_a_grid_that_is_off_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ROUNDED.noise.variation
+    monkeypatch.setattr(fine_gaussian, "GRID_VARIATION", 1e-3)
+    assert ROUNDED.noise.variation == pytest.approx(before + 1e-3, rel=1e-12)
 
 
 def test_rounding_that_could_be_told_from_noise_is_no_privacy() -> None:
