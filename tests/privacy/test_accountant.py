@@ -483,6 +483,7 @@ def test_more_rounds_than_anybody_runs_are_not_counted() -> None:
 def test_multipliers_stay_where_their_arithmetic_works() -> None:
     assert accountant._multiplier(1e-9, 0.5) == 5e4
     assert accountant._multiplier(0.25, 0.5) == math.nextafter(4.0, 0.0)
+    assert accountant._multiplier(4.0, 0.5) == math.nextafter(0.25, 0.0)
 
 
 class _Steady:
