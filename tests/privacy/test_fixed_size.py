@@ -366,5 +366,5 @@ def test_losses_of_outputs_against_mpmath(rate: float) -> None:
     exponents = np.array([1e-9, 0.1, 5.0, 29.9, 30.1, 35.0, 300.0])
     with mpmath.workdps(40):
         exact = [float(mpmath.log1p(mpmath.mpf(rate) * mpmath.expm1(mpmath.mpf(x)))) for x in exponents]
-    assert fixed_size._loss(kind, exponents / 0.7 + 0.35) == pytest.approx(exact, rel=1e-6)
-    assert fixed_size._loss(kind, exponents[2:] / 0.7 + 0.35) == pytest.approx(exact[2:], rel=1e-12)
+    assert fixed_size._loss(kind, exponents / 0.7 + 0.35) == pytest.approx(exact, rel=1e-6, abs=0.0)
+    assert fixed_size._loss(kind, exponents[2:] / 0.7 + 0.35) == pytest.approx(exact[2:], rel=1e-12, abs=0.0)
