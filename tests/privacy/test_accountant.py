@@ -483,6 +483,7 @@ def test_more_rounds_than_anybody_runs_are_not_counted() -> None:
 def test_multipliers_stay_where_their_arithmetic_works() -> None:
     assert accountant._multiplier(1e-9, 0.5) == 5e4
     assert accountant._multiplier(0.25, 0.5) == math.nextafter(4.0, 0.0)
+    assert accountant._multiplier(4.0, 0.5) == math.nextafter(0.25, 0.0)
 
 
 class _Steady:
@@ -516,9 +517,10 @@ def test_delta_at_zero_is_the_total_variation(mu: float) -> None:
     assert composed_delta([Rounds(mu, slack=0.1)], epsilon=0.0, participation=EVERY) == 1.0
 
 
-def test_rounds_for_all_count_beside_sampled_ones() -> None:
+@pytest.mark.parametrize("sampling", [Participation.poisson(0.01), Participation.fixed_size(cohort=1, population=100)])
+def test_rounds_for_all_count_beside_sampled_ones(sampling: Participation) -> None:
     for mu in (0.4, 1.4):
-        parts = [(Rounds(mu), EVERY), (Rounds(0.3, 2), Participation.poisson(0.01))]
+        parts = [(Rounds(mu), EVERY), (Rounds(0.3, 2), sampling)]
         exact = gdp_epsilon(mu, 1e-5)
         assert exact <= mixed_epsilon(parts, delta=1e-5, interval=accountant.COARSE) < 1.05 * exact
 

@@ -10,7 +10,15 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from scipy.stats import binom
 
 from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.privacy.proofs.per_round import check_composable, optimal_composition, randomized_response_delta
+from cpsgd.mechanisms.law import Law
+from cpsgd.privacy.gaussian import gdp_epsilon
+from cpsgd.privacy.proofs.argument import law_of, sensitivity
+from cpsgd.privacy.proofs.per_round import (
+    PROOFS,
+    check_composable,
+    optimal_composition,
+    randomized_response_delta,
+)
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
 from tests import known_values as known
@@ -129,3 +137,15 @@ def test_so_many_rounds_are_composed_and_no_more() -> None:
     check_composable(Run.of(protocol, rounds=20_000))
     with pytest.raises(ConditionError, match="up to 20,000 rounds"):
         check_composable(Run.of(protocol, rounds=20_001))
+
+
+def test_what_could_not_come_below_is_not_computed() -> None:
+    # No certificate comes below a Gaussian of equal variance by more than a thousandth.
+    proof, run = PROOFS[0], Run.of(Protocol.binomial(clients=20, dim=2, clip_norm=1.0, levels=3, trials=200), rounds=4)
+    law, each = law_of(run), 0.5 * 1e-6 / 4
+    assert isinstance(law, Law)
+    ideal = gdp_epsilon(sensitivity(run) / math.sqrt(law.variance), each)
+    floor = optimal_composition(epsilon=0.999 * ideal, delta=each, rounds=4, target_delta=1e-6)
+    with pytest.raises(ConditionError, match="so not computed"):
+        proof.epsilon(run, 1e-6, below=floor * (1.0 - 1e-6))
+    assert proof.epsilon(run, 1e-6, below=floor * (1.0 + 1e-6)).epsilon > floor

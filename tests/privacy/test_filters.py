@@ -461,3 +461,13 @@ def test_a_limit_is_checked_by_the_definition(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(filters, "gdp_mu", lambda epsilon, delta: 1.001 * gdp_mu(epsilon, delta))
     with pytest.raises(ConditionError, match="could not be computed"):
         Filter.of(1.2345, 1e-6)
+
+
+def test_losses_that_are_left_out_of_a_divergence_are_tails() -> None:
+    fixed = Participation.fixed_size(cohort=5, population=100)
+    rate = math.nextafter(fixed.rate, 1.0)
+    lost = sampled_divergence(0.5, rate, 8)[1]
+    assert lost > 0.0
+    assert Filter.of(2.0, 1e-6, 8).cost(Rounds(0.5), fixed).tail == pytest.approx(lost, rel=1e-9, abs=0.0)
+    more = Filter.of(2.0, 1e-6, 8).cost(Rounds(0.5), fixed, overflow=3.0 * lost).tail
+    assert more == pytest.approx(4.0 * lost, rel=1e-9, abs=0.0)

@@ -358,3 +358,13 @@ def test_windows_end_at_twice_the_largest_loss() -> None:
     cut = fixed_size._Cut([SampledRounds(0.1, 0.5, 1)], 2**10, 1e-8)
     found = [cut._new_sums(epsilon, 1.0, 0.0) is not None for epsilon in (300.0, 1199.0, 1201.0)]
     assert found == [True, True, False]
+
+
+@pytest.mark.parametrize("rate", [0.5, 1e-4, 1e-12])
+def test_losses_of_outputs_against_mpmath(rate: float) -> None:
+    kind = SampledRounds(0.7, rate, 1)
+    exponents = np.array([1e-9, 0.1, 5.0, 29.9, 30.1, 35.0, 300.0])
+    with mpmath.workdps(40):
+        exact = [float(mpmath.log1p(mpmath.mpf(rate) * mpmath.expm1(mpmath.mpf(x)))) for x in exponents]
+    assert fixed_size._loss(kind, exponents / 0.7 + 0.35) == pytest.approx(exact, rel=1e-6, abs=0.0)
+    assert fixed_size._loss(kind, exponents[2:] / 0.7 + 0.35) == pytest.approx(exact[2:], rel=1e-12, abs=0.0)

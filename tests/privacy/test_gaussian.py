@@ -157,7 +157,7 @@ def test_a_sampler_costs_its_variation_on_either_side() -> None:
     variation = run.protocol.mechanism.noise.variation
     assert variation > 0.0
     spent = gaussian_noise._spent(run, Claim(1.5, 1e-6))
-    assert spent == pytest.approx(5 * 50 * 8 * variation * (1.0 + math.exp(1.5)) / 1e-6, rel=1e-12)
+    assert spent == pytest.approx(5 * 50 * 8 * variation * (1.0 + math.exp(1.5)) / 1e-6, rel=1e-12, abs=0.0)
 
 
 def test_the_slack_of_rounding_is_made_up_for() -> None:

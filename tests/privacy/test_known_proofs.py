@@ -23,9 +23,11 @@ from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.mechanisms.skellam import Skellam
+from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.proofs import pure_laplace, rounded_correlated, supporting
 from cpsgd.privacy.proofs.argument import Proof
+from cpsgd.privacy.proofs.published_accounting import accounting_of, published_epsilon
 from cpsgd.promise import Claim
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -150,3 +152,13 @@ def test_samplers_that_cost_too_much_of_delta_are_refused() -> None:
     run = Run.of(PROTOCOLS["slots"], **CONDITIONS["run"])
     with pytest.raises(ConditionError, match="The sampler costs too much"):
         rounded_correlated.PROOFS[0].scale(run, Claim(0.3, 1e-30))
+
+
+@pytest.mark.parametrize("name", ["discrete", "skellam"])
+def test_published_accounting_of_one_round_is_its_bound_and_two_cost_more(name: str) -> None:
+    protocol = PROTOCOLS[name]
+    published = accounting_of(protocol)
+    assert published is not None
+    one, two = (published_epsilon(Run.of(protocol, rounds=rounds), 1e-6) for rounds in (1, 2))
+    assert one == published.bound(protocol, 1e-6, Adjacency.REPLACE_ONE, 60)
+    assert 1.2 * one < two < 2.5 * one

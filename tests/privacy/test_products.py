@@ -330,7 +330,7 @@ def test_what_a_sampled_claim_asks_of_certificates() -> None:
     run = Run.of(STEPS, rounds=5, participation="fixed-size:0.1")
     allowed = products._Allowed.of(run, CLAIM)
     assert allowed.rounds == 1
-    assert allowed.tail == pytest.approx(0.01 * 1e-6 / 5 / math.nextafter(0.1, 1.0), rel=1e-12)
+    assert allowed.tail == pytest.approx(0.01 * 1e-6 / 5 / math.nextafter(0.1, 1.0), rel=1e-12, abs=0.0)
     assert allowed.mu == base.sampled_mu(run, CLAIM)
 
 

@@ -241,6 +241,11 @@ def test_what_is_not_proved_is_refused() -> None:
     for untold, tail in ((199, 1e-9), (6000, 1e-193)):
         with pytest.raises(ConditionError, match="nobody tells"):
             run_cost(law(untold=untold), distance=12.0, reach=0.5, dim=10**6, tail=tail)
+    with pytest.raises(ConditionError, match="does not hide fractions"):
+        run_cost(law(deviation=0.5), distance=12.0, reach=0.5, dim=1000, tail=1e-9)
+    assert len(replace(COUNTED, variance=200.0)._terms(2, np.zeros(1))) == 5
+    with pytest.raises(ConditionError, match="Too few messages"):
+        replace(COUNTED, variance=9.0)._terms(2, np.zeros(1))
     with pytest.raises(ConditionError, match="Too few messages"):
         run_cost(law(untold=200), distance=12.0, reach=0.5, dim=10**6, tail=1e-9)
     for changes in ({"untold": 100}, {"deviation": 0.3}, {"room": -1.0}):
@@ -436,7 +441,8 @@ def test_known_costs(name: str) -> None:
             rounded_runs._swapped(coins, split, 0.2 * split.shifts**2, distance**2, 0.1, share)
             for share in (0.1, 0.5, 3.0)
         ]
-    known.check("privacy/rounded_runs", {f"{name} {key}": value for key, value in values.items()}, rel=1e-8)
+    # So near that also what is allowed for roundings counts.
+    known.check("privacy/rounded_runs", {f"{name} {key}": value for key, value in values.items()}, rel=2e-10)
 
 
 def test_known_sums_of_coins() -> None:

@@ -248,6 +248,8 @@ def test_what_is_given_up() -> None:
     # Work is counted over all orders: 600 coins are too many, but would not be for a single one.
     with pytest.raises(ConditionError, match="too long"):
         bounded_epsilon(Steps((0.6, 0.4), (0.4, 0.6), 600), coordinates=1, budget=1.0, reach=1.0, delta=1e-6)
+    with pytest.raises(ConditionError, match="could not come below"):
+        bounded_epsilon(Steps((0.6, 0.4), (0.4, 0.6), 500), coordinates=1, budget=1.0, reach=1.0, delta=1e-6, below=0.0)
     for ends in (((1.0, 0.0), (0.0, 1.0)), ((1.0, 0.0), (0.5, 0.5)), ((0.5, 0.5), (0.0, 1.0))):
         with pytest.raises(ConditionError, match="for sure"):
             bounded_epsilon(Steps(*ends, 5), coordinates=9, budget=1.0, reach=1.0, delta=1e-6)

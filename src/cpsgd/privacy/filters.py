@@ -248,9 +248,9 @@ def _size(mu: float, participation: Participation, order: int | None) -> tuple[f
     """Returns the amounts that one round adds to the filter's size and to its tails."""
     if participation.scheme == "once":
         raise ParameterError('A filter takes rounds that everybody is in, or sampled ones, not "once".')
-    if order is None or participation.rate == 1.0:
+    if order is None:
         # Sampling never costs privacy, and the Gaussian filter does not know it.
-        return (mu * mu if order is None else 0.5 * order * mu * mu) * _SAFE, 0.0
+        return mu * mu * _SAFE, 0.0
     rate = math.nextafter(participation.rate, 1.0)
     whole = 0.5 * order * mu * mu * _SAFE
     if rate >= 1.0:

@@ -308,10 +308,8 @@ def _own_moves(coins: RoundingCoins, share: float, least: Array) -> Moves:
     # The mean of |½ - p| over a way of this length or longer: 1 - √½ at a length of √2, and less beyond.
     centred = np.maximum(0.5 - 0.25 * least, 0.293)
     twists = math.sqrt(1.0 / 12.0 + coins.uneven) + math.sqrt(0.5 / many) + 0.5 * p + coins.uneven + mean * coins.skew
-    ones = np.ones_like(least)
-    return Moves(
-        mean * ones, square * 1.002 * ones, (0.5 + others) * ones, centred + others, twists * ones, (2.0 - share) * ones
-    )
+    moves = mean, square * 1.002, 0.5 + others, centred + others, twists, 2.0 - share
+    return Moves(*np.broadcast_arrays(*moves))
 
 
 def _later_moves(coins: RoundingCoins, left: Array, q: Array, first: float, reach: float) -> Moves:
