@@ -19,6 +19,7 @@ from scipy import stats
 from cpsgd import Aggregator, Protocol
 from cpsgd.codec import pipeline, wire
 from cpsgd.codec._kernels import kernels
+from cpsgd.codec.pack import Sampled
 from cpsgd.errors import (
     ChecksumError,
     DimensionError,
@@ -70,6 +71,7 @@ def test_what_it_is_in_numbers() -> None:
     assert MECHANISM.without_noise() == Binomial(levels=2, trials=0, coordinate_range=0.1)
     assert MECHANISM.describe() == "1 coin of bias up to 0.375 for 0.25 of the coordinates in ±0.1"
     assert PROTOCOL.bits_per_coordinate == 0.25
+    assert MECHANISM.format(1.0, None) == Sampled(radix=2, values=2, below=1 << 14)
     assert json.loads(PROTOCOL.to_json())["rate"] == 0.25
 
 
