@@ -39,8 +39,8 @@ FAULTS = (
         "noise",
         "coins are not added",
         "mechanisms/binomial.py",
-        '        """m: all coins heads."""\n        return self.trials',
-        '        """m: all coins heads."""\n        return 0',
+        '        """Largest noise of a client: m, when all coins show heads."""\n        return self.trials',
+        '        """Largest noise of a client: m, when all coins show heads."""\n        return 0',
         ("tests/audit/test_surveys.py::test_the_product_passes",),
     ),
     Fault(

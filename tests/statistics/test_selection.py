@@ -66,7 +66,7 @@ def test_a_replace_one_ledger_pays_twice_for_add_remove_groups(tmp_path: Path, s
         ledger.create(Budget(population=adjacency, epsilon=20.0, delta=1e-5, adjacency=Adjacency.parse(adjacency)))
     for neighbours, expected in (("add-remove", (2.0, 1.0)), ("replace-one", (1.0, 0.5))):
         selection = Selection(("g",), Claim(spent, 1e-6), neighbours)  # type: ignore[arg-type]
-        events = events_for(ledger, "", [], selection)
+        events = events_for(ledger, "", None, [], selection)
         for population, epsilon in zip(("replace-one", "zero-out"), expected, strict=True):
             assert epsilon * spent <= ledger.quote(population, events).epsilon <= epsilon * spent * 1.001
         assert events[0].overflow == (2e-6 if neighbours == "add-remove" else 1e-6)

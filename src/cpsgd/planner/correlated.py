@@ -20,7 +20,6 @@ from typing import Any, cast
 import numpy as np
 
 from cpsgd import _validate
-from cpsgd._searches import smallest_enough
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
@@ -373,35 +372,35 @@ class _Run:
     def _loudest(self, unit: float, coordinate_range: float, values: int) -> RunMechanism | None:
         """Returns the mechanism with the smallest step whose window and sums fit, for noise z of deviation `unit`."""
 
-        def made(sigma: float) -> RunMechanism:
-            """Returns the mechanism with σ of this many steps."""
-            widest = self.kind(
-                noise_deviation=sigma,
-                step=unit / sigma,
-                coordinate_range=coordinate_range,
-                window=MAX_WINDOW,
-                **self._fixed,
-            )
-            return replace(widest, window=widest.noise.needs.window(self._cut))
-
-        def excess(length: float) -> float:
-            """Returns the logarithm of needed over given values, where a step is `length` deviations long."""
+        def fitting(sigma: float) -> RunMechanism | None:
+            """Returns the mechanism with σ of this many steps; None if it does not fit the values."""
             try:
-                found = made(1.0 / length)
+                widest = self.kind(
+                    noise_deviation=sigma,
+                    step=unit / sigma,
+                    coordinate_range=coordinate_range,
+                    window=MAX_WINDOW,
+                    **self._fixed,
+                )
+                found = replace(widest, window=widest.noise.needs.window(self._cut))
             except ParameterError:
-                return math.inf
-            needed = found.window
-            if needed <= values:
-                needed = max(needed, self.problem.setting.needed_modulus(found) or 0)
-            return math.log(needed / (values + 0.5))
+                return None
+            needed = self.problem.setting.needed_modulus(found) if found.window <= values else None
+            return found if max(found.window, needed or 0) <= values else None
 
-        quietest, loudest = self.kind.step_deviations
-        if excess(1.0 / quietest) > 0.0:
+        best, (low, high) = fitting(self.kind.step_deviations[0]), self.kind.step_deviations
+        if best is None:
             return None
-        length = 1.0 / loudest
-        if excess(length) > 0.0:
-            length = smallest_enough(excess, length, 1.0 / quietest, close=_CLOSE)
-        return made(1.0 / length)
+        if (most := fitting(high)) is not None:
+            return most
+        while high > _CLOSE * low:
+            middle = math.sqrt(low * high)
+            tried = fitting(middle)
+            if tried is None:
+                high = middle
+            else:
+                low, best = middle, tried
+        return best
 
     def _error(self, mechanism: Mechanism) -> float:
         """Returns the mean over rounds of the squared error of the model so far."""

@@ -480,4 +480,4 @@ def _smallest(excess: Callable[[float], float], *, start: float, limit: float) -
         high, low = low, 0.5 * low
         if low < 1e-9:
             return high
-    return smallest_enough(excess, low, high, close=1.0 + 1e-7)
+    return smallest_enough(excess, low, high, close=1.0 + 1e-12)
