@@ -67,11 +67,11 @@ mutants: install
 	$(GENERATED) --marks "not thorough" --table tests/mutants/README.md
 
 # A sample of about 14,000 generated ones, by quick tests: two minutes of two cores. It fails where more than MOST of
-# them survive. 13 of 146 did (tests/mutants/README.md has them); where a tenth of the sample is new code, more than
-# six more do once in a thousand times. Lower MOST as survivors are found: the sample changes where the code does.
+# them survive. 5.1 % of twice this sample did (tests/mutants/README.md has them). Lower MOST as survivors are found: the
+# sample changes where the code does.
 SHARE ?= 0.01
-SEED ?= 7
-MOST ?= 0.134
+SEED ?= 2026
+MOST ?= 0.1
 GENERATED := OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m mutants.generated
 survivors: install
 	$(GENERATED) --share $(SHARE) --seed $(SEED) --minutes 3 --seconds 5 --most $(MOST)

@@ -393,6 +393,24 @@ def test_with_a_memory_a_lost_state_does_not_answer_a_round_twice(small_plan: Pl
     assert again.trained == 0
 
 
+def test_with_a_memory_a_lost_state_does_not_answer_a_stage_twice(small_plan: Plan, tmp_path: Path) -> None:
+    clients = {"a": remembering(tmp_path / "memory"), **{name: Client() for name in "bcd"}}
+    session = begin_round(Terms(plan=small_plan), 1, list(clients), run=RUN)
+    before: dict[Stage, tuple[bytes, bytes]] = {}
+    while session.stage is not None:
+        requests = session.requests()
+        before[session.stage] = clients["a"].state, requests["a"]
+        for node, request in requests.items():
+            session.receive(node, clients[node].ask(request))
+        session.close()
+    assert {Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK} <= set(before)
+    for state, request in before.values():
+        clients["a"].state = state
+        with pytest.raises((StageError, RoundError), match=r"answered stage|already"):
+            clients["a"].ask(request)
+    assert clients["a"].trained == 1
+
+
 def test_the_digest_of_what_was_agreed_is_that_of_release_0_1_0() -> None:
     """It stands in the memories of clients; another one would lock them out."""
     limits = Limits(epsilon=8.0, delta=1e-6, rounds=30, colluding=1, examples=5)

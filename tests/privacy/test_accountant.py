@@ -534,3 +534,7 @@ def test_a_profile_that_is_no_number_proves_nothing(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("needed", [0.0, 1e-320, 1e-9, 1e-6, math.nextafter(1e-6, 1.0), 0.5, math.inf, math.nan])
 def test_more_than_delta_is_never_enough(needed: float) -> None:
     assert (accountant._excess(needed, 1e-6) <= 0.0) == (needed <= 1e-6)
+
+
+def test_no_rounds_cost_nothing() -> None:
+    assert mixed_epsilon([], delta=1e-6) == mixed_epsilon([], delta=0.0) == 0.0
