@@ -182,7 +182,9 @@ def test_integers_are_below_the_modulus(modulus: int) -> None:
         kind.to_words(np.array([0, modulus], np.uint32), 2)
 
 
-@pytest.mark.parametrize(("modulus", "bits"), [(30_000, 16), (2**15 + 1, 32), (2**16, 16), (2**31 + 1, 64), (2**32, 32)])
+@pytest.mark.parametrize(
+    ("modulus", "bits"), [(30_000, 16), (2**15 + 1, 32), (2**16, 16), (2**31 + 1, 64), (2**32, 32)]
+)
 def test_words_are_the_narrowest_that_hold_what_is_added(modulus: int, bits: int) -> None:
     """The sum of two integers, or for a power of two, which wraps around by itself, one."""
     assert masks.Masks(modulus).word.itemsize * 8 == bits
