@@ -16,8 +16,10 @@ from urllib.parse import quote
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
 from cpsgd.dashboard import run_view
 from cpsgd.dashboard.folder import Folder
@@ -193,7 +195,10 @@ def test_two_servers_are_watched_as_reports_come_and_when_one_is_gone(visit: Any
     with Collector(pair.task, pair.secrets["collector"]) as collector:
         collector.collect(0)
     until(lambda: "round 2 of 2" in text_of(page, "#helper"))
-    cells = [each.text for each in page.find_elements(By.CSS_SELECTOR, "#live tbody tr:last-child > *")]
+    # In one go: the page may renew the row meanwhile.
+    cells = page.execute_script(
+        "return [...document.querySelectorAll('#live tbody tr:last-child > *')].map(cell => cell.innerText)"
+    )
     assert cells == ["1", "revealed", "9", "0", "revealed", "9", "0"]
     pair.stop("helper")
     until(lambda: "does not answer" in text_of(page, "#helper"))
@@ -263,13 +268,18 @@ def test_the_keyboard_gets_everywhere(visit: Any) -> None:
     assert {"checkbox", "radio"} <= {each.get_attribute("type") for each in seen}
 
 
+def unnamed(page: Any) -> list[str]:
+    """The controls that are shown without a name. What is hidden has none; the field for the share, for one."""
+    controls = page.find_elements(By.CSS_SELECTOR, "input, select, button, a[href], summary")
+    shown = [each for each in controls if page.execute_script("return arguments[0].checkVisibility()", each)]
+    return [each.get_attribute("outerHTML") for each in shown if not each.accessible_name]
+
+
 def test_every_control_has_a_name(visit: Any) -> None:
     for place in TABS:
-        page = visit(place)
-        for control in page.find_elements(By.CSS_SELECTOR, "input, select, button, a[href], summary"):
-            # What is hidden has no name; the field for the share, for one.
-            shown = page.execute_script("return arguments[0].checkVisibility()", control)
-            assert control.accessible_name or not shown, control.get_attribute("outerHTML")
+        # A page that follows a run may renew a control while it is looked at; then all are looked at again.
+        patient = WebDriverWait(visit(place), 30, ignored_exceptions=[StaleElementReferenceException])
+        assert patient.until(lambda page: (unnamed(page),)) == ([],)
 
 
 def test_a_hostile_folder_runs_nothing(visit: Any, shown: Path) -> None:
