@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Required, TypedDict, Unpack
 
-from cpsgd._searches import vertex
+from cpsgd._searches import lowest, vertex
 from cpsgd.mechanisms import Mechanism
 from cpsgd.mechanisms.sums import Deviation
 
@@ -31,7 +31,6 @@ _ACCURACY, _COST = 1e-5, 1.0 + 1e-9
 _PROBE, _TYPICAL_NATS = 1e-4, 60.0
 _FARTHEST = 40.0
 _PARABOLAS = 12
-_GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
 
 def overflow_probability(
@@ -183,15 +182,4 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
         else:
             left, at_left = place, best
         place, best = following, found
-    first, second = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
-    at_first, at_second = at(first), at(second)
-    while right - left > _ACCURACY:
-        if at_first <= at_second:
-            right, second, at_second = second, first, at_first
-            first = right - _GOLDEN * (right - left)
-            at_first = at(first)
-        else:
-            left, first, at_first = first, second, at_second
-            second = left + _GOLDEN * (right - left)
-            at_second = at(second)
-    return min(at_first, at_second, best)
+    return min(best, at(lowest(at, left, right, close=_ACCURACY)))

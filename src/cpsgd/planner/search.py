@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 from cpsgd._searches import lowest, smallest_enough
@@ -471,6 +471,7 @@ def _with_best_scale(setting: Setting, candidate: Mechanism, smallest_scale: flo
     if smallest_scale > _FARTHEST * widest:
         return None
 
+    @cache
     def over(scale: float) -> float:
         """Returns log(needed modulus / allowed modulus), at most zero if it fits."""
         needed = setting.needed_modulus(candidate.with_scale(scale)) or 0
