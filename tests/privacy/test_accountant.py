@@ -44,11 +44,11 @@ def test_every_epsilon_up_to_the_largest_is_found(epsilon: float) -> None:
 
 @pytest.mark.parametrize("epsilon", [15.0, 33.0, 45.0, 50.0])
 def test_epsilon_is_found_where_a_larger_one_would_not_pay_for_the_sampler(epsilon: float) -> None:
-    # At 64, the next power of two, the variation costs 6e-4 and more: far more than δ.
-    mu = gdp_mu(epsilon, 1e-6)
-    found = composed_epsilon([Rounds(mu=0.5 * mu, count=4, variation=2.5e-32)], delta=1e-6, participation=EVERY)
+    # At 64, the next power of two, the variation costs 6e-4 and more: far more than δ, most of which tails have taken.
+    spent = [Rounds(mu=0.5 * gdp_mu(epsilon, 2e-8), count=4, tail_mass=2.45e-7, variation=2.5e-34)]
+    found = composed_epsilon(spent, delta=1e-6, participation=EVERY)
     assert epsilon * (1 - 1e-9) <= found <= epsilon + 0.001
-    assert composed_delta([Rounds(mu=0.5 * mu, count=4, variation=2.5e-32)], epsilon=found, participation=EVERY) <= 1e-6
+    assert composed_delta(spent, epsilon=found, participation=EVERY) <= 1e-6
 
 
 def test_a_sampler_that_spends_delta_leaves_no_proof() -> None:
@@ -538,3 +538,9 @@ def test_more_than_delta_is_never_enough(needed: float) -> None:
 
 def test_no_rounds_cost_nothing() -> None:
     assert mixed_epsilon([], delta=1e-6) == mixed_epsilon([], delta=0.0) == 0.0
+
+
+def test_as_many_rounds_as_the_root_of_their_number_affords() -> None:
+    for rounds in range(1, 20):
+        noise = math.sqrt(rounds + 0.5) / gdp_mu(1.0, 1e-6)
+        assert accountant.most_rounds(Claim(1.0, 1e-6), noise, participation=EVERY) == rounds

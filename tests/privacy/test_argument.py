@@ -178,3 +178,15 @@ def test_rounds_together_want_a_tail() -> None:
     for cost in (joint_cost, round_cost):
         with pytest.raises(ConditionError, match="at δ = 0"):
             cost(run, 0.0)
+
+
+def test_where_no_share_of_delta_is_enough_the_last_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.of(ROUNDED, rounds=4)
+    reasons = iter(["the first", "the second"])
+
+    def seen_cost(*_: Any) -> Rounds:
+        raise ConditionError(next(reasons))
+
+    monkeypatch.setattr(base, "seen_cost", seen_cost)
+    with pytest.raises(ConditionError, match="the second"):
+        base.composed(run, 1e-6, supporting(run)[0], [0.01, 0.1])

@@ -368,3 +368,29 @@ def test_losses_of_outputs_against_mpmath(rate: float) -> None:
         exact = [float(mpmath.log1p(mpmath.mpf(rate) * mpmath.expm1(mpmath.mpf(x)))) for x in exponents]
     assert fixed_size._loss(kind, exponents / 0.7 + 0.35) == pytest.approx(exact, rel=1e-6, abs=0.0)
     assert fixed_size._loss(kind, exponents[2:] / 0.7 + 0.35) == pytest.approx(exact[2:], rel=1e-12, abs=0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_largest_curve_is_the_largest_at_every_loss(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    loss, masses = np.cumsum(np.append(0.0, generator.uniform(0.1, 1.0, 7))), generator.exponential(1.0, (3, 8)) ** 3
+    stretched = np.maximum(1.0 - np.exp(loss[:-1, None] - loss), 0.0)  # e^-ε H at each loss but the last
+    found = stretched @ fixed_size._largest(loss, masses)
+    assert found == pytest.approx(np.max(masses @ stretched.T, axis=0), rel=1e-12)
+
+
+def test_errors_grow_with_the_number_of_rounds() -> None:
+    count, unit = 10**12, 2.0**-53
+    kind = SampledRounds(1e-7, 0.5, count)
+    sums = fixed_size._Sums([kind], 512, 1e-9, 1.0, 2.0, 3.0, 5.0)
+    losses = sums._grid(kind, 1e-9)
+    tilted, scale = losses.tilted(3.0)
+    steps = np.arange(len(losses.loss) // 2)
+    masses = np.bincount(np.concatenate([steps, -steps]) % 512, tilted, 512)
+    norms, roundings = math.sqrt(float(masses @ masses)), 8.0 * unit * 9
+    assert sums._inexact == pytest.approx(
+        math.exp(count * unit * (1e4 + 4.0 * (3.0 * losses.loss.max() + abs(scale)))), rel=1e-9
+    )
+    growth, norm = count * roundings * math.sqrt(512) * norms, float(np.linalg.norm(sums._sums))
+    error = 1.1 * math.exp(growth) * (roundings * (count * norms + norm) + 4.0 * unit * count * norm)
+    assert sums._error == pytest.approx(error, rel=1e-7)

@@ -431,3 +431,34 @@ def test_parameters_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> N
     given: dict[str, Any] = {"dim": 9, "sensitivity": 1.0, "reach": 1.0, "tail": 1e-6, **wrong}
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         smoothed_certificate(BinomialLaw(400, 0.5), **given)
+
+
+def test_no_certificate_is_below_a_gaussian_of_equal_variance() -> None:
+    run = Run.of(Protocol.binomial(clients=60, dim=8, clip_norm=1.0, levels=9, trials=700), rounds=5)
+    law = base.law_of(run)
+    assert isinstance(law, BinomialLaw)
+    floor = gdp_epsilon(base.sensitivity(run) * math.sqrt(5 / law.variance), 1e-6) * 1.002
+    with pytest.raises(ConditionError, match="could not come below"):
+        products.PROOFS[0].epsilon(run, 1e-6, below=floor * (1.0 - 1e-9))
+
+
+def test_tails_of_rounds_that_a_client_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def certificate(run: Run, tail: float, rounds: int = 1, draft: bool = False) -> GaussianCertificate:
+        asked.append((tail, rounds))
+        return GaussianCertificate(0.5, 0.1, 0.3 * tail)
+
+    monkeypatch.setattr(products, "_certificate", certificate)
+    sampled, whole = Run.of(STEPS, rounds=6, participation="fixed-size:0.01"), Run.of(STEPS, rounds=6)
+    for cost, run, tail, found, rounds, each in (
+        (products.PROOFS[0].cost, sampled, 1e-6, 1e-4, 1, 0.5),
+        (products.PROOFS[0].cost, sampled, 0.9, 0.5, 1, 0.5),
+        (products.PROOFS[0].joint_cost, whole, 1e-6, 8e-6, 6, 0.5 / math.sqrt(6.0)),
+        (products.PROOFS[0].joint_cost, whole, 0.9, 0.5, 6, 0.5 / math.sqrt(6.0)),
+    ):
+        spent = cost(run, tail)
+        assert asked.pop() == (pytest.approx(found, rel=1e-12, abs=0.0), rounds)
+        assert (spent.mu, spent.count) == (pytest.approx(each, rel=1e-12), rounds)
+        counted = 0.01 if run is sampled else 1.0 / 6.0
+        assert spent.tail_mass == pytest.approx(0.3 * found * counted, rel=1e-12, abs=0.0)

@@ -616,3 +616,20 @@ def test_the_first_box_has_a_sixth_of_all_work(boxes: int, monkeypatch: pytest.M
         renyi_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, levels=2, delta=1e-6)
     # Then all is there for its best order, and a part of it for other boxes.
     assert left == [pytest.approx(renyi.MAX_WORK / 6), renyi._FURTHER_WORK][: boxes + 1]
+
+
+def test_scales_that_are_as_small_as_can_be_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.of(Protocol.binomial(clients=20, dim=4, clip_norm=1.0, levels=9, trials=100), rounds=3)
+    meters: list[float] = []
+
+    def made(law: BinomialLaw, *, meter: Meter, **_: Any) -> Ideal:
+        meters.append(meter.left)
+        raise ConditionError("too narrow")
+
+    monkeypatch.setattr(renyi, "Moments", made)
+    # Neighbours are 2 apart: at a scale of 4, half a unit.
+    floor = renyi_floor(3 * 0.5**2 / (2.0 * 20 * 100 / 4), 1e-6)
+    for factor, reason in ((1.0 - 1e-9, "as small as can be"), (1.0 + 1e-9, "No Rényi certificate")):
+        with pytest.raises(ConditionError, match=reason):
+            renyi.PROOFS[0].scale(run, Claim(floor * factor, 1e-6), known=4.0)
+    assert meters == [renyi.MAX_WORK / 2] * len(renyi._PLANNED_TAIL_SHARES)

@@ -20,6 +20,8 @@ from cpsgd.mechanisms.law import Steps
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy import step_norms
 from cpsgd.privacy.one_example import example_protocol
+from cpsgd.privacy.proofs import steps_renyi
+from cpsgd.privacy.proofs.certified_renyi import rdp_epsilon
 from cpsgd.privacy.proofs.steps_renyi import (
     StepsRenyi,
     _backgrounds,
@@ -349,3 +351,36 @@ def test_ratios_whose_powers_cannot_be_computed_are_refused() -> None:
             assert norms_epsilon(law, norms=Norms(0.1), squares=0.01, delta=1e-6) > 0.0
         with pytest.raises(ConditionError, match="too long") if refused else contextlib.nullcontext():
             assert bounded_epsilon(law, coordinates=1, budget=0.01, reach=0.1, delta=1e-6) > 0.0
+
+
+@pytest.mark.parametrize("clients", [2, 6])
+def test_the_floor_is_what_small_distances_lose(clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D_α/t² goes to α χ²/8 where χ² is of the ends, beside the worst others."""
+    low, high = map(np.array, COINS)
+    chi = 0.0
+    for count in range(clients):
+        rest = functools.reduce(np.convolve, [*[high] * count, *[low] * (clients - 1 - count)], np.ones(1))
+        base, other = np.convolve(rest, low), np.convolve(rest, high)
+        chi = max(chi, float(np.sum((other - base) ** 2 / base)))
+    law, terms = Steps(*COINS, clients), {"coordinates": 300, "budget": 0.5, "reach": 0.4, "delta": 1e-4}
+    floor = min(rdp_epsilon(0.5 * 0.5 * order * 0.25 * chi, order, 1e-4) for order in range(2, 33))
+    with pytest.raises(ConditionError, match="could not come below"):
+        bounded_epsilon(law, **terms, below=floor * (1.0 - 2e-6))  # type: ignore[arg-type]
+    found = []
+    monkeypatch.setattr(steps_renyi, "_rate", lambda *given: found.append(given) or 1e9)
+    with pytest.raises(ConditionError, match="does not come below"):
+        bounded_epsilon(law, **terms, below=floor)  # type: ignore[arg-type]
+    assert found
+
+
+@pytest.mark.parametrize("clients", [5, 8])
+def test_every_number_of_others_at_one_is_bounded_in_the_end(clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def bound(backgrounds: list[step_norms.StepSum], order: int, norms: Norms, start: float) -> float:
+        asked.extend((len(each.mass), len(backgrounds)) for each in backgrounds)
+        return start
+
+    monkeypatch.setattr(step_norms, "bound", bound)
+    norms_epsilon(Steps(*COINS, clients), norms=Norms(0.7), squares=1.0, delta=1e-6)
+    assert asked == [(clients + 1, (clients - 1) // 2 + 1)] * ((clients - 1) // 2 + 1)

@@ -93,7 +93,7 @@ class Rounds:
         _validate.integer("count", self.count, low=1)
 
 
-def costliest(rounds: Iterable[Rounds], count: int) -> Rounds:
+def costliest(rounds: Iterable[Rounds], count: int = 1) -> Rounds:
     """Returns `count` equal rounds that cost at least as much as any of these: the largest of each field."""
     listed, names = list(rounds), ("mu", "tail_mass", "variation", "slack", "pure")
     worst = {name: max(getattr(each, name) for each in listed) for name in names}

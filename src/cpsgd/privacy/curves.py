@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms.law import Array, Law, Steps, Window
+from cpsgd.mechanisms.law import Array, Law, Steps
 
 # Distances between nodes grow by about this factor: the chord of t² is then within 0.03 % of it.
 _RATIO = 1.03
@@ -111,9 +111,8 @@ def of_law(law: Law, *, reach: float, tail: float) -> list[Family]:
     distances = [min(1.0, reach), *_distances(reach)]
     curves = []
     for t in distances:
-        pairs = [_shifted(window, t)]
-        if law.mirror is None:
-            pairs.append(_shifted(window, -t))
+        noises = [window.mass] if law.mirror is not None else [window.mass, window.mass[::-1]]
+        pairs = [_shifted(noise, t, window.error) for noise in noises]
         deviation = t / math.sqrt(law.variance)
         curves.append(_envelope([[(1.0, pair)] for pair in pairs], t, deviation, tail, str(law)))
     return [Family(curves[0], tuple(curves[1:]), reach, tail + left_out)]
@@ -140,16 +139,15 @@ class _Pair:
     error: float
 
 
-def _shifted(window: Window, t: float) -> _Pair:
-    """Returns the laws P_t and Z_0 as a pair, cut to the window."""
-    shift, fraction = divmod(abs(t), 1.0)
-    r, n = int(shift), len(window.mass)
-    noise = window.mass if t > 0.0 else window.mass[::-1]
+def _shifted(noise: Array, t: float, error: float) -> _Pair:
+    """Returns the laws P_t and Z_0 as a pair, cut to the window. Mirrored noise makes it the pair of P_-t and Z_0."""
+    shift, fraction = divmod(t, 1.0)
+    r, n = int(shift), len(noise)
     padded, moved = np.zeros((2, n + r + 1))
     padded[:n] = noise
     moved[r : r + n] = (1.0 - fraction) * noise
     moved[r + 1 :] += fraction * noise
-    return _Pair(moved, padded, 2.0 * window.error + 4.0 * _UNIT)
+    return _Pair(moved, padded, 2.0 * error + 4.0 * _UNIT)
 
 
 # ---------------------------------------------------------------------- steps: the rounding is the noise

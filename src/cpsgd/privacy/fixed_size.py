@@ -146,7 +146,7 @@ class _Losses:
         """Returns an upper bound on log Σ mass e^(power loss), `power` >= 0, infinite losses left out."""
         exponents = self._log_mass + power * self.loss
         largest = float(exponents.max())
-        size = abs(largest) + power * float(self.loss.max()) + power * self.short
+        size = abs(largest) + power * float(self.loss.max())
         return (
             largest + math.log(float(np.sum(np.exp(exponents - largest)))) + power * self.short + 1e-13 * (1.0 + size)
         )

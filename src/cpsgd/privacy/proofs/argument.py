@@ -258,10 +258,10 @@ def seen_cost(run: Run, proof: Proof, tail: float, sampling: Participation) -> R
     costs, seen = [], []
     for first, after in pairwise(edges):
         honest = run.honest + sampling.colluding - (after - 1)
-        conditions = replace(run.conditions, sizes=((honest, 1),), participation=sampling, colluding=0)
+        conditions = replace(of_size(run, honest).conditions, participation=sampling, colluding=0)
         costs.append(proof.cost(replace(run, conditions=conditions), tail))
         seen.append((costs[-1].mu, sampling.rate_beside(first)))
-    return replace(accountant.costliest(costs, 1), seen=tuple(seen))
+    return replace(accountant.costliest(costs), seen=tuple(seen))
 
 
 def composed(run: Run, delta: float, proof: Proof, shares: Sequence[float]) -> tuple[float, float]:
