@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -446,10 +449,10 @@ def test_numbers_of_rounds() -> None:
         assert composed_delta([Rounds(**{"mu": 5.0, "count": 10} | spent)], epsilon=0.1, participation=EVERY) == 1.0
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.3, 0.5])
-def test_a_sampler_may_spend_half_of_delta(epsilon: float) -> None:
+@pytest.mark.parametrize(("epsilon", "variation"), [(0.05, 2.4e-3), (0.3, 2.4e-3), (0.5, 2.4e-3), (0.1, 4e-3)])
+def test_a_sampler_may_spend_half_of_delta(epsilon: float, variation: float) -> None:
     # So much that the search must not end too early: at the answer it spends a half and more of what is left.
-    delta, variation = 1e-2, 2.4e-3
+    delta = 1e-2
     mu = gdp_mu(epsilon, delta - variation * (1.0 + math.exp(epsilon)))
     found = composed_epsilon([Rounds(mu, variation=variation)], delta=delta, participation=EVERY)
     assert found == pytest.approx(epsilon, rel=1e-6)
@@ -544,3 +547,27 @@ def test_as_many_rounds_as_the_root_of_their_number_affords() -> None:
     for rounds in range(1, 20):
         noise = math.sqrt(rounds + 0.5) / gdp_mu(1.0, 1e-6)
         assert accountant.most_rounds(Claim(1.0, 1e-6), noise, participation=EVERY) == rounds
+
+
+def test_noise_is_found_up_to_the_largest_multiplier() -> None:
+    for noise, found in ((0.99e9, True), (1.01e9, False)):
+        with contextlib.nullcontext() if found else pytest.raises(ConditionError, match="under 1e"):
+            rounds = int((noise * gdp_mu(1.0, 1e-6)) ** 2)
+            assert least_noise(Claim(1.0, 1e-6), rounds=rounds, participation=EVERY) == pytest.approx(noise, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("interval", "points"), [(accountant.FINE, accountant.FINE_POINTS), (accountant.COARSE, accountant.COARSE_POINTS)]
+)
+def test_what_is_asked_about_fixed_cohorts(interval: float, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(accountant, "sampled_profile", lambda *given: asked.append(given) or (lambda epsilon: 0.25))
+    for population in (3, 7, 49, 103):
+        parts = [(Rounds(0.5, 9), Participation.fixed_size(cohort=1, population=population)), (Rounds(0.1, 4), EVERY)]
+        assert accountant._profiles(parts, interval)[0](1.0) == 0.25
+        (sampled, every), found = asked.pop()
+        assert found == points
+        assert (sampled.mu, sampled.count, every.rate, every.count) == (0.5, 9, 1.0, 1)
+        assert every.mu == pytest.approx(0.2)
+        # A rate is rounded up.
+        assert 0 < sampled.rate - Fraction(1, population) < 1e-15

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -164,7 +165,7 @@ def test_known_parts_of_curves() -> None:
     values["plus"] = [*both.mass, both.first, both.error, both.lost]
     tails = curves._Tails(curves._Pair(np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1]), 0.01))
     values["excess"] = tails.excess(np.linspace(-2.0, 2.0, 21))
-    values["pair"] = [curves._shifted(BinomialLaw(9, 0.5).window(9.0, margin=3), t).error for t in (0.5, -0.5)]
+    values["pair"] = [curves._shifted(low, 0.5, BinomialLaw(9, 0.5).window(9.0, margin=3).error).error] * 2
     known.check("privacy/curves", values, rel=1e-9)
 
 
@@ -239,3 +240,29 @@ def test_what_a_window_leaves_out_is_part_of_the_tail(p: float) -> None:
     assert outside > 1e-13
     found = curves.of_law(law, reach=1.0, tail=tail)[0].tail
     assert found - tail == pytest.approx(outside, rel=1e-3, abs=0.0)
+
+
+def test_one_other_client_hides_something() -> None:
+    assert len(curves.of_steps(checks.coins(0.1, 2), reach=1.0, tail=1e-3)) > 0
+    with pytest.raises(ConditionError, match="nobody else"):
+        curves.of_steps(checks.coins(0.1, 1), reach=1.0, tail=1e-3)
+
+
+def test_one_step_is_trimmed_by_a_quarter_of_its_cut() -> None:
+    step = np.array([0.07, 0.33, 0.6])
+    assert [len(curves._power(step, 1, cut).mass) for cut in (0.69, 0.71)] == [3, 2]
+
+
+def test_a_law_whose_tails_are_not_in_the_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = BinomialLaw.window
+    for share, refused in ((0.49, False), (0.51, True)):
+        monkeypatch.setattr(
+            BinomialLaw,
+            "window",
+            lambda *given, share=share, **more: replace(
+                real(*given, **more), outside_below=share * 1e-3, outside_above=0.0
+            ),
+        )
+        with pytest.raises(ConditionError, match="too heavy") if refused else contextlib.nullcontext():
+            (family,) = curves.of_law(BinomialLaw(400, 0.5), reach=1.0, tail=1e-3)
+            assert family.tail == pytest.approx(1.49e-3)

@@ -458,7 +458,7 @@ def test_almost_sure_sampling_is_no_sampling() -> None:
 
 
 def test_a_limit_is_checked_by_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filters, "gdp_mu", lambda epsilon, delta: 1.001 * gdp_mu(epsilon, delta))
+    monkeypatch.setattr(filters, "gdp_mu", lambda epsilon, delta: gdp_mu(1.0001 * epsilon, delta))
     with pytest.raises(ConditionError, match="could not be computed"):
         Filter.of(1.2345, 1e-6)
 
@@ -471,3 +471,14 @@ def test_losses_that_are_left_out_of_a_divergence_are_tails() -> None:
     assert Filter.of(2.0, 1e-6, 8).cost(Rounds(0.5), fixed).tail == pytest.approx(lost, rel=1e-9, abs=0.0)
     more = Filter.of(2.0, 1e-6, 8).cost(Rounds(0.5), fixed, overflow=3.0 * lost).tail
     assert more == pytest.approx(4.0 * lost, rel=1e-9, abs=0.0)
+
+
+def test_orders_are_tried_up_to_the_largest() -> None:
+    assert best_order(1e-4, 1e-9) == filters.MAX_ORDER
+
+
+def test_a_divergence_without_sampling_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for divergence, expected in ((0.01, (0.01, 1e-3)), (9.0, (0.5 * 4 * 0.123**2, 0.0))):
+        monkeypatch.setattr(filters, "sampled_divergence", lambda *_, found=(divergence, 1e-3): found)
+        size = filters._size.__wrapped__(0.123, Participation("fixed-size", 0.3), 4)
+        assert size == pytest.approx(expected, rel=1e-9, abs=0.0)

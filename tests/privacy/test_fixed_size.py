@@ -269,7 +269,7 @@ def test_ffts_are_as_accurate_as_assumed(points: int) -> None:
 @pytest.mark.parametrize("population", [3, 7, 49, 103])
 def test_the_share_of_rounds_a_client_is_in_is_rounded_up(population: int) -> None:
     assert counted_tail(Participation.fixed_size(cohort=1, population=population)) > Fraction(1, population)
-    assert counted_tail(Participation.every()) == 1.0
+    assert counted_tail(Participation.every()) == counted_tail(fixed(1.0)) == 1.0
 
 
 def test_what_rounding_took_from_losses_is_added_to_their_moments() -> None:
@@ -394,3 +394,16 @@ def test_errors_grow_with_the_number_of_rounds() -> None:
     growth, norm = count * roundings * math.sqrt(512) * norms, float(np.linalg.norm(sums._sums))
     error = 1.1 * math.exp(growth) * (roundings * (count * norms + norm) + 4.0 * unit * count * norm)
     assert sums._error == pytest.approx(error, rel=1e-7)
+
+
+@pytest.mark.parametrize(("mu", "rate"), [(0.3, 0.2), (2.0, 0.9)])
+def test_masses_of_losses_are_on_the_safe_side(mu: float, rate: float) -> None:
+    kind = SampledRounds(mu, rate, 1)
+    for last in (0.5, 3.0):
+        loss = np.linspace(0.0, last, 3)
+        above, infinite, _ = fixed_size._positive(kind, loss)
+        with mpmath.workdps(40):
+            ends = [mpmath.mpf(float(x)) for x in fixed_size._output(kind, loss)]
+            first = [(1 - mpmath.mpf(rate)) * mpmath.ncdf(-x) + mpmath.mpf(rate) * mpmath.ncdf(mu - x) for x in ends]
+            assert 0 < infinite / first[-1] - 1 < 1e-10
+            assert 0 < mpmath.fsum(map(float, above)) / (first[0] - first[-1]) - 1 < 1e-10

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +22,12 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.coins import Coins
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
+from cpsgd.mechanisms.law import SlotsAndCoins
 from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.mechanisms.skellam import Skellam
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import Rounds
+from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs import pure_laplace, rounded_correlated, supporting
 from cpsgd.privacy.proofs.argument import Proof
 from cpsgd.privacy.proofs.published_accounting import accounting_of, published_epsilon
@@ -141,8 +144,16 @@ def test_losses_of_missing_shares_are_spread_over_coordinates() -> None:
     assert law.parts < law.shares
 
 
+def test_a_coordinate_moves_no_farther_than_a_whole_vector() -> None:
+    laplace = DiscreteLaplace(levels=9, coordinate_range=1.0, spread=4, shares=90, window=2**12)
+    run = Run.of(of(laplace, dim=1, clip_norm=0.2475))
+    assert (base.sensitivity(run), run.protocol.reach(run.adjacency)) == (pytest.approx(1.98), 8.0)
+    assert pure_laplace._epsilon(run) == pytest.approx(pure_laplace._law(run).losses(2), rel=1e-9)
+
+
 def test_pure_rounds_add_up_and_others_may_cost_less() -> None:
     run, proof = Run.of(PROTOCOLS["laplace"], rounds=5), pure_laplace.PROOFS[0]
+    assert proof.rough_scale(run, Claim(5e3, 0.0)) > 0.0  # whose e^ε is too large a number
     for delta, factor in ((0.0, 1.0), (1e-6, 5.0)):
         claim = Claim(0.3, delta)
         assert proof.least_scale(run, claim) == pytest.approx(proof.rough_scale(run, claim) / factor, rel=1e-12)
@@ -152,6 +163,47 @@ def test_samplers_that_cost_too_much_of_delta_are_refused() -> None:
     run = Run.of(PROTOCOLS["slots"], **CONDITIONS["run"])
     with pytest.raises(ConditionError, match="The sampler costs too much"):
         rounded_correlated.PROOFS[0].scale(run, Claim(0.3, 1e-30))
+
+
+@pytest.mark.parametrize(
+    ("name", "conditions", "share"), [("rounded", "several", 0.1), ("shaped", "silos", 0.1), ("slots", "run", 0.02)]
+)
+def test_plans_spend_so_much_of_a_claim_on_samplers_and_rounding(name: str, conditions: str, share: float) -> None:
+    run = Run.of(PROTOCOLS[name], **CONDITIONS[conditions])
+    proof = next(proof for proof in supporting(run) if proof.name != "gaussian-classical")
+    spent = proof.cost(run, 1e-9)
+
+    def refused(claim: Claim) -> bool:
+        try:
+            proof.scale(run, claim)
+        except ConditionError as reason:
+            return "too far from a Gaussian" in str(reason) or "costs too much" in str(reason)
+        return False
+
+    times = base.counted(run)
+    for epsilon in (1.0, 3.0):
+        delta = times * spent.variation * (1.0 + math.exp(epsilon)) / share
+        assert [refused(Claim(epsilon, factor * delta)) for factor in (1.0 - 1e-9, 1.0 + 1e-9)] == [True, False]
+    if spent.slack:
+        epsilon = times * spent.slack / 0.1
+        assert [refused(Claim(factor * epsilon, 0.5)) for factor in (1.0 - 1e-9, 1.0 + 1e-9)] == [True, False]
+
+
+def test_clients_that_come_back_are_not_in_the_proof_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.of(PROTOCOLS["slots"], **CONDITIONS["run"])
+    law = base.law_of(run)
+    assert isinstance(law, SlotsAndCoins)
+    again = replace(law, weighting=replace(law.weighting, separation=2))
+    monkeypatch.setattr(base, "law_of", lambda _: again)
+    with pytest.raises(ConditionError, match="one round of the run only"):
+        rounded_correlated.PROOFS[0].cost(run, 1e-6)
+
+
+def test_published_accounting_is_of_rounds_without_sampling() -> None:
+    run = Run.of(PROTOCOLS["skellam"], rounds=3, participation="fixed-size:0.1")
+    proof = next(each for each in supporting(run) if each.comparison)
+    with pytest.raises(ConditionError, match="without sampling only"):
+        proof.epsilon(run, 1e-6)
 
 
 @pytest.mark.parametrize("name", ["discrete", "skellam"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -367,3 +368,26 @@ def test_distances_of_hidden_rounds_grow_by_a_quarter_at_most() -> None:
     assert [r for r, _ in module._strides(np.ones(3), 40)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18]
     assert [r for r, _ in module._strides(np.ones(1), 40)] == [1]
     assert [r for r, _ in module._strides(np.ones(3), 1)] == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_correlated_noise_has_counted_all_rounds_already(
+    several: bool, binomial: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.of(binomial, rounds=40, participation="once") if several else correlated(2)
+    asked: list[float] = []
+
+    class Bound:
+        def __init__(self, *given: float) -> None:
+            asked[:] = given
+
+        def best(self, mu: float, rounds: int, stride: int, known: float) -> float:
+            return 7.0
+
+    cost = Rounds(0.1, tail_mass=1e-13, variation=1e-14, slack=1e-5)
+    monkeypatch.setattr(module, "guarantee", lambda *_: SimpleNamespace(epsilon=9.0))
+    monkeypatch.setattr(module, "round_cost", lambda *_: cost)
+    monkeypatch.setattr(module, "_Bound", Bound)
+    assert outsiders_epsilon(run, 1e-9) == 7.0
+    times = 40 if several else 1
+    assert asked == [1e-9, cost, pytest.approx(times * 1e-14, rel=1e-8, abs=0.0), pytest.approx(times * 1e-5)]

@@ -462,3 +462,19 @@ def test_tails_of_rounds_that_a_client_is_in(monkeypatch: pytest.MonkeyPatch) ->
         assert (spent.mu, spent.count) == (pytest.approx(each, rel=1e-12), rounds)
         counted = 0.01 if run is sampled else 1.0 / 6.0
         assert spent.tail_mass == pytest.approx(0.3 * found * counted, rel=1e-12, abs=0.0)
+
+
+def test_which_rounds_are_sampled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof, noisy = products.PROOFS[0], Protocol.binomial(clients=60, dim=8, clip_norm=1.0, levels=9, trials=700)
+    for way in ("_sampled_epsilon", "_joint_epsilon"):
+        monkeypatch.setattr(products.Smoothed, way, lambda *_, way=way: way)
+    for protocol, participation, way in (
+        (STEPS, "every", "_joint_epsilon"),
+        (STEPS, "once", "_joint_epsilon"),
+        (STEPS, "fixed-size:0.1", "_sampled_epsilon"),
+        (noisy, "fixed-size:0.1", "_joint_epsilon"),
+    ):
+        run = Run.of(protocol, rounds=3, participation=participation)
+        assert proof.epsilon(run, 1e-6) == way  # type: ignore[comparison-overlap]
+    with pytest.raises(ConditionError, match="knows of no sampling"):
+        proof.scale(Run.of(noisy, rounds=3, participation="fixed-size:0.1"), CLAIM)

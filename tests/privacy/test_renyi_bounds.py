@@ -181,3 +181,12 @@ def test_known_divergences() -> None:
     with pytest.raises(ConditionError, match="σ² >= 1/4"):
         renyi_bounds.discrete_gaussian_epsilon(sigma_squared=0.2499, clients=30, **given)
     assert renyi_bounds.discrete_gaussian_epsilon(sigma_squared=0.25, clients=30, **given) > 0.0
+
+
+def test_divergences_of_laws_with_different_supports() -> None:
+    first, second = np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.5, 0.4, 0.1, 0.0])
+    orders = renyi_bounds.ORDERS
+    with np.errstate(over="ignore"):
+        exact = np.log(0.5 + 0.4 * 1.25**orders) / (orders - 1.0)
+    assert renyi_bounds._divergences(first, second) == pytest.approx(exact, rel=1e-9)
+    assert np.all(renyi_bounds._divergences(second, first) == np.inf)

@@ -466,3 +466,23 @@ def test_absolute_moments_of_a_gaussian(j: int) -> None:
     x = np.linspace(0.0, 14.0, 200_001)
     moment = 2.0 * np.trapezoid(x**j * np.exp(-0.5 * x * x), x) / math.sqrt(2.0 * math.pi)
     assert coin_sums._ABSOLUTE[j] == pytest.approx(moment, rel=1e-8)
+
+
+def test_a_rate_is_proved_for_small_steps_and_little_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves, w, reach = rounded_runs._own_moves(COUNTED, 0.1, np.zeros(2)), np.array([0.5, 4.0]), 0.3
+    for share, beyond, proved in ((0.99, 0.99, True), (1.01, 0.99, False), (0.99, 1.01, False)):
+        found = share * 0.05 * np.minimum(w, 1.0) / reach**2
+        answer = found, np.full(2, beyond * math.exp(-COUNTED.log))
+        monkeypatch.setattr(RoundingCoins, "_moment", lambda *_, answer=answer: answer)
+        largest = found * reach**2
+        expected = found * (1.0 + largest / w + largest) if proved else np.full(2, math.inf)
+        assert COUNTED.rates(moves, w, reach) == pytest.approx(expected, rel=1e-8)
+
+
+def test_places_are_closer_where_there_are_few_rounds() -> None:
+    one, many, more = (
+        float(COUNTED.rates(rounded_runs._own_moves(COUNTED, 0.1, np.zeros(rounds)), np.full(rounds, 1.4), 1.0)[0])
+        for rounds in (1, rounded_runs._MANY, rounded_runs._MANY + 1)
+    )
+    assert one == many != more
+    assert one == pytest.approx(more, rel=0.05)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -8,7 +11,8 @@ import numpy as np
 import pytest
 
 from cpsgd.errors import ConditionError
-from cpsgd.mechanisms.law import Array, Steps
+from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.mechanisms.law import Array, Law, Steps
 from cpsgd.privacy import curves, smoothed
 from tests import known_values as known
 
@@ -161,19 +165,28 @@ def test_drafts_are_certificates_too() -> None:
     assert fine * 0.999 <= rough < 1.1 * fine
 
 
-_PLAIN = {
-    "few": (0.1, 50, 2.0, 30.0),
-    "bold": (0.4, 300, 2.0, 30.0),
-    "near": (0.3, 20, 1.0, 3.0),
-    "many": (0.02, 2000, 2.0, 300.0),
+_PLAIN: dict[str, tuple[Law | Steps, float, float]] = {
+    "few": (checks.coins(0.1, 50), 2.0, 30.0),
+    "bold": (checks.coins(0.4, 300), 2.0, 30.0),
+    "near": (checks.coins(0.3, 20), 1.0, 3.0),
+    "many": (checks.coins(0.02, 2000), 2.0, 300.0),
+    "lattice": (BinomialLaw(400, 0.5), 1.06, 3.0),
 }
 
 
-@pytest.mark.parametrize("draft", [False, True])
-@pytest.mark.parametrize("name", _PLAIN)
+def families_of(law: Law | Steps, reach: float, draft: bool = False) -> list[curves.Family]:
+    if isinstance(law, Steps):
+        return curves.of_steps(law, reach=reach, tail=1e-9, draft=draft)
+    return curves.of_law(law, reach=reach, tail=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [*itertools.product(_PLAIN, [True]), ("few", False), ("bold", False), ("near", False), ("many", False)],
+)
 def test_known_growth(name: str, draft: bool) -> None:
-    theta, others, reach, budget = _PLAIN[name]
-    families = curves.of_steps(checks.coins(theta, others), reach=reach, tail=1e-9, draft=draft)
+    law, reach, budget = _PLAIN[name]
+    families = families_of(law, reach, draft)
     fisher = [smoothed.fisher(family) for family in families]
     found = smoothed.growth(families, around=budget * max(fisher), tail=1e-9, draft=draft)
     values = {"fisher": fisher, "starts": found.starts, "rates": found.rates, "overshoots": found._overshoots}
@@ -183,9 +196,9 @@ def test_known_growth(name: str, draft: bool) -> None:
 
 @pytest.mark.parametrize("name", _PLAIN)
 def test_known_comparisons(name: str) -> None:
-    theta, others, reach, _ = _PLAIN[name]
+    law, reach, _ = _PLAIN[name]
     values: dict[str, Any] = {}
-    for number, family in enumerate(curves.of_steps(checks.coins(theta, others), reach=reach, tail=1e-9)):
+    for number, family in enumerate(families_of(law, reach)):
         each, rate = smoothed._Curves(family), 1.3 * smoothed.fisher(family)
         for w in (0.02, 1.0, 30.0):
             end = 6.0 * math.sqrt(w)
@@ -217,3 +230,38 @@ def test_curves_of_several_lengths_are_measured_together() -> None:
     together = smoothed._moments([short, family.first], 1.0, 6.0, 9)
     alone = [smoothed._moments([curve], 1.0, 6.0, 9)[0] for curve in (short, family.first)]
     assert together == pytest.approx(np.array(alone), rel=1e-13)
+
+
+def test_distances_may_have_any_unit() -> None:
+    law, reach, budget = _PLAIN["lattice"]
+    (family,) = families_of(law, reach)
+    first, *others = (replace(each, distance=3.0 * each.distance) for each in (family.first, *family.others))
+    wider = replace(family, first=first, others=tuple(others), reach=3.0 * reach)
+    around = budget * smoothed.fisher(family)
+    one, other = (smoothed.growth([each], around=around, tail=1e-9, draft=True) for each in (family, wider))
+    assert other.starts == pytest.approx(one.starts, rel=1e-9)
+    assert 9.0 * other.rates == pytest.approx(one.rates, rel=1e-9)
+    assert (other.reached(9.0 * budget), other.reach) == (pytest.approx(one.reached(budget), rel=1e-9), 3.0 * reach)
+
+
+@pytest.mark.parametrize("name", ["few", "lattice"])
+def test_what_floating_point_cannot_hold_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    law, reach, _ = _PLAIN[name]
+    family, w, tail = families_of(law, reach)[0], 0.7, 1e-9
+    largest = family.others[-1] if family.others else smoothed._scaled(family.first, [reach / 2.0])[0]
+    farthest, used = float(np.max(np.abs(largest.log_ratios))), smoothed._Curves(family)
+    rate = used.rate(w, tail)
+    end = smoothed._WIDTHS[used._width] * math.sqrt(w)
+    for limit, value in (
+        ("_SMALLEST_EXPONENT", 0.5 * farthest**2 / w + 1.5 * farthest - math.log(tail)),
+        ("_LARGEST_EXPONENT", farthest * (end / w + 0.5)),
+    ):
+        for factor in (1.0 + 1e-9, 1.0 - 1e-9):
+            with monkeypatch.context() as patch:
+                patch.setattr(smoothed, limit, value * factor)
+                with contextlib.nullcontext() if factor > 1.0 else pytest.raises(smoothed._TooRoughError):
+                    assert smoothed._Curves(family).rate(w, tail) == rate
+    for factor in (2.0, 0.5):
+        monkeypatch.setattr(smoothed, "_LARGEST_STEP", factor * rate * largest.distance**2 / w)
+        with contextlib.nullcontext() if factor > 1.0 else pytest.raises(smoothed._TooRoughError):
+            assert smoothed._Curves(family).rate(w, tail) == rate

@@ -207,7 +207,7 @@ def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
     # chosen here, the variation alone would spend half of what the tails leave.
     limit = LARGEST_EPSILON
     if variation := math.fsum(r.count * r.variation for r in rounds):
-        left = delta - (tails(0.0) - 2.0 * variation)
+        left = delta - math.fsum(r.count * r.tail_mass for r in rounds)
         limit = min(limit, math.log(max(1.0 + 1e-9, 0.5 * left / variation)))
     slack = _slack(rounds)
     found = math.inf

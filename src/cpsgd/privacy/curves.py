@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +33,8 @@ _RATIO = 1.03
 _MOST_SHIFTS = 32
 # Nodes of a curve, in standard deviations of the log-likelihood ratio: close together where the mass is.
 _CENTRE, _FINE, _COARSE = 5.0, 1.0 / 28.0, 0.25
-# Beyond the centre, so many nodes at a time; more times than that are long.
-_PIECE, _LONG = 16, 3
+# Beyond the centre, so many nodes at a time.
+_PIECE = 16
 # A curve that has not fallen to the tail's mass this far out belongs to a law whose support ends there.
 _FARTHEST, _LARGEST = 400.0, 50.0
 # With more backgrounds than this, neighbouring ones are covered by one: the share 2θ/_MOST_BLOCKS of the noise is lost.
@@ -350,14 +349,11 @@ def _envelope(mixtures: list[list[tuple[float, _Pair]]], t: float, deviation: fl
         return e > tail * np.minimum(1.0, np.exp(signs * x))
 
     limit = min(_FARTHEST * deviation, _LARGEST - _PIECE * width)
+    end = np.array([limit + _PIECE * width])
     x, e = centre, both(centre)
-    for pieces in count():
-        is_over = over(x, e)
-        if not np.any(is_over[:, -1]):
-            break
-        # It only falls: what is too much at the very end is so everywhere. That is looked at once it takes long.
-        end = np.array([limit + _PIECE * width])
-        if x[-1] > limit or (pieces == _LONG and np.any(over(end, both(end)))):
+    while np.any((is_over := over(x, e))[:, -1]):
+        # It only falls: what is too much at the very end is so everywhere.
+        if x[-1] > limit or np.any(over(end, both(end))):
             raise ConditionError(
                 f"No smoothed certificate for {name}: more than {tail:.2g} of the noise in a coordinate lies where "
                 "the other neighbour has (next to) none. More noise or a larger tail would do."

@@ -295,7 +295,7 @@ class _Cut:
         found = math.exp(min(0.0, renyi + 1e-13 * (2.0 + abs(renyi) + power * epsilon))) + self.infinite
         if self._sums is None or not self._sums.suits(epsilon):
             self._sums = self._new_sums(epsilon, power, chernoff)
-        return min(1.0, found, sum(self._sums.delta(epsilon)) if self._sums is not None else 1.0)
+        return min(found, sum(self._sums.delta(epsilon))) if self._sums is not None else found
 
     def _log_moment(self, power: float) -> float:
         return math.fsum(count * losses.log_moment(power) for losses, count in self._rough)

@@ -114,8 +114,7 @@ def example_protocol(protocol: Protocol, examples: int) -> OneExample:
     grid = protocol.mechanism.grid
     if grid is not None:
         diagonal = math.sqrt(protocol.dim) * (1.0 + 1e-6)
-        slack = 1.0 + (protocol.dim + 16) * 2.0**-51
-        largest = (total * grid.unit * (1.0 + error) + 0.5 * diagonal) * slack
+        largest = (total * grid.unit * (1.0 + error) + 0.5 * diagonal) * (1.0 + (protocol.dim + 16) * 2.0**-51)
         if largest > protocol.clip_norm * grid.unit * (1.0 - 2.0**-40):
             raise ParameterError(
                 "The grid is too coarse to tell one example's share of a client's sum; use more levels or a smaller "

@@ -163,10 +163,7 @@ def _cut(cells: Array, zero: bool) -> Iterator[Array]:
 
     If `zero`, one side of each cell has length 0, so that both sides are cut at once.
     """
-    spans = [
-        [low + (high - low) * (i / _CUT) if i < _CUT else high for i in range(_CUT + 1)]
-        for low, high in ((cells[:, 0], cells[:, 1]), (cells[:, 2], cells[:, 3]))
-    ]
+    spans = [np.linspace(cells[:, side], cells[:, side + 1], _CUT + 1) for side in (0, 2)]
     for i in range(_CUT):
         if zero:
             yield np.stack([*spans[0][i : i + 2], *spans[1][i : i + 2]], axis=1)

@@ -107,7 +107,7 @@ def smoothed_sensitivity(
     most = min(reach, 1.01 * mu * math.sqrt(law.variance / rounds))
     if dim * rounds < _FEWEST or mu * mu * law.variance < _FEWEST * most * most:
         raise ConditionError("No smoothed certificate is computed: there is next to nothing to smooth.")
-    found = growth(_families(law, most, each, False), around=mu * mu, tail=each, draft=draft)
+    found = growth(_families(law, most, each), around=mu * mu, tail=each, draft=draft)
     allowed = math.sqrt(found.affordable(mu * mu) / rounds)
     return allowed if reach <= most else min(allowed, most)
 
@@ -135,7 +135,7 @@ def smoothed_epsilon(
 
 
 @lru_cache(maxsize=32)
-def _families(law: Law | Steps, reach: float, tail: float, draft: bool) -> list[Family]:
+def _families(law: Law | Steps, reach: float, tail: float, draft: bool = False) -> list[Family]:
     if isinstance(law, Steps):
         return curves.of_steps(law, reach=reach, tail=tail, draft=draft)
     return curves.of_law(law, reach=reach, tail=tail)

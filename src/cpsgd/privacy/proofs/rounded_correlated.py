@@ -67,7 +67,7 @@ class SlotsProof(Proof):
             try:
                 found = math.sqrt(_cost(here, _TAIL_SHARE * claim.delta * (1.0 - 2.0 * _MOST_FOR_VARIATION)).w)
             except ConditionError:
-                if enough < math.inf or scale > 64.0 * self.rough_scale(run, claim):
+                if enough < math.inf:
                     break
                 scale *= 1.3
                 continue
