@@ -19,6 +19,7 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import accountant
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
+from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from cpsgd.promise import Claim
 from tests import known_values as known
@@ -556,9 +557,7 @@ def test_noise_is_found_up_to_the_largest_multiplier() -> None:
             assert least_noise(Claim(1.0, 1e-6), rounds=rounds, participation=EVERY) == pytest.approx(noise, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("interval", "points"), [(accountant.FINE, accountant.FINE_POINTS), (accountant.COARSE, accountant.COARSE_POINTS)]
-)
+@pytest.mark.parametrize(("interval", "points"), [(accountant.FINE, FINE_POINTS), (accountant.COARSE, COARSE_POINTS)])
 def test_what_is_asked_about_fixed_cohorts(interval: float, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(accountant, "sampled_profile", lambda *given: asked.append(given) or (lambda epsilon: 0.25))
