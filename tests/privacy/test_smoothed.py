@@ -235,13 +235,13 @@ def test_curves_of_several_lengths_are_measured_together() -> None:
 def test_distances_may_have_any_unit() -> None:
     law, reach, budget = _PLAIN["lattice"]
     (family,) = families_of(law, reach)
-    first, *others = (replace(each, distance=3.0 * each.distance) for each in (family.first, *family.others))
-    wider = replace(family, first=first, others=tuple(others), reach=3.0 * reach)
+    first, *others = (replace(each, distance=0.05 * each.distance) for each in (family.first, *family.others))
+    wider = replace(family, first=first, others=tuple(others), reach=0.05 * reach)
     around = budget * smoothed.fisher(family)
     one, other = (smoothed.growth([each], around=around, tail=1e-9, draft=True) for each in (family, wider))
     assert other.starts == pytest.approx(one.starts, rel=1e-9)
-    assert 9.0 * other.rates == pytest.approx(one.rates, rel=1e-9)
-    assert (other.reached(9.0 * budget), other.reach) == (pytest.approx(one.reached(budget), rel=1e-9), 3.0 * reach)
+    assert 0.0025 * other.rates == pytest.approx(one.rates, rel=1e-9)
+    assert (other.reached(0.0025 * budget), other.reach) == (pytest.approx(one.reached(budget), rel=1e-9), 0.05 * reach)
 
 
 @pytest.mark.parametrize("name", ["few", "lattice"])
@@ -265,3 +265,11 @@ def test_what_floating_point_cannot_hold_is_refused(name: str, monkeypatch: pyte
         monkeypatch.setattr(smoothed, "_LARGEST_STEP", factor * rate * largest.distance**2 / w)
         with contextlib.nullcontext() if factor > 1.0 else pytest.raises(smoothed._TooRoughError):
             assert smoothed._Curves(family).rate(w, tail) == rate
+
+
+def test_the_kernel_of_small_distances_is_bounded_up_to_a_half() -> None:
+    family = curves.of_steps(checks.coins(0.1, 50), reach=2.0, tail=1e-9)[0]
+    each, longest = smoothed._Curves(family), float(np.max(np.abs(np.expm1(family.first.log_ratios))))
+    for largest, refused in ((0.5 - 1e-9, False), (0.5 + 1e-9, True)):
+        with pytest.raises(smoothed._TooRoughError) if refused else contextlib.nullcontext():
+            assert each.smallest(1.0, 6.0, largest / longest * family.first.distance) > 0.0

@@ -384,3 +384,16 @@ def test_every_number_of_others_at_one_is_bounded_in_the_end(clients: int, monke
     monkeypatch.setattr(step_norms, "bound", bound)
     norms_epsilon(Steps(*COINS, clients), norms=Norms(0.7), squares=1.0, delta=1e-6)
     assert asked == [(clients + 1, (clients - 1) // 2 + 1)] * ((clients - 1) // 2 + 1)
+
+
+def test_work_is_counted_over_outputs_distances_and_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = 9 * (9 * 2 + 1) * 24 * len([order for order in steps_renyi._ORDERS if (order + 3) * math.log(9.0) < 300.0])
+    for most, refused in ((work, False), (work - 1, True)):
+        monkeypatch.setattr(steps_renyi, "_MOST_WORK", most)
+        with pytest.raises(ConditionError, match="too long") if refused else contextlib.nullcontext():
+            bounded_epsilon(Steps(*SAMPLED, 9), coordinates=1, budget=0.1, reach=0.3, delta=1e-3)
+    norms = {"norms": Norms(0.5, zero=True), "squares": 0.1, "delta": 1e-3, "below": 9.0}
+    for most, refused in ((9 * 19, False), (9 * 19 - 1, True)):
+        monkeypatch.setattr(steps_renyi, "_MOST_FOR_NORMS", most)
+        found = norms_epsilon(Steps(*SAMPLED, 9), **norms)  # type: ignore[arg-type]
+        assert (found == 9.0) == refused
