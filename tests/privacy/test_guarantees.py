@@ -13,6 +13,7 @@ import pytest
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.mechanisms import Binomial, Gaussian, binomial
 from cpsgd.mechanisms.binomial import BinomialLaw
+from cpsgd.neighbours import Participation
 from cpsgd.paper.theorem import theorem_epsilon
 from cpsgd.privacy import (
     CITATIONS,
@@ -284,7 +285,8 @@ def test_many_numbers_of_messages_are_rounded_down_a_little_and_none_is_lost() -
     grouped = guarantees._grouped(sizes)
     assert len(grouped) <= guarantees._MOST_SIZES < len(sizes)
     assert sum(count for _, count in grouped) == sum(count for _, count in sizes)
-    kept, step = [size for size, _ in grouped], 11.0 ** (1.0 / (guarantees._MOST_SIZES - 1))
+    kept, step = [size for size, _ in grouped], 10.99 ** (1.0 / (guarantees._MOST_SIZES - 1))
+    assert kept == sorted({math.floor(100.0 * step**i + 1e-4) for i in range(guarantees._MOST_SIZES)})
     for size, count in grouped:
         above = min((other for other in kept if other > size), default=math.inf)
         assert count == sum(many for each, many in sizes if size <= each < above)
@@ -316,6 +318,14 @@ def test_what_is_said_of_a_guarantee() -> None:
     assert any("paper-theorem" in name for name, _ in one.alternatives)
     assert one.method not in dict(one.alternatives)
     assert one.to_dict()["rounds"] == 1
+    rows = dict(dataclasses.replace(one, tail=3e-9)._rows())
+    assert (rows["assuming"], rows["tails"]) == (one.assumption, "3e-09 of δ")
+    assert rows["covers"] == "1 round, participation every"
+    assert not {"tails", "secret"} & dict(dataclasses.replace(one, tail=0.0)._rows()).keys()
+    assert "assuming" not in dict(examples._rows())
+    for own, secret in ((None, Participation.poisson(0.1).secrecy), (3, guarantees._SECRET_EXAMPLES)):
+        run = Run.of(FEW, rounds=2, participation="poisson:0.1", adjacency="zero-out", examples=own)
+        assert dict(dataclasses.replace(one, run=run)._rows())["secret"] == secret
 
 
 def test_delta_that_pays_for_examples_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,13 +335,14 @@ def test_delta_that_pays_for_examples_left_out(monkeypatch: pytest.MonkeyPatch) 
 
     def best(run: Run, delta: float) -> Any:
         seen.append(delta)
-        return kept(run, 1e-3)
+        proof, proved, found = kept(run, 1e-3)
+        return proof, dataclasses.replace(proved, tail=lost), found
 
     monkeypatch.setattr(guarantees, "best", best)
     monkeypatch.setattr(guarantees, "_remembered", guarantees._remembered.__wrapped__)
     found = guarantee(run, 3.0 * lost)
     assert [each / lost for each in seen] == [pytest.approx(2.0, rel=1e-9)]
-    assert found.tail >= lost
+    assert found.tail == pytest.approx(2.0 * lost, rel=1e-9, abs=0.0)
     with pytest.raises(ConditionError, match="draws too many"):
         guarantee(run, lost)
     with pytest.raises(ParameterError, match="delta"):
