@@ -466,7 +466,7 @@ def test_delta_at_an_epsilon_of_zero() -> None:
 def test_sampling_helps_up_to_the_largest_epsilon() -> None:
     assert accountant._sampled_pure(500.0, 0.25) == pytest.approx(500.0 + math.log(0.25), rel=1e-14)
     assert accountant._sampled_pure(500.1, 0.25) == 500.1
-    assert accountant._sampled_pure(0.3, 1.0) == 0.3
+    assert all(accountant._sampled_pure(epsilon, 1.0) == epsilon for epsilon in np.linspace(0.1, 9.0, 50))
 
 
 def test_tails_that_spend_exactly_all_of_delta_are_refused() -> None:

@@ -633,3 +633,16 @@ def test_scales_that_are_as_small_as_can_be_are_not_searched(monkeypatch: pytest
         with pytest.raises(ConditionError, match=reason):
             renyi.PROOFS[0].scale(run, Claim(floor * factor, 1e-6), known=4.0)
     assert meters == [renyi.MAX_WORK / 2] * len(renyi._PLANNED_TAIL_SHARES)
+
+
+def test_boxes_are_given_up_after_some_that_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def made(law: BinomialLaw, **_: Any) -> Ideal:
+        asked.append(1.0)
+        return Ideal(0.01 * 2.0 ** len(asked), 0.0, 300.0, (len(asked), 0))
+
+    monkeypatch.setattr(renyi, "Moments", made)
+    found = renyi_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, levels=2, delta=1e-6)
+    assert len(asked) == 1 + renyi._PATIENCE
+    assert found.kappa == pytest.approx(0.02 * found.order)

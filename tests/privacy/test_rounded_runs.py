@@ -182,6 +182,7 @@ def test_what_is_left_of_the_expansion_is_of_fourth_order(b: float) -> None:
 
 def test_shares_of_saturated_messages_are_tail_bounds() -> None:
     for p, count in ((0.01, 2000), (0.1, 300)):
+        assert coin_sums.chernoff(1.0, count, 12.0) == 1.0
         share = coin_sums.chernoff(p, count, 12.0)
         assert stats.binom.sf(math.floor(share * count), count, p) <= math.exp(-12.0)
         assert stats.binom.sf(math.floor(0.9 * share * count), count, p) > math.exp(-14.0)
