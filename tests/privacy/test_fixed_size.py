@@ -407,3 +407,30 @@ def test_masses_of_losses_are_on_the_safe_side(mu: float, rate: float) -> None:
             first = [(1 - mpmath.mpf(rate)) * mpmath.ncdf(-x) + mpmath.mpf(rate) * mpmath.ncdf(mu - x) for x in ends]
             assert 0 < infinite / first[-1] - 1 < 1e-10
             assert 0 < mpmath.fsum(map(float, above)) / (first[0] - first[-1]) - 1 < 1e-10
+
+
+def test_outputs_reach_beyond_half_of_a_tiny_distance() -> None:
+    assert SampledRounds(1e-4, 0.5, 1).farthest(1.0) == pytest.approx(0.5e-4 + 1e-3, rel=1e-12)
+
+
+def test_nothing_is_added_for_sums_that_the_window_holds() -> None:
+    kind, length = SampledRounds(1.0, 0.1, 1), 3.0
+    steps = len(fixed_size._Sums([kind], 512, 1e-6, 1.0, length, 2.0, 5.0)._grid(kind, 1e-6).loss) // 2 - 1
+    for short, added in ((0, False), (1, True)):
+        top = (steps - short + 0.5) * length / 510
+        sums = fixed_size._Sums([kind], 512, 1e-6, top, length, 2.0, 5.0)
+        assert sums._last == steps - short
+        assert (sums._infinite > sums._grid(kind, 1e-6).infinite * (1.0 + 1e-9)) == added
+
+
+def test_windows_hold_as_many_sums_as_they_have_points() -> None:
+    sums = fixed_size._Sums([SampledRounds(1.0, 0.1, 3)], 512, 1e-6, 1.0, 3.0, 2.0, 5.0)
+    for first, inside in (
+        (sums._last - 512, False),
+        (sums._last - 511, True),
+        (sums._last, True),
+        (sums._last + 1, False),
+    ):
+        estimate, error = sums.delta((first - 0.5) * sums._interval)
+        assert (0.0 < estimate < 10.0 and error >= sums._infinite) == inside, first
+    assert sums.delta((sums._last - 512.5) * sums._interval) == (1.0, 0.0)

@@ -28,7 +28,7 @@ from cpsgd.mechanisms.skellam import Skellam
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import Rounds
 from cpsgd.privacy.proofs import argument as base
-from cpsgd.privacy.proofs import pure_laplace, rounded_correlated, supporting
+from cpsgd.privacy.proofs import published_accounting, pure_laplace, rounded_correlated, supporting
 from cpsgd.privacy.proofs.argument import Proof
 from cpsgd.privacy.proofs.published_accounting import accounting_of, published_epsilon
 from cpsgd.promise import Claim
@@ -191,6 +191,8 @@ def test_plans_spend_so_much_of_a_claim_on_samplers_and_rounding(name: str, cond
 
 def test_clients_that_come_back_are_not_in_the_proof_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.of(PROTOCOLS["slots"], **CONDITIONS["run"])
+    with pytest.raises(ConditionError, match="without a part of δ"):
+        rounded_correlated.PROOFS[0].cost(run, 0.0)
     law = base.law_of(run)
     assert isinstance(law, SlotsAndCoins)
     again = replace(law, weighting=replace(law.weighting, separation=2))
@@ -199,9 +201,13 @@ def test_clients_that_come_back_are_not_in_the_proof_of_slots(monkeypatch: pytes
         rounded_correlated.PROOFS[0].cost(run, 1e-6)
 
 
-def test_published_accounting_is_of_rounds_without_sampling() -> None:
+def test_published_accounting_is_of_rounds_without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.of(PROTOCOLS["skellam"], rounds=3, participation="fixed-size:0.1")
     proof = next(each for each in supporting(run) if each.comparison)
+    endless = replace(proof, bound=lambda *_: math.inf)  # type: ignore[type-var]
+    with monkeypatch.context() as patch, pytest.raises(ConditionError, match="no finite ε"):
+        patch.setattr(published_accounting, "accounting_of", lambda _: endless)
+        published_epsilon(Run.of(PROTOCOLS["skellam"], rounds=3), 1e-6)
     with pytest.raises(ConditionError, match="without sampling only"):
         proof.epsilon(run, 1e-6)
 

@@ -14,10 +14,12 @@ from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.mechanisms.coins import Coins
 from cpsgd.mechanisms.law import Law, Steps
 from cpsgd.mechanisms.skellam import SkellamLaw
+from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
 from cpsgd.privacy.gaussian import gdp_epsilon, gdp_mu
 from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs import certified_smooth as products
+from cpsgd.privacy.proofs.argument import Proved
 from cpsgd.privacy.proofs.certified_gaussian import GaussianCertificate
 from cpsgd.privacy.proofs.certified_smooth import smoothed_certificate, smoothed_epsilon, smoothed_sensitivity
 from cpsgd.promise import Claim
@@ -478,3 +480,25 @@ def test_which_rounds_are_sampled_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
         assert proof.epsilon(run, 1e-6) == way  # type: ignore[comparison-overlap]
     with pytest.raises(ConditionError, match="knows of no sampling"):
         proof.scale(Run.of(noisy, rounds=3, participation="fixed-size:0.1"), CLAIM)
+
+
+@pytest.mark.parametrize(("rate", "shares"), [(0.1, [base.SAMPLED_TAIL_SHARE]), (1.0, base.TAIL_SHARES)])
+def test_shares_for_tails_of_sampled_rounds(rate: float, shares: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def composed(run: Run, delta: float, proof: object, shares: object) -> tuple[float, float]:
+        asked.append(shares)
+        return 1.5, 1e-9
+
+    def joint(self: object, run: Run, delta: float, below: float) -> Proved:
+        assert below == 1.5
+        if better:
+            return Proved(1.4, 0.0, "together")
+        raise ConditionError("not below")
+
+    monkeypatch.setattr(base, "composed", composed)
+    monkeypatch.setattr(products.Smoothed, "_joint_epsilon", joint)
+    run = Run.of(STEPS, rounds=3, participation=Participation("fixed-size", rate))
+    for better, epsilon in ((True, 1.4), (False, 1.5)):
+        assert products.PROOFS[0]._sampled_epsilon(run, 1e-6).epsilon == epsilon
+    assert asked == [shares, shares]

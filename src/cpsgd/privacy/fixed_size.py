@@ -211,7 +211,6 @@ def _largest(loss: Array, masses: Sequence[Array]) -> Array:
         scaled.append(np.append(np.cumsum((-np.diff(falls) * behind[1:-1])[::-1])[::-1], 0.0))
         beyond.append(np.append(np.cumsum((mass * falls)[::-1])[::-1], 0.0)[1:])
     best, every = np.argmax(scaled, axis=0), np.arange(len(loss))
-    best[-1] = best[-2]
     found: Array = np.array(masses)[best, every] * (1.0 + error)
     after = np.append(best[1:], best[-1])
     most, least = np.array(beyond)[best, every] * (1.0 + error), np.array(beyond)[after, every] * (1.0 - error)
