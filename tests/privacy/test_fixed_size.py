@@ -352,6 +352,7 @@ def test_the_worst_of_several_pairs_counts_wherever_it_stands() -> None:
 def test_errors_that_are_larger_than_anything_leave_a_bound() -> None:
     delta = sampled_profile([SampledRounds(1e-9, 0.5, 10**16)], 2**9)(0.5)
     assert 0.0 < delta <= 1.0
+    assert sampled_profile([SampledRounds(100.0, 0.9, 10**6)], 2**9)(0.0) == 1.0
 
 
 def test_windows_end_at_twice_the_largest_loss() -> None:

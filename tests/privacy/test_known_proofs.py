@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.mechanisms.skellam import Skellam
 from cpsgd.neighbours import Adjacency
 from cpsgd.privacy.accountant import Rounds
+from cpsgd.privacy.gaussian import gdp_mu
 from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs import published_accounting, pure_laplace, rounded_correlated, supporting
 from cpsgd.privacy.proofs.argument import Proof
@@ -189,6 +191,31 @@ def test_plans_spend_so_much_of_a_claim_on_samplers_and_rounding(name: str, cond
         assert [refused(Claim(factor * epsilon, 0.5)) for factor in (1.0 - 1e-9, 1.0 + 1e-9)] == [True, False]
 
 
+@pytest.mark.parametrize(("needed", "refused"), [(0.7, 0.0), (1.1, 0.0), (2.5, 1.5), (1.2, 1.5), (9.0, math.inf)])
+def test_the_smallest_scale_of_slots_is_found(needed: float, refused: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """μ falls as 1/s, and nothing is proved below some scale; in units of the first scale that is tried."""
+    proof, run, claim = rounded_correlated.PROOFS[0], Run.of(PROTOCOLS["slots"], **CONDITIONS["run"]), Claim(1.0, 1e-3)
+    first, mu, asked = proof.rough_scale(run, claim), gdp_mu(1.0, 1e-3 * 0.97 * (1.0 - 1e-9)), list[float]()
+
+    def cost(here: Run, tail: float) -> Any:
+        assert tail == pytest.approx(0.01 * 1e-3 * 0.96, rel=1e-12, abs=0.0)
+        asked.append(here.protocol.mechanism.scale / first)
+        if asked[-1] < refused:
+            raise ConditionError("too few messages")
+        return SimpleNamespace(w=(mu * needed / asked[-1]) ** 2)
+
+    monkeypatch.setattr(rounded_correlated, "_cost", cost)
+    if math.isinf(refused):
+        with pytest.raises(ConditionError, match="No scale of"):
+            proof.scale(run, claim)
+        assert asked == pytest.approx([1.3**i for i in range(12)], rel=1e-4)
+        return
+    found, least = proof.scale(run, claim) / first, max(needed, refused)
+    assert least <= found <= (1.002 if needed > refused else 1.3) * least
+    assert asked[1] / asked[0] == pytest.approx(1.3 if refused else needed * 1.0001, rel=1e-4)
+    assert len(asked) <= 5
+
+
 def test_clients_that_come_back_are_not_in_the_proof_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.of(PROTOCOLS["slots"], **CONDITIONS["run"])
     with pytest.raises(ConditionError, match="without a part of δ"):
@@ -205,11 +232,11 @@ def test_published_accounting_is_of_rounds_without_sampling(monkeypatch: pytest.
     run = Run.of(PROTOCOLS["skellam"], rounds=3, participation="fixed-size:0.1")
     proof = next(each for each in supporting(run) if each.comparison)
     endless = replace(proof, bound=lambda *_: math.inf)  # type: ignore[type-var]
-    with monkeypatch.context() as patch, pytest.raises(ConditionError, match="no finite ε"):
-        patch.setattr(published_accounting, "accounting_of", lambda _: endless)
-        published_epsilon(Run.of(PROTOCOLS["skellam"], rounds=3), 1e-6)
     with pytest.raises(ConditionError, match="without sampling only"):
         proof.epsilon(run, 1e-6)
+    monkeypatch.setattr(published_accounting, "accounting_of", lambda _: endless)
+    with pytest.raises(ConditionError, match="no finite ε"):
+        published_epsilon(Run.of(PROTOCOLS["skellam"], rounds=3), 1e-6)
 
 
 @pytest.mark.parametrize("name", ["discrete", "skellam"])
