@@ -548,6 +548,8 @@ def test_as_many_rounds_as_the_root_of_their_number_affords() -> None:
     for rounds in range(1, 20):
         noise = math.sqrt(rounds + 0.5) / gdp_mu(1.0, 1e-6)
         assert accountant.most_rounds(Claim(1.0, 1e-6), noise, participation=EVERY) == rounds
+        spent = solve(delta=1e-6, participation=EVERY, noise_multiplier=noise, rounds=rounds).epsilon
+        assert spent == pytest.approx(gdp_epsilon(math.sqrt(rounds) / noise, 1e-6), rel=1e-9)
 
 
 def test_noise_is_found_up_to_the_largest_multiplier() -> None:
@@ -570,3 +572,34 @@ def test_what_is_asked_about_fixed_cohorts(interval: float, points: int, monkeyp
         assert every.mu == pytest.approx(0.2)
         # A rate is rounded up.
         assert 0 < sampled.rate - Fraction(1, population) < 1e-15
+
+
+@pytest.mark.parametrize(("interval", "points"), [(accountant.FINE, 1e5), (accountant.COARSE, 6e3)])
+@pytest.mark.parametrize("mu", [0.25, 7.0])
+def test_what_the_library_is_asked(interval: float, points: float, mu: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Asked:
+        def __init__(self, *given: Any) -> None:
+            self.given, self.events = given, list[Any]()
+            made.append(self)
+
+        def compose(self, event: Any, count: int = 1) -> None:
+            self.events.append((event, count))
+
+        def get_delta(self, epsilon: float) -> float:
+            return 0.125
+
+    monkeypatch.setattr("dp_accounting.rdp.RdpAccountant", Asked)
+    monkeypatch.setattr("dp_accounting.pld.PLDAccountant", Asked)
+    profiles = accountant._profiles([(Rounds(mu, 5), POISSON), (Rounds(0.1, 4), EVERY)], interval)
+    renyi, losses = made
+    assert max(renyi.given[0]) == (1024 if interval == accountant.FINE else 63)
+    assert losses.given[1] == pytest.approx(max(interval, (0.5 * mu * mu + 15.0 * mu) / points), rel=1e-12)
+    assert renyi.events == losses.events
+    (sampled, five), (every, one) = losses.events
+    assert (five, one) == (5, 1)
+    assert 0.02 < sampled.sampling_probability < 0.02 * (1.0 + 1e-15)
+    assert 1.0 - 1e-15 < sampled.event.noise_multiplier * mu < 1.0
+    assert every.noise_multiplier == pytest.approx(5.0, rel=1e-12)
+    assert profiles[-1](1.0) == pytest.approx(0.125 + 1e-15 * (5 + 8 + 4 + 8), rel=1e-17, abs=1e-17)

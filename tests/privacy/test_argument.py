@@ -190,3 +190,13 @@ def test_where_no_share_of_delta_is_enough_the_last_reason_is_given(monkeypatch:
     monkeypatch.setattr(base, "seen_cost", seen_cost)
     with pytest.raises(ConditionError, match="the second"):
         base.composed(run, 1e-6, supporting(run)[0], [0.01, 0.1])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_sampler_may_be_why_nothing_is_proved(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.of(ROUNDED if sampled else Protocol.gaussian(clients=9, dim=2, clip_norm=1.0, sigma=1.0), rounds=4)
+    assert (run.protocol.mechanism.noise.variation > 0.0) == sampled
+    monkeypatch.setattr(base, "seen_cost", lambda *_: Rounds(100.0))
+    with pytest.raises(ConditionError, match="over 500") as refused:
+        base.composed(run, 1e-6, supporting(run)[0], [0.01])
+    assert ("resolution spends δ" in str(refused.value)) == sampled

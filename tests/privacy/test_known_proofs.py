@@ -226,6 +226,11 @@ def test_clients_that_come_back_are_not_in_the_proof_of_slots(monkeypatch: pytes
     monkeypatch.setattr(base, "law_of", lambda _: again)
     with pytest.raises(ConditionError, match="one round of the run only"):
         rounded_correlated.PROOFS[0].cost(run, 1e-6)
+    found = []
+    for untold in (0, 1, 4):
+        monkeypatch.setattr(base, "law_of", lambda _, untold=untold: replace(law, untold=untold))
+        found.append(rounded_correlated.PROOFS[0].rough_scale(run, Claim(1.0, 1e-6)))
+    assert found == [found[0], found[0], pytest.approx(0.5 * found[0])]
 
 
 def test_published_accounting_is_of_rounds_without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,6 @@ def most_drawn(examples: int, participation: Participation) -> int:
         (5000, 237)
     """
     count = _validate.integer("examples", examples, low=1)
-    if participation.rate == 1.0:
-        return count
     mean, low = count * participation.rate, math.floor(count * participation.rate)
     high = count
     while high - low > 1:
