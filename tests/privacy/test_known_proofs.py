@@ -6,6 +6,7 @@ rounded_correlated, shaped_rounding and steps_renyi, by what they share in argum
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.coins import Coins
 from cpsgd.mechanisms.discrete_gaussian import DiscreteGaussian
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
-from cpsgd.mechanisms.law import SlotsAndCoins
+from cpsgd.mechanisms.law import Normal, SlotsAndCoins
 from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.mechanisms.skellam import Skellam
 from cpsgd.neighbours import Adjacency
@@ -159,6 +160,24 @@ def test_pure_rounds_add_up_and_others_may_cost_less() -> None:
     for delta, factor in ((0.0, 1.0), (1e-6, 5.0)):
         claim = Claim(0.3, delta)
         assert proof.least_scale(run, claim) == pytest.approx(proof.rough_scale(run, claim) / factor, rel=1e-12)
+
+
+def test_whoever_is_in_one_round_may_be_in_that_with_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pure_laplace, "_epsilon", lambda run: 50.0 / run.honest)
+    run = Run.of(PROTOCOLS["laplace"], surviving=[50, 55], participation="once")
+    assert pure_laplace.PROOFS[0].epsilon(run, 0.0).epsilon == 1.0
+
+
+def test_the_classical_lemma_allows_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.of(PROTOCOLS["rounded"])
+    proof = next(each for each in supporting(run) if each.name == "gaussian-classical")
+    law, sensitivity = base.law_of(run), base.sensitivity(run)
+    assert isinstance(law, Normal)
+    for slack, refused in ((0.5, False), (1.0, False), (1.0 + 1e-9, True)):
+        monkeypatch.setattr(type(run.protocol.mechanism.noise), "slack", lambda *_, slack=slack: slack / 8)
+        with pytest.raises(ConditionError, match="more than 1") if refused else contextlib.nullcontext():
+            exact = sensitivity / law.deviation * math.sqrt(2.0 * math.log(1.25 / 0.5) + 2.0 * slack) + 2.0 * slack
+            assert proof.epsilon(run, 0.5).epsilon == pytest.approx(exact, rel=1e-6)
 
 
 def test_samplers_that_cost_too_much_of_delta_are_refused() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -399,26 +400,46 @@ def test_known_products() -> None:
     known.check("privacy/proofs/certified_smooth", values, rel=1e-8)
 
 
-def test_next_to_nothing_is_less_than_three_coordinates() -> None:
+def test_next_to_nothing_is_less_than_three_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def went_on(*_: object) -> None:
+        raise ConditionError("went on")
+
+    monkeypatch.setattr(products, "_families", went_on)
     law = BinomialLaw(900, 0.5)
     given: dict[str, Any] = {"reach": 1.0, "tail": 1e-6, "draft": True}
-    for dim, rounds, enough in ((2, 1, False), (3, 1, True), (1, 3, True)):
-        for call in (
-            lambda: smoothed_certificate(law, dim=dim, rounds=rounds, sensitivity=2.0, **given),  # noqa: B023
-            lambda: smoothed_sensitivity(law, dim=dim, rounds=rounds, mu=0.2, **given),  # noqa: B023
-        ):
-            with contextlib.nullcontext() if enough else pytest.raises(ConditionError, match="next to nothing"):
-                assert call()
+    for dim, rounds, reason in ((2, 1, "next to nothing"), (3, 1, "went on"), (1, 3, "went on")):
+        with pytest.raises(ConditionError, match=reason):
+            smoothed_certificate(law, dim=dim, rounds=rounds, sensitivity=2.0, **given)
+        with pytest.raises(ConditionError, match=reason):
+            smoothed_sensitivity(law, dim=dim, rounds=rounds, mu=0.2, **given)
     # A Gaussian of the same variance must allow three coordinates at their largest distance.
-    for mu, enough in ((math.sqrt(3.0 / law.variance) * 1.001, True), (math.sqrt(3.0 / law.variance) * 0.999, False)):
-        with contextlib.nullcontext() if enough else pytest.raises(ConditionError, match="next to nothing"):
-            assert smoothed_sensitivity(law, dim=50, mu=mu, **given)
-    for call in (
-        lambda: smoothed_certificate(law, dim=4, sensitivity=2.0, reach=1.0, tail=7.99e-250, rounds=1),
-        lambda: smoothed_sensitivity(law, dim=4, mu=0.2, reach=1.0, tail=7.99e-250),
-    ):
-        with pytest.raises(ConditionError, match="for a tail of"):
-            call()
+    for share, reason in ((1.001, "went on"), (0.999, "next to nothing")):
+        with pytest.raises(ConditionError, match=reason):
+            smoothed_sensitivity(law, dim=50, mu=share * math.sqrt(3.0 / law.variance), **given)
+    for tail, reason in ((7.99e-250, "for a tail of"), (8.01e-250, "went on")):
+        with pytest.raises(ConditionError, match=reason):
+            smoothed_certificate(law, dim=4, sensitivity=2.0, reach=1.0, tail=tail, rounds=1)
+        with pytest.raises(ConditionError, match=reason):
+            smoothed_sensitivity(law, dim=4, mu=0.2, reach=1.0, tail=tail)
+
+
+def test_a_certificate_says_what_it_has_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies and rounds are coordinates, each with its tail; growth is asked for up to a power of two of rounds."""
+    asked: list[tuple[object, ...]] = []
+
+    def first_growth(*given: object) -> object:
+        asked.append(given)
+        return SimpleNamespace(reached=lambda budget: 0.01 * budget)
+
+    monkeypatch.setattr(products, "_families", lambda *_: [SimpleNamespace(tail=3e-9)])
+    monkeypatch.setattr(products, "_first_growth", first_growth)
+    for law, copies in ((BinomialLaw(900, 0.5), 1), (checks.coins(0.1, 50, copies=2), 2)):
+        found = smoothed_certificate(law, dim=7, sensitivity=1.5, reach=2.0, tail=1e-4, rounds=5)
+        each = 1e-4 / (2.0 * 7 * copies * 8)
+        assert asked.pop() == (law, 1.5, pytest.approx(each), pytest.approx(1.5**2 * copies * 8), False)
+        assert found.mu == pytest.approx(math.sqrt(0.01 * 1.5**2 * copies * 5))
+        assert found.unit_mu == pytest.approx(found.mu / 1.5)
+        assert found.tail_mass == pytest.approx(7 * copies * 5 * (3e-9 + each), rel=1e-9, abs=0.0)
 
 
 def test_independent_copies_are_more_coordinates() -> None:

@@ -588,6 +588,10 @@ def test_known_floors() -> None:
     values = [renyi_floor(slope, delta) for slope in (1e-6, 0.01, 3.0) for delta in (1e-3, 1e-9)]
     epsilons = [rdp_epsilon(*each) for each in ((0.0, 2.0, 0.9), (0.3, 1.5, 1e-9), (40.0, 200.0, 1e-3))]
     known.check("privacy/proofs/certified_renyi", {"floors": values, "ε": epsilons}, rel=1e-7)
+    orders = 1.0 + np.geomspace(1e-3, 1e3, 1000)
+    for slope, delta in ((100.0, 0.1), (0.5, 1e-6)):
+        least = min(rdp_epsilon(order * slope, order, delta) for order in orders.tolist())
+        assert renyi_floor(slope, delta) == pytest.approx(least, rel=1e-4)
 
 
 def test_rounds_of_too_many_sizes_are_not_added_up() -> None:
