@@ -456,13 +456,22 @@ def test_parameters_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> N
         smoothed_certificate(BinomialLaw(400, 0.5), **given)
 
 
-def test_no_certificate_is_below_a_gaussian_of_equal_variance() -> None:
+def test_no_certificate_is_below_a_gaussian_of_equal_variance(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.of(Protocol.binomial(clients=60, dim=8, clip_norm=1.0, levels=9, trials=700), rounds=5)
     law = base.law_of(run)
     assert isinstance(law, BinomialLaw)
-    floor = gdp_epsilon(base.sensitivity(run) * math.sqrt(5 / law.variance), 1e-6) * 1.002
+    mu, asked = base.sensitivity(run) * math.sqrt(5 / law.variance), list[float]()
+
+    def with_sampler(run: Run, delta: float, prove: object, *, least: float) -> tuple[float, float]:
+        asked.append(least)
+        return 1.0, 0.0
+
+    monkeypatch.setattr(base, "with_sampler", with_sampler)
+    floor = gdp_epsilon(mu, 1e-6) * 1.002
     with pytest.raises(ConditionError, match="could not come below"):
         products.PROOFS[0].epsilon(run, 1e-6, below=floor * (1.0 - 1e-9))
+    assert products.PROOFS[0].epsilon(run, 1e-6, below=floor * (1.0 + 1e-9)).epsilon == 1.0
+    assert asked == [pytest.approx(gdp_epsilon(0.999 * mu, 1e-6), rel=1e-9)]
 
 
 def test_tails_of_rounds_that_a_client_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
