@@ -435,3 +435,6 @@ def test_windows_hold_as_many_sums_as_they_have_points() -> None:
         estimate, error = sums.delta((first - 0.5) * sums._interval)
         assert (0.0 < estimate < 10.0 and error >= sums._infinite) == inside, first
     assert sums.delta((sums._last - 512.5) * sums._interval) == (1.0, 0.0)
+    sums._infinite = 0.0
+    (estimate, error), sums._inexact = sums.delta(0.5), 2.0 * sums._inexact
+    assert sums.delta(0.5) == pytest.approx((2.0 * estimate, 2.0 * error), rel=1e-12, abs=0.0)

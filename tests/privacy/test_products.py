@@ -531,3 +531,29 @@ def test_shares_for_tails_of_sampled_rounds(rate: float, shares: list[float], mo
     run = Run.of(STEPS, rounds=3, participation=Participation("fixed-size", rate))
     assert [products.PROOFS[0]._sampled_epsilon(run, 1e-6).epsilon for _ in range(2)] == [1.4, 1.5]
     assert asked == [shares, shares]
+
+
+def test_scales_next_to_the_ideal_one_are_not_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.of(Protocol.binomial(clients=60, dim=8, clip_norm=1.0, levels=9, trials=700), rounds=5)
+    asked: list[dict[str, Any]] = []
+
+    def sensitivity(law: object, **given: Any) -> float:
+        asked.append(given)
+        if len(asked) < 3:
+            raise ConditionError("went on")
+        return 0.25
+
+    monkeypatch.setattr(products, "smoothed_sensitivity", sensitivity)
+    least = base.ideal_scale(run, CLAIM) / 0.998
+    with pytest.raises(ConditionError, match="as small as can be"):
+        products.PROOFS[0].scale(run, CLAIM, known=least * (1.0 - 1e-9))
+    assert asked == []
+    assert products.PROOFS[0].scale(run, CLAIM, known=least * (1.0 + 1e-9)) == base.scale_for(run, 0.25)
+    for given, share in zip(asked, products.SHARES, strict=True):
+        assert given["tail"] == pytest.approx(share * 1e-6, rel=1e-12, abs=0.0)
+        assert given["mu"] == gdp_mu(1.5, 1e-6 * (1.0 - 1.01 * share))
+        assert (given["rounds"], given["dim"], given["draft"]) == (5, 8, False)
+    asked.clear()
+    monkeypatch.setattr(products, "SHARES", products.SHARES[:2])
+    with pytest.raises(ConditionError, match="went on"):
+        products.PROOFS[0].scale(run, CLAIM)
