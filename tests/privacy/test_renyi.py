@@ -624,10 +624,10 @@ def test_the_first_box_has_a_sixth_of_all_work(boxes: int, monkeypatch: pytest.M
 
 def test_scales_that_are_as_small_as_can_be_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.of(Protocol.binomial(clients=20, dim=4, clip_norm=1.0, levels=9, trials=100), rounds=3)
-    meters: list[float] = []
+    asked: list[tuple[float, float]] = []
 
-    def made(law: BinomialLaw, *, meter: Meter, **_: Any) -> Ideal:
-        meters.append(meter.left)
+    def made(law: BinomialLaw, *, meter: Meter, sensitivity: float, **_: Any) -> Ideal:
+        asked.append((meter.left, sensitivity))
         raise ConditionError("too narrow")
 
     monkeypatch.setattr(renyi, "Moments", made)
@@ -636,7 +636,7 @@ def test_scales_that_are_as_small_as_can_be_are_not_searched(monkeypatch: pytest
     for factor, reason in ((1.0 - 1e-9, "as small as can be"), (1.0 + 1e-9, "No Rényi certificate")):
         with pytest.raises(ConditionError, match=reason):
             renyi.PROOFS[0].scale(run, Claim(floor * factor, 1e-6), known=4.0)
-    assert meters == [renyi.MAX_WORK / 2] * len(renyi._PLANNED_TAIL_SHARES)
+    assert asked == [(renyi.MAX_WORK / 2, 1.0)] * len(renyi._PLANNED_TAIL_SHARES)
 
 
 def test_boxes_are_given_up_after_some_that_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
