@@ -103,10 +103,10 @@ class Replica:
         self._seen = Head()
         self._contained: set[Head] = set()
         self._unreported: list[tuple[tuple[object, ...], Entry | None]] = []
-        if self.path.exists() and self.path.stat().st_size > 0:
+        if self.path.exists():
             with self._opened() as log:
                 self._read(log)
-        elif witness is not None and witness.path.exists():
+        if self.state.head.number < 0 and witness is not None and witness.path.exists():
             raise WitnessError(
                 f"There is no ledger at {self.path}, but {witness.path} has seen one. Restore it from a copy."
             )
