@@ -106,6 +106,16 @@ def test_one_message_is_released(ledger: Ledger) -> None:
     assert ledger.release(entry, 1).survivors == 1
 
 
+def test_more_messages_than_a_cohort_with_colluders_is_accounted_with_are_not_released(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "cohorts.ledger")
+    ledger.create(Budget(population="people", epsilon=50.0, delta=1e-6))
+    event = RoundEvent(PROTOCOL, survivors=900, participation="fixed-size:0.1", colluding=10)
+    entry = ledger.reserve("people", event)
+    with pytest.raises(ParameterError, match="accounted for at most 1,000"):
+        ledger.release(entry, 1_001)
+    assert ledger.release(entry, 1_000).survivors == 1_000
+
+
 def test_the_last_entries_are_told(ledger: Ledger) -> None:
     ledger.create(Budget(population="others", epsilon=1.0, delta=1e-6))
     entries = [ledger.reserve("people", EVENT) for _ in range(2)]
