@@ -80,7 +80,7 @@ def test_files_of_the_oldest_federations_are_removed_and_no_others(tmp_path: Pat
     silo, others = SiloFile(tmp_path / "[1].rows", Rounds(5).lock), {"[1].rows-backup", "1.rows-" + "0" * 32}
     for name in others:
         (tmp_path / name).touch()
-    kept = []
+    kept: list[str] = []
     for number in range(6):
         before = set(os.listdir(tmp_path))
         keep(silo, replace(PLACE, fingerprint=bytes([number]) * 16), 4, {4: [1]})

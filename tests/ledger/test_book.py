@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -106,14 +107,14 @@ def test_one_message_is_released(ledger: Ledger) -> None:
     assert ledger.release(entry, 1).survivors == 1
 
 
-def test_more_messages_than_a_cohort_with_colluders_is_accounted_with_are_not_released(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "cohorts.ledger")
-    ledger.create(Budget(population="people", epsilon=50.0, delta=1e-6))
-    event = RoundEvent(PROTOCOL, survivors=900, participation="fixed-size:0.1", colluding=10)
-    entry = ledger.reserve("people", event)
-    with pytest.raises(ParameterError, match="accounted for at most 1,000"):
-        ledger.release(entry, 1_001)
-    assert ledger.release(entry, 1_000).survivors == 1_000
+def test_a_release_checks_the_cohort_that_was_accounted_for(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ledger.reserve("people", EVENT)
+    with monkeypatch.context() as patch:
+        patch.setattr("cpsgd.ledger.book.check_cohort", refuse := mock.Mock(side_effect=ParameterError("too many")))
+        with pytest.raises(ParameterError, match="too many"):
+            ledger.release(entry, 950)
+    refuse.assert_called_once_with(EVENT.taking_part, 950, EVENT.colluding, EVENT.most_messages)
+    assert ledger.release(entry, 950).survivors == 950
 
 
 def test_the_last_entries_are_told(ledger: Ledger) -> None:
