@@ -54,10 +54,12 @@ def test_only_what_is_new_is_read(log: RecordLog) -> None:
         log.path.write_bytes(mended)
         with log.opened(reading=True) as records:
             assert records.records(after=end) == []
-        assert log.path.read_bytes() == mended
         with log.opened() as records:
             assert records.records(after=end) == []
-        assert log.path.read_bytes() == whole
+        assert log.path.read_bytes() == mended
+        write(log, "three")
+        assert log.path.read_bytes().startswith(whole)
+        assert read(log) == ["one", "two", "three"]
     log.path.write_bytes(whole[:-2])
     with log.opened() as records, pytest.raises(DamagedFileError, match="records are gone"):
         records.records(after=end)
@@ -86,7 +88,9 @@ def test_every_changed_bit_is_noticed_or_changes_nothing(log: RecordLog) -> None
         try:
             assert read(log) == texts  # the newline at the end, which is put back
             mended += 1
-            assert log.path.read_bytes() == whole
+            write(log, "fourth")
+            assert log.path.read_bytes().startswith(whole)
+            assert read(log) == [*texts, "fourth"]
         except DamagedFileError:
             pass
     assert mended == 8
@@ -123,6 +127,29 @@ def test_a_torn_tail_is_cut_off_wherever_it_is_torn(log: RecordLog) -> None:
         assert read(log) == ["one", "two", *kept, "four"]
     log.path.write_bytes(whole + bytes(100))
     assert read(log) == ["one", "two", "three"]
+
+
+FIRST = b'{"format":0,"id":"00"} #' + b"0" * 64 + b"\n"
+
+
+@pytest.mark.parametrize(("first", "ours"), [(b"", b""), (FIRST, FIRST.replace(b"00", b"7e"))])
+def test_a_file_without_a_whole_line_stays_unless_it_begins_as_ours_do(
+    tmp_path: Path, first: bytes, ours: bytes
+) -> None:
+    """One that was named by mistake, a key say, was taken for a first record that a crash had cut, and emptied."""
+    log = RecordLog(tmp_path / "file", DOMAIN, first=first)
+    for content in (b"secret", bytes(9), b'{"format":1,"id":"7"}', b'{"format":1,"id":"7f",', FIRST[:-1] + b"00"):
+        log.path.write_bytes(content)
+        for work in (read, lambda log: write(log, "one")):
+            with pytest.raises(DamagedFileError, match="another file"):
+                work(log)
+            assert log.path.read_bytes() == content
+    for size in range(len(ours)):
+        log.path.write_bytes(ours[:size])
+        assert read(log) == []
+        assert log.path.read_bytes() == ours[:size]
+        write(log, "one")
+        assert read(log) == ["one"]
 
 
 def test_lines_of_earlier_releases_are_kept_and_then_protected(log: RecordLog) -> None:

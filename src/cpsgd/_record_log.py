@@ -8,11 +8,13 @@ in hexadecimal after " #". A record that was changed, removed, inserted or moved
 refused. Only the end can be missing without a trace; against that keep `End` elsewhere, as a ledger's witness does.
 
 **Torn tails.** `append` returns when its records are on the disk. A crash, or a full disk, can leave part of a line
-after the last whole one. No caller was told that such a record exists, so the next reader cuts it off. A last line that
-lacks only its newline, or has another character there, is whole and stays. Whole lines are never cut off.
+after the last whole one. No caller was told that such a record exists, so the next writer cuts it off, and readers skip
+it. A last line that lacks only its newline, or has another character there, is whole and stays. Whole lines are never
+cut off. A file without a whole line may be somebody else's: unless its bytes can begin a first record (`first`), it is
+refused and stays as it is.
 
 **Locks.** `opened` locks the file itself: processes that know it by another name (a hard link, a mount) wait as well.
-There is no side file. Readers share the lock, and leave a torn tail to the next writer.
+There is no side file. Readers share the lock. Only `append` changes the file.
 
 **Files of earlier releases** may begin with lines that have no hash. They are handed out like others, and the first
 record that is added has them in its hash.
@@ -50,6 +52,7 @@ _MARK = " #"
 _DIGEST = 64
 _SUFFIX = len(_MARK) + _DIGEST
 _CHUNK = 1 << 20
+_SAME_DIGITS = bytes.maketrans(b"123456789abcdef", b"0" * 15)
 # Nobody writes longer lines; a file without newlines is not read as a whole.
 _LONGEST_LINE = 1 << 28
 # A file that is replaced while its lock is waited for is opened again, this often at most.
@@ -76,16 +79,19 @@ class End:
 class RecordLog:
     """A file of records, which need not exist yet."""
 
-    def __init__(self, path: Path, domain: bytes, *, mode: int = 0o600, timeout: float | None = None) -> None:
+    def __init__(
+        self, path: Path, domain: bytes, *, first: bytes = b"", mode: int = 0o600, timeout: float | None = None
+    ) -> None:
         r"""Stores the settings; opens no file yet.
 
         Args:
             path: The file.
             domain: Begins what is hashed, and so tells the kinds of logs apart: b"cpsgd memory 1\n".
+            first: An example of a first line, if all are equal but for digits: what is torn must begin as it does.
             mode: Permissions of a new file.
             timeout: Seconds to wait for others that have it open; None for as long as it takes.
         """
-        self.path, self.domain = path, domain
+        self.path, self.domain, self._first = path, domain, first
         self._mode, self._timeout = mode, timeout
 
     @contextmanager
@@ -108,7 +114,7 @@ class RecordLog:
                     continue  # the file was replaced while this waited
                 if not reading and not os.fstat(file.fileno()).st_size:
                     sync_folder(self.path.parent)
-                yield OpenLog(file, self.domain, reading=reading)
+                yield OpenLog(file, self.domain, self._first)
                 return
         raise TimeoutError(errno.ETIMEDOUT, "the file is replaced again and again", str(self.path))
 
@@ -127,21 +133,22 @@ class OpenLog:
         end: The end of what was read or appended last; None before.
     """
 
-    def __init__(self, file: IO[bytes], domain: bytes, *, reading: bool = False) -> None:
-        """Takes a locked file; reads nothing yet. Where it is only read, torn tails stay as they are."""
-        self._file, self._domain, self._reading = file, domain, reading
+    def __init__(self, file: IO[bytes], domain: bytes, first: bytes = b"") -> None:
+        """Takes a locked file, what is hashed first, and an example of a first line; reads nothing yet."""
+        self._file, self._domain, self._first = file, domain, first
         self.end: End | None = None
 
     def records(self, after: End | None = None) -> list[str]:
-        """Returns the texts of all records in order, or of those after a place; mends a torn tail.
+        """Returns the texts of all records in order, or of those after a place; skips a torn tail.
 
         Raises:
-            DamagedFileError: A record was changed, removed or inserted, or the file does not continue `after`.
+            DamagedFileError: A record was changed, removed or inserted, the file does not continue `after`, or it is
+                no log.
         """
         return [text for text, _ in self.read(after)]
 
     def read(self, after: End | None = None) -> Iterator[tuple[str, End]]:
-        """Yields the text of each record and the place after it, from a place on. Mends a torn tail at the end.
+        """Yields the text of each record and the place after it, from a place on. Skips a torn tail.
 
         Raises:
             DamagedFileError: As for `records`.
@@ -160,13 +167,11 @@ class OpenLog:
                 yield text, end
         if rest:
             whole = next((line for line in (rest, rest[:-1]) if self._is_whole(line, end)), b"")
-            if not self._reading:
-                os.ftruncate(self._file.fileno(), end.size + len(whole))
-                if whole:
-                    append(self._file, b"\n")
             if whole:
                 text, end = self._record(whole, end)
                 yield text, end
+            elif not end.records and not _shape(self._first).startswith(_shape(rest)):
+                raise DamagedFileError("The file holds no record, and begins as none does: is it another file?")
         self.end = end
 
     def backwards(self) -> Iterator[tuple[str, int, str]]:
@@ -230,24 +235,19 @@ class OpenLog:
         return self._record(self._bytes(start.size, size - start.size - 1), start)
 
     def continues(self, end: End) -> bool:
-        """Returns whether the record before a place is unchanged; restores its newline if it is the last."""
+        """Returns whether the record before a place is unchanged; its newline may be missing if it is the last."""
         size = self._file.seek(0, os.SEEK_END)
         if not end.written:
             return size >= end.size
         if self.hash_before(end.size) != end.hash:
             return False
-        if self._bytes(end.size - 1, 1) != b"\n":
-            if size > end.size:
-                return False
-            if not self._reading:
-                os.ftruncate(self._file.fileno(), end.size - 1)
-                append(self._file, b"\n")
-        return True
+        return size <= end.size or self._bytes(end.size - 1, 1) == b"\n"
 
     def append(self, *texts: str) -> End:
         """Adds records; they are on the disk when this returns. Returns the new end.
 
-        A crash may leave the first few of several records. Order them so that these alone do no harm.
+        What is torn is cut off before, and a newline that is missing is put back. A crash may leave the first few of
+        several records. Order them so that these alone do no harm.
 
         Raises:
             ParameterError: A text is not one line of printable ASCII.
@@ -255,13 +255,17 @@ class OpenLog:
         """
         if self.end is None:
             self.records()
-        end, lines = self.end or End(), []
+        start = end = self.end or End()
+        lines = []
         for text in texts:
             if not text or not text.isascii() or not text.isprintable():
                 raise ParameterError("Expected a record to be one line of printable ASCII characters.")
             line, end = record_line(self._domain, text, end)
             lines.append(line)
-        append(self._file, b"".join(lines))
+        unended = start.size > 0 and self._bytes(start.size - 1, 1) != b"\n"
+        if self._file.seek(0, os.SEEK_END) != start.size - unended:
+            os.ftruncate(self._file.fileno(), start.size - unended)
+        append(self._file, b"\n" * unended + b"".join(lines))
         self.end = end
         return end
 
@@ -301,6 +305,11 @@ def record_line(domain: bytes, text: str, after: End) -> tuple[bytes, End]:
     digest = _hash(domain, after.hash, text)
     line = f"{text}{_MARK}{digest}\n".encode("ascii")
     return line, End(after.records + 1, after.size + len(line), digest, written=True)
+
+
+def _shape(line: bytes) -> bytes:
+    """Returns a line with one digit in place of all digits, which may be hexadecimal."""
+    return line.translate(_SAME_DIGITS)
 
 
 def _hash(domain: bytes, previous: str, text: str) -> str:

@@ -39,6 +39,21 @@ def with_noise(protocol: Protocol, **changes: Any) -> Protocol:
     return dataclasses.replace(protocol, mechanism=dataclasses.replace(noise_of(protocol), **changes))
 
 
+def test_the_chance_of_a_false_alarm_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in ten parts is the attack's, and each claim has its share of that."""
+    asked, prospect = set(), auditing._Lesson.prospect
+
+    def spy(lesson: Any, rounds: int, delta: float, error: float) -> Any:
+        asked.add(error)
+        return prospect(lesson, rounds, delta, error)
+
+    monkeypatch.setattr(auditing._Lesson, "prospect", spy)
+    monkeypatch.setattr(auditing, "_SIMULATED", 200)
+    report = audit(dataclasses.replace(PROTOCOL, dim=4), DELTA, rounds=1_000, seed=1, false_alarm=1e-4)
+    assert asked == {1e-5 / len(report.claims), 1.0 - auditing.CONFIDENCE}
+    assert len(report.claims) > 1
+
+
 def failed(report: AuditReport) -> set[str]:
     return {check.name for check in report.checks if not check.passed}
 

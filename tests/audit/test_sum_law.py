@@ -95,6 +95,13 @@ def test_likelihood_ratio() -> None:
     np.testing.assert_allclose(LikelihoodRatio(zero, one).score(sums), expected, rtol=1e-9)
 
 
+def test_likelihood_ratio_is_tabulated_to_the_last_outcome_of_both() -> None:
+    protocol = Protocol.binomial(clients=1, dim=1, clip_norm=1.0, levels=6, trials=40)
+    half, whole = (SumLaw(protocol, [(np.array([point]), 1)]) for point in (0.5, 1.0))
+    for zero, one, sign in ((half, whole, 1.0), (whole, half, -1.0)):
+        assert LikelihoodRatio(zero, one).score(np.array([[41]]))[0] == pytest.approx(sign * np.log(2.0))
+
+
 def test_likelihood_ratio_goes_on_where_no_law_reaches() -> None:
     protocol = Protocol.binomial(clients=1, dim=1, clip_norm=1.0, levels=6, trials=40)
     zero, one = (SumLaw(protocol, [(np.array([point]), 1)]) for point in (1.0, 3.5))

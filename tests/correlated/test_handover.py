@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from cpsgd.correlated.handover import Handing, Handover, HandoverStep
+from collections.abc import Callable
+
+import pytest
+
+from cpsgd.correlated.batons import Place
+from cpsgd.correlated.handover import Handing, Handover, HandoverStep, read_answer
+from cpsgd.errors import BatonError, VersionError
 
 
 def asked(exchange: object) -> dict[str, HandoverStep]:
     return {node: Handover.from_bytes(data, "run").step for node, data in exchange.requests().items()}  # type: ignore[attr-defined]
+
+
+def answer_to(asked: Handover) -> bytes:
+    lengths = {HandoverStep.KEY: 32, HandoverStep.GIVE: asked.place.baton_bytes, HandoverStep.TAKE: 0}
+    return b"cpsh\x01" + bytes([asked.step]) + bytes(lengths[asked.step])
+
+
+def reader(asked: Handover) -> Callable[[bytes], object]:
+    return lambda data: read_answer(data, asked)
 
 
 def test_whoever_leaves_with_a_lineage_hands_it_to_whoever_comes() -> None:
@@ -27,6 +42,26 @@ def test_whoever_leaves_with_a_lineage_hands_it_to_whoever_comes() -> None:
     # Nobody has answered this step: there is no baton to be taken.
     give.close()
     assert asked(take) == {}
+
+
+@pytest.mark.parametrize("step", HandoverStep)
+def test_what_no_peer_sends_is_refused(step: HandoverStep) -> None:
+    """Requests and answers of another version, cut short, or too long."""
+    place = Place("run", bytes(16), bands=3, round=2, lineage=1)
+    body = bytes({HandoverStep.KEY: 0, HandoverStep.GIVE: 32, HandoverStep.TAKE: place.baton_bytes}[step])
+    asked = Handover(step, place, body)
+    reply = answer_to(asked)
+    for data, read in ((asked.to_bytes(), lambda data: Handover.from_bytes(data, "run")), (reply, reader(asked))):
+        read(data)
+        for size in range(len(data)):
+            with pytest.raises(BatonError):
+                read(data[:size])
+        with pytest.raises(BatonError):
+            read(data + b"\0")
+        for version in (0, 2):
+            for end in (5, len(data)):
+                with pytest.raises(VersionError, match=f"version {version}"):
+                    read(data[:4] + bytes([version]) + data[5:end])
 
 
 def test_where_nothing_is_handed_on_nobody_is_asked() -> None:

@@ -18,6 +18,7 @@ from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.errors import ConditionError, ParameterError, RoundRefusedError
 from cpsgd.federation.limits import Limits
 from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.noise import FairCoins
 from cpsgd.randomness import Keystream
 
 # On a machine with a GPU these are tests of that GPU, and `-m gpu` runs them, too.
@@ -108,6 +109,38 @@ def test_devices_take_the_noise_of_earlier_rounds_away() -> None:
         # In units of the noise of two clients in one round. A covariance is within six standard errors.
         seen = np.mean(rounds[7] * rounds[7 - age]) / (2.0 * found.noise_deviation**2)
         assert abs(seen - expected) < 6.0 * 1.5 / math.sqrt(2000)
+    assert (sums.on_device(2), sums.before_rounding(8, 2)) == (FairCoins(0), 0.0)
+
+
+def test_a_kernel_is_given_each_lineage_with_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NVIDIA's kernel is asked for, on a machine that has none."""
+    asked: list[Any] = []
+
+    class Played:
+        def __init__(self, **given: Any) -> None:
+            asked.append({**given, "deviations": given["deviations"].tolist(), "keys": given["keys"].tolist()})
+
+        def add(self, points: torch.Tensor, sums: torch.Tensor, first: int) -> None:
+            sums += points.sum(dim=0).long() + first
+
+    monkeypatch.setattr("cpsgd.simulation.device_kernels.compiles", lambda device: True)
+    monkeypatch.setattr("cpsgd.simulation.device_cuda.PlayedLineages", Played)
+    found = mechanism(inherited_range=3.0, taps="2:9000", bands=3)
+    sums = found.memory.simulated(7).on_device(3, 5, torch.device("cpu"))
+    for round_ in range(4):
+        assert sums.messages(torch.ones((2, 5)), 10, round_, 100).tolist() == [12] * 5
+    keys, factors = sums.keys(3), found.correlation.factors
+    numbers = [number for number in sorted(keys) if factors[3 - number]]
+    assert numbers == [1, 3]
+    expected = [*(client_sums._number(keys[number], 0) for number in numbers), 100]
+    assert asked[3] == {
+        "keys": np.array(expected, dtype=np.uint64).view(np.int64).tolist(),
+        "deviations": pytest.approx([found.noise_deviation * factors[3 - number] for number in numbers], rel=1e-6),
+        "limit": int(found.grid.limit),
+        "unit": 0.5**found.fraction_bits,
+        "inherited": 3.0,
+        "largest": found.largest,
+    }
 
 
 def joint_law(found: RoundedCorrelated, point: float) -> Any:

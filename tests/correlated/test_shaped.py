@@ -15,6 +15,8 @@ from cpsgd.codec import pipeline
 from cpsgd.correlated.shaped import ShapedGaussian, SiloState, correction
 from cpsgd.correlated.uniform_fractions import excess
 from cpsgd.errors import ConditionError, NonFiniteError, ParameterError
+from cpsgd.mechanisms.noise import FairCoins
+from cpsgd.neighbours import Participation
 from cpsgd.planner import plan
 from cpsgd.planner.examples import plan_examples
 from cpsgd.privacy import guarantee
@@ -226,6 +228,25 @@ def test_fewer_silos_and_more_dropouts_cost_more() -> None:
     assert epsilon(4) < epsilon(3) < epsilon(2)
 
 
+def test_one_honest_silo_and_silos_that_come_and_go_are_refused() -> None:
+    memory = MECHANISM.memory
+    memory.check_honest(2, 0, 2)
+    with pytest.raises(ConditionError, match="two honest silos"):
+        memory.check_honest(1, 0, 1)
+    memory.check_steady(20, 0.0, Participation.every())
+    for participation in (Participation.once(), Participation.parse("poisson:0.5")):
+        with pytest.raises(ParameterError, match="the same silos take part"):
+            memory.check_steady(20, 0.0, participation)
+
+
+def test_a_state_uses_no_row_that_is_too_old() -> None:
+    """Of another length, say: it is not looked at."""
+    state = SiloState({1: np.zeros(3, np.int64), 2: np.ones(DIM, np.int64)})
+    with pytest.raises(ParameterError, match="not one of 50 coordinates"):
+        state.begin(4, DIM, MECHANISM.correlation)
+    assert len(state.begin(5, DIM, MECHANISM.correlation)) == DIM
+
+
 def test_what_is_left_out_of_a_window_is_paid_for() -> None:
     wide, narrow = (
         ShapedGaussian(noise_deviation=3.0, step=0.1, window=window, coordinate_range=0.5, bands=4, run_length=20)
@@ -265,6 +286,44 @@ def test_a_simulated_round_is_not_begun_again() -> None:
         source.of_client(MECHANISM.kernel(), 0, 2)
     with pytest.raises(ParameterError, match="all 4 silos"):
         source.noisy(np.zeros(DIM), 3, 3, Keystream())
+
+
+@pytest.mark.parametrize("sigma", [0.99, 64.01, math.nan])
+def test_deviations_that_nothing_is_proved_for_are_refused(sigma: float) -> None:
+    for known in (1.0, 64.0):
+        assert replace(MECHANISM, noise_deviation=known).noise_deviation == known
+    with pytest.raises(ParameterError, match="noise_deviation"):
+        replace(MECHANISM, noise_deviation=sigma)
+
+
+def test_a_device_plays_each_silo_with_its_own_rows() -> None:
+    """What a silo sends and keeps are the module's three lines, to the last point of the finest grid."""
+    torch = pytest.importorskip("torch")
+    of, dim = replace(MECHANISM, noise_deviation=1.5), 500
+    bits, grid, limit = of.finest_bits, of.finest_bits - of.fraction_bits, int(of.grid.limit)
+    source = of.memory.simulated(seed=1)
+    # Rows that fill the finest grid, as those of later rounds do.
+    rows = {round_: np.random.default_rng(round_).integers(-1 << bits, 1 << bits, (2, dim)) for round_ in range(3)}
+    source.parts["silos"].load_state_dict({"rounds": {n: torch.from_numpy(row) for n, row in rows.items()}})
+    played = source.on_device(2, dim, torch.device("cpu"))
+    points = torch.linspace(-2.0 * limit, 2.0 * limit, 2 * dim).reshape(2, dim)
+    for round_ in range(3, 9):
+        said = [played.messages(points[i : i + 1], i, round_, 10 * round_).numpy() for i in range(2)]
+        kept = source.parts["silos"].rounds[round_].numpy()
+        for i in range(2):
+            x = np.rint(np.clip(points[i].numpy(), -limit, limit)).astype(np.int64) << grid
+            past = {age: rows[round_ - age][i] for age in range(1, of.bands) if age <= round_}
+            base = x + correction(past, of.correlation.weights, dim)
+            assert np.array_equal(kept[i], (said[i] << bits) - ((of.window - 1) << (bits - 1)) - base)
+        rows[round_] = kept
+    noise = np.stack(list(rows.values())[3:]).reshape(6, -1) * 2.0**-bits
+    # Each row has 1000 draws: six standard errors of a mean and of a variance.
+    assert np.abs(noise.mean(axis=1)).max() < 6.0 * math.sqrt(2.34 / 1000)
+    assert np.abs(noise.var(axis=1) / (1.5**2 + 1 / 12) - 1.0).max() < 6.0 * math.sqrt(2 / 1000)
+    assert np.abs(np.corrcoef(noise) - np.eye(6)).max() < 6.0 / math.sqrt(1000)
+    assert (played.on_device(2), played.before_rounding(0, 2)) == (FairCoins(0), 0.0)
+    with pytest.raises(ParameterError, match="2 silos, got 3"):
+        played.messages(points, 1, 9, 5)
 
 
 def test_devices_play_silos_in_plain_pytorch() -> None:

@@ -76,6 +76,20 @@ def test_the_last_round_removes_the_file_if_there_is_one(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
+def test_files_of_the_oldest_federations_are_removed_and_no_others(tmp_path: Path) -> None:
+    silo, others = SiloFile(tmp_path / "[1].rows", Rounds(5).lock), {"[1].rows-backup", "1.rows-" + "0" * 32}
+    for name in others:
+        (tmp_path / name).touch()
+    kept: list[str] = []
+    for number in range(6):
+        before = set(os.listdir(tmp_path))
+        keep(silo, replace(PLACE, fingerprint=bytes([number]) * 16), 4, {4: [1]})
+        (new,) = set(os.listdir(tmp_path)) - before
+        os.utime(tmp_path / new, (number + 1, number + 1))
+        kept = [*kept, new][-4:]
+        assert set(os.listdir(tmp_path)) == {*kept, *others}
+
+
 def test_an_older_file_is_left_aside_and_a_newer_one_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = Rounds(5)
     silo = SiloFile(tmp_path / "rows", memory.lock)

@@ -11,10 +11,20 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import norm
 
-from cpsgd.correlated.uniform_fractions import excess, shortest
+from cpsgd.correlated.uniform_fractions import _series, excess, shortest
 from cpsgd.correlated.weights import Correlation
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.rounded_gaussian import uniformity
+
+
+@pytest.mark.parametrize("variance", [0.01, 0.05, 0.3, 1.0])
+def test_missing_messages_cost_jacobis_theta(variance: float) -> None:
+    """θ₃ = Σ exp(-2π² v k²) over all integers k, by Poisson's summation: Σ exp(-m²/(2v)) / √(2π v)."""
+    theta = sum(math.exp(-m * m / (2.0 * variance)) for m in range(-40, 41)) / math.sqrt(2.0 * math.pi * variance)
+    for missing in (1, 3):
+        found = _series(variance, 5, missing) - _series(variance, 5, 0)
+        assert found == pytest.approx(missing * math.log(theta), rel=1e-6, abs=1e-12)
+
 
 Message = tuple[int, int]
 """A silo and a round."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cpsgd import Protocol, Run
+from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import FingerprintError, ParameterError, RoundRefusedError, WireError
 from cpsgd.federation.limits import Limits, RoundKind, check_affordable
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
@@ -84,6 +85,16 @@ def test_numbers_of_clients_and_rounds(limits: dict[str, Any], changes: dict[str
     else:
         with pytest.raises(RoundRefusedError, match=said):
             Limits(**limits).check(PROTOCOL, **{**ROUNDS, **changes})
+
+
+def test_noise_that_is_correlated_over_fewer_rounds_is_refused() -> None:
+    mechanism = ShapedGaussian(
+        noise_deviation=3.0, step=0.1, window=80, coordinate_range=0.5, bands=4, run_length=20, separation=1
+    )
+    protocol = Protocol(clients=4, dim=5, clip_norm=1.0, mechanism=mechanism, rotate=False)
+    Limits().check(protocol, rounds=20, surviving=4)
+    with pytest.raises(RoundRefusedError, match="correlated over 20"):
+        Limits().check(protocol, rounds=21, surviving=4)
 
 
 def test_what_all_rounds_cost_may_be_the_limit_and_no_more() -> None:

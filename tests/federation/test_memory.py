@@ -69,7 +69,9 @@ def test_a_record_that_a_crash_left_unfinished_is_forgotten_and_others_are_not(t
     for torn in (b"7 3 confirm #12", b"7 3"):
         path.write_bytes(whole + torn)
         assert memory.rounds() == [Answered("7", 2, "ef" * 16)]
-        assert path.read_bytes() == whole
+        memory.once("7", 3, Stage.CONFIRM)
+        assert path.read_bytes()[: len(whole) + 13] == whole + b"7 3 confirm #"
+        assert path.read_bytes().count(b"\n") == 3
     path.write_bytes(whole.replace(b"7 2", b"7 1"))
     with pytest.raises(RoundRefusedError, match="DamagedFileError"):
         memory.rounds()
@@ -78,6 +80,7 @@ def test_a_record_that_a_crash_left_unfinished_is_forgotten_and_others_are_not(t
 @pytest.mark.parametrize(
     "content",
     [
+        *(b"a key", b"7 1 advertise", b"#kind ab", bytes(9), b"import os\nprint(7)", b"\xff"),  # other files
         *(b"1 2\n", b"1 2 ab #cd\n", b"1 two ab\n", b"\xff\n", b"1 2 xy\n", b"1 2 done\n"),
         *(b"#kind ab e30=!\n", b"#peers 1 !" + base64.b64encode(bytes(40)) + b"\n", b"#peers 1 AAAA\n"),
     ],

@@ -102,6 +102,19 @@ def test_an_unfinished_line_is_no_charge_and_is_cut_off(tmp_path: Path) -> None:
     assert ChargeLog(path).survivors == {0: 100, 1: 98}
 
 
+def test_a_file_of_others_is_no_unfinished_line(tmp_path: Path) -> None:
+    path = tmp_path / "charges.jsonl"
+    for content in (b"somebody else's", b'{"rounds": 1', bytes(3)):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="no log of charges"):
+            ChargeLog(path)
+        assert path.read_bytes() == content
+    for content in (b'{"rou', b'{"round": 1'):
+        path.write_bytes(content)
+        assert ChargeLog(path).survivors == {}
+        assert path.read_bytes() == b""
+
+
 def test_a_damaged_charge_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "charges.jsonl"
     log = ChargeLog(path)

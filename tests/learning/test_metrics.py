@@ -27,6 +27,19 @@ def test_lines(tmp_path: Path) -> None:
     assert [json.loads(line) for line in path.read_text().splitlines()] == [row.to_dict() for row in rows(0, 1)]
 
 
+def test_a_file_of_others_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for content in (b"loss,accuracy\n", b'{"round": 1, "accuracy": 0.5}\n'):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="no metrics of a run"):
+            MetricsFile(path).append(rows(0))
+        assert path.read_bytes() == content
+    path.unlink()
+    MetricsFile(path).append(rows(0, 1))
+    MetricsFile(path).append(rows(0))  # a run that was stopped before its first checkpoint begins anew
+    assert len(path.read_bytes().splitlines()) == 1
+
+
 def test_only_new_rounds_are_written_and_all_are_restored(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     history = MetricsFile(path)

@@ -31,7 +31,7 @@ def chained(texts: Iterable[str]) -> bytes:
 
 def replayed(log: bytes) -> tuple[State, dict[str, tuple[Entry, ...]]]:
     """State and entries by population that follow from all records of a log."""
-    opened = OpenLog(io.BytesIO(log), DOMAIN, reading=True)
+    opened = OpenLog(io.BytesIO(log), DOMAIN)
     state, index = State(), Index(Path("nowhere"))
     entries = Lookup(opened, index)
     for text, end in written(opened):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -104,6 +105,16 @@ def test_one_message_is_released(ledger: Ledger) -> None:
     alone = Protocol.gaussian(clients=1, dim=10, clip_norm=1.0, sigma=100.0)
     entry = ledger.reserve("people", RoundEvent(alone, survivors=1))
     assert ledger.release(entry, 1).survivors == 1
+
+
+def test_a_release_checks_the_cohort_that_was_accounted_for(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ledger.reserve("people", EVENT)
+    with monkeypatch.context() as patch:
+        patch.setattr("cpsgd.ledger.book.check_cohort", refuse := mock.Mock(side_effect=ParameterError("too many")))
+        with pytest.raises(ParameterError, match="too many"):
+            ledger.release(entry, 950)
+    refuse.assert_called_once_with(EVENT.taking_part, 950, EVENT.colluding, EVENT.most_messages)
+    assert ledger.release(entry, 950).survivors == 950
 
 
 def test_the_last_entries_are_told(ledger: Ledger) -> None:

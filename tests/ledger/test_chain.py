@@ -100,10 +100,14 @@ def test_what_is_read_as_a_reservation_is_one() -> None:
     """Of a record that an index names by mistake, too."""
     body = {"number": 2, "time": NOW, **BODIES[2]}
     assert read_reservation(body).event == EVENT
-    for wrong in ({"kind": "release"}, {"population": ["people"]}, {"spent": -1.0}, {"octave": 63}, {"extra": 1}):
+    for wrong in (
+        *({"kind": "release"}, {"population": ["people"]}, {"spent": -1.0}, {"octave": 63}, {"octave": -1}),
+        *({"extra": 1}, {"method": ""}, {"time": ""}),
+    ):
         with pytest.raises(ParameterError):
             read_reservation({**body, **wrong})
-    assert read_reservation({**body, "octave": 62, "spent": 0.0}).octave == 62
+    for octave in (0, 62):
+        assert read_reservation({**body, "octave": octave, "spent": 0.0}).octave == octave
 
 
 def test_an_entry_is_closed_by_a_record_about_it() -> None:

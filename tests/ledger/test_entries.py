@@ -24,7 +24,7 @@ BUDGET = Budget(population="people", epsilon=2, delta=1e-6)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"population": ""}, "population"),
+        ({"population": ""}, "text of 1 to 200"),
         ({"population": "a\nb"}, "printable"),
         ({"population": "a" * 201}, "200"),
         ({"population": 3}, "population"),

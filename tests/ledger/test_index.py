@@ -717,5 +717,8 @@ def test_a_state_with_sampled_rounds_is_read(ledger: Ledger) -> None:
     ledger.reserve("drawn", event(0, participation="poisson:0.1"))
     state = ledger._replica.state
     assert State.from_text(state.to_text(), state.head).to_text() == state.to_text()
+    wrong = state.to_text().replace('"adjacency":"zero-out"', '"adjacency":"replace-one"')
+    with pytest.raises(ParameterError, match="replace-one"):
+        State.from_text(wrong, state.head)
     with pytest.raises(ParameterError, match="counted sampled rounds in another way"):
         State.from_text(canonical({**json.loads(state.to_text()), "version": 2}), state.head)

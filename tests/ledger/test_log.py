@@ -19,7 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpsgd._record_log import RecordLog
-from cpsgd.errors import LedgerAccessError, LedgerBusyError, LedgerChainError, LedgerError, LedgerFormatError
+from cpsgd.errors import (
+    LedgerAccessError,
+    LedgerBusyError,
+    LedgerChainError,
+    LedgerError,
+    LedgerFormatError,
+    WitnessError,
+)
 from cpsgd.ledger import Budget, Ledger, RoundEvent
 from cpsgd.ledger import replica as replicas
 from cpsgd.ledger.chain import DOMAIN
@@ -194,6 +201,26 @@ def test_other_files(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(LedgerFormatError):
         unread(path).create(Budget(population="more", epsilon=1.0, delta=1e-6))
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b'{"format":"geojson"}', b'{"format":1,"id":"7"}', b'{"format":1,"kind":'])
+def test_half_a_line_that_no_ledger_begins_with_stays(tmp_path: Path, content: bytes) -> None:
+    """A file of one line without its end was taken for a first record that a crash had cut, and emptied."""
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    for work in (Ledger, lambda path: unread(path).create(Budget(population="more", epsilon=1.0, delta=1e-6))):
+        with pytest.raises(LedgerChainError, match="is it another file"):
+            work(path)
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_is_no_witness_stays(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(b"not a word about heads")
+    for book in (ledger.path, tmp_path / "new.ledger"):
+        with pytest.raises(WitnessError):
+            Ledger(book, witness=path).create(Budget(population="more", epsilon=1.0, delta=1e-6))
+    assert path.read_bytes() == b"not a word about heads"
 
 
 def test_a_newer_release_is_told(spent: Ledger) -> None:

@@ -103,7 +103,7 @@ def test_the_newest_head_is_found_whatever_the_order(watched: Ledger, witness: P
     assert Witness(witness).newest() == watched.head
 
 
-@pytest.mark.parametrize("rest", ["cpsgd-witness 1 4 abcd", "x", "\0\0\0", "cpsgd-witness 1 9 " + "0" * 63])
+@pytest.mark.parametrize("rest", ["cpsgd-witness 1 4 abcd", "x", "\0\0\0", "\n\0", "cpsgd-witness 1 9 " + "0" * 63])
 def test_half_a_line_after_a_crash(watched: Ledger, witness: Path, rest: str) -> None:
     with witness.open("a") as file:
         file.write(rest)
@@ -111,6 +111,10 @@ def test_half_a_line_after_a_crash(watched: Ledger, witness: Path, rest: str) ->
     again.reserve("people", EVENT)
     assert Witness(witness).newest() == again.head
     assert again.verify().records == 5
+    for torn in ("", "x"):
+        witness.write_text(torn)
+        Witness(witness).append(Line(HEAD, "now"))
+        assert witness.read_text() == (torn and "x\n") + f"{Line(HEAD, 'now')}\n"
 
 
 def test_files_that_are_no_witness(watched: Ledger, tmp_path: Path) -> None:

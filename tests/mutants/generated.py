@@ -307,9 +307,9 @@ class Tracer:
         places = self._of.get(code)
         if places is None:
             places = self._of[code] = {}
+            for name in code.co_names:  # a test may read a constant itself
+                self._found |= self._constants.get(name, set())
             if code.co_filename.startswith(_PACKAGE):
-                for name in code.co_names:
-                    self._found |= self._constants.get(name, set())
                 wanted = self._places.get(code.co_filename, {})
                 places |= {line: wanted[line] for _, _, line in code.co_lines() if line in wanted}
         if not places:

@@ -23,6 +23,7 @@ from cpsgd.errors import (
     StageError,
 )
 from cpsgd.secagg import SecureClient, Stage, masks, packets
+from cpsgd.secagg.boxes import SHARES_BYTES
 from cpsgd.secagg.participant import ClientState
 
 from .rounds import IDENTITIES, ROSTER, Round, new_round, parameters
@@ -228,6 +229,15 @@ def test_a_state_has_an_invitation_just_where_its_stage_has_one() -> None:
         with pytest.raises(MessageError, match="wrong length"):
             ClientState.from_bytes(wrong.to_bytes())
     assert ClientState.from_bytes(state.to_bytes()) == state
+    entry = next(iter(state.adverts.values()))
+    for name, one in (("adverts", entry), ("received", bytes(SHARES_BYTES))):
+        for count in (3, 4):  # there are three clients
+            longer = replace(state, **{name: dict.fromkeys(range(count), one)})
+            if count == 3:
+                assert len(getattr(ClientState.from_bytes(longer.to_bytes()), name)) == 3
+            else:
+                with pytest.raises(MessageError, match="at most 3 entries"):
+                    ClientState.from_bytes(longer.to_bytes())
 
 
 SAVED = [new_round(parameters(3)).until(stage).clients[0].export_state() for stage in (Stage.ADVERTISE, Stage.UNMASK)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,12 @@ def test_what_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     good = {"clients": 10, "dim": 3, "bits": 8, "neighbours": 9, "threshold": 6, "round": 0, "surviving": 2}
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         SecureParameters(**{"fingerprint": FINGERPRINT, **good, **wrong})
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    numbers = {"clients": 10, "dim": 3, "bits": 8, "neighbours": 9, "threshold": 6, "round": 0, "surviving": 2}
+    found = SecureParameters(fingerprint=FINGERPRINT, **{name: np.int64(value) for name, value in numbers.items()})
+    assert {name: type(getattr(found, name)) for name in numbers} == dict.fromkeys(numbers, int)
 
 
 @given(

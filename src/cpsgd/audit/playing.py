@@ -26,8 +26,6 @@ from cpsgd.protocol import Protocol
 _FLOAT32 = 4e-6
 # Canaries are this many clip norms long. An honest client shortens them; one that forgets to is detected.
 _LENGTH = 8.0
-# To check the rounding, clients lie this far above a level: any rounding but the random one moves the mean.
-_OFFSET = 0.45
 # Longer than any clip norm, and its square than any number of single precision; that precision still holds it.
 _HUGE = 1e37
 # Subnormal: arithmetic does not keep all digits of it.
@@ -168,8 +166,11 @@ def too_long(lattice: RoundLattice) -> Array:
     return lattice.unrotated(np.full(dim, _LENGTH * lattice.protocol.clip_norm / math.sqrt(dim)))
 
 
-def rounded(lattice: RoundLattice, offset: float = _OFFSET) -> Array:
-    """Returns a vector well inside the norm's bound that lies `offset` above a level in every coordinate."""
+def rounded(lattice: RoundLattice, offset: float = 0.45) -> Array:
+    """Returns a vector well inside the norm's bound that lies `offset` above a level in every coordinate.
+
+    Any rounding but the random one moves the mean of such clients.
+    """
     dim, allowed = lattice.protocol.dim, 0.5 * lattice.protocol.clip_norm
     coordinate = _beside_zero(lattice, offset)
     return lattice.unrotated(np.full(dim, coordinate * min(1.0, allowed / (math.sqrt(dim) * abs(coordinate)))))

@@ -138,8 +138,7 @@ class LikelihoodRatio:
     def __init__(self, zero: SumLaw, one: SumLaw) -> None:
         """Tabulates the log-likelihood ratio for each coordinate, where both laws have masses."""
         lowest = np.minimum(zero.first, one.first)
-        ends = [law.first + law.mass.shape[1] for law in (zero, one)]
-        outcomes = lowest[:, None] + np.arange(int(np.max(np.maximum(*ends) - lowest)))
+        outcomes = lowest[:, None] + np.arange(max(zero.mass.shape[1], one.mass.shape[1]))
         masses = [law.masses(outcomes) for law in (zero, one)]
         known = (masses[0] > 0.0) & (masses[1] > 0.0)
         # Where the laws do not overlap at all, the continuation alone tells them apart.

@@ -140,7 +140,7 @@ def read_answer(reply: bytes, asked: Handover) -> bytes:
         BatonError: It is no answer to this request.
     """
     length = {HandoverStep.KEY: KEY_BYTES, HandoverStep.GIVE: asked.place.baton_bytes, HandoverStep.TAKE: 0}[asked.step]
-    if not Handover.begins(reply) or len(reply) < _ANSWER.size:
+    if not Handover.begins(reply):
         raise BatonError("Not an answer about a lineage.")
     _check_version(reply, "client")
     if reply[: _ANSWER.size] != _ANSWER.pack(MAGIC, VERSION, asked.step) or len(reply) != _ANSWER.size + length:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from glob import escape
 from logging import getLogger
 from pathlib import Path
 from typing import Protocol
@@ -82,7 +83,8 @@ class SiloFile:
 
     def _tidy(self) -> None:
         """Removes the files of federations that were used longest ago."""
-        files = sorted(self._path.parent.glob(f"{self._path.name}-*"), key=lambda each: each.stat().st_mtime)
+        ours = f"{escape(self._path.name)}-{'[0-9a-f]' * 32}"
+        files = sorted(self._path.parent.glob(ours), key=lambda each: each.stat().st_mtime)
         for old in files[:-MOST_FEDERATIONS]:
             old.unlink()
 

@@ -103,11 +103,12 @@ class RunRules:
         if not 1 <= round <= self.memory.rounds:
             raise RoundRefusedError(f"The server begins round {round} of a run of {self.memory.rounds} rounds.")
         others = [] if examples else [other for name, other in answered if name == run]
-        if apart is None and others:
-            raise RoundRefusedError(
-                "The noise is correlated for clients in one round of a run, and this one was in it."
-            )
-        if any(abs(round - other) < (apart or 1) for other in others):
+        if apart is None:
+            if others:
+                raise RoundRefusedError(
+                    "The noise is correlated for clients in one round of a run, and this one was in it."
+                )
+        elif any(abs(round - other) < apart for other in others):
             raise RoundRefusedError(
                 f"The noise is correlated for clients whose rounds are at least {apart} apart, and this one's would "
                 "not be."

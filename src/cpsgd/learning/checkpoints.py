@@ -40,6 +40,8 @@ from cpsgd.protocol import Protocol
 _KIND, _VERSION, _KNOWN = b"cpsgd checkpoint ", b"2\n", (b"1\n", b"2\n")
 _MAGIC = _KIND + _VERSION
 _DIGEST_BYTES = 32
+_CHARGE = b'{"round": '
+"""A log of charges begins like this."""
 CHECKPOINT, CHARGES, METRICS = "checkpoint.bin", "charges.jsonl", "metrics.jsonl"
 
 
@@ -150,6 +152,8 @@ class ChargeLog:
                 ) from None
         self._last = max(self.survivors, default=-1)
         if complete < len(data):
+            if not self.survivors and not data.startswith(_CHARGE[: len(data)]):
+                raise CheckpointError(f"{path} is no log of charges: choose another directory.")
             os.truncate(path, complete)
         self._size = complete
 

@@ -21,6 +21,8 @@ from cpsgd.errors import CheckpointError, ParameterError
 if TYPE_CHECKING:
     from cpsgd.learning.trainer import Trainer
 
+_ROUND = b'{"round": 0, "released": '
+"""A file of metrics begins like this."""
 _FIGURES = ("loss", "accuracy", "r_squared", "epsilon", "noise_to_signal", "clip_norm", "survivors")
 
 
@@ -142,6 +144,8 @@ class MetricsFile:
             self._path.touch()
             sync_folder(self._path.parent)
         with self._path.open("r+b") as file:
+            if not self._size and not _ROUND.startswith(file.read(len(_ROUND))):
+                raise CheckpointError(f"{self._path} holds no metrics of a run: choose another directory.")
             if file.seek(0, os.SEEK_END) < self._size:
                 raise CheckpointError(f"{self._path} was cut short while the run went on: who else writes to it?")
             file.truncate(self._size)

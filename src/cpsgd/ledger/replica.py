@@ -45,6 +45,12 @@ LONGEST_RECORD = 1 << 16
 """Characters of the longest record that is not a snapshot."""
 BEGINS = b'{"format":'
 """A ledger begins like this."""
+# The first line of every ledger but for digits.
+_FIRST = b'%s0,"id":"%032d","kind":"ledger","number":0,"time":"0000-00-00T00:00:00.000+00:00"} #%064d\n' % (
+    BEGINS,
+    0,
+    0,
+)
 # Since the last snapshot there is at least this much more text than it has, so snapshots are a small part of the file.
 _MORE_THAN_SNAPSHOT = 4
 # Of records that a witness has not seen, no more are looked at.
@@ -97,10 +103,10 @@ class Replica:
         self._seen = Head()
         self._contained: set[Head] = set()
         self._unreported: list[tuple[tuple[object, ...], Entry | None]] = []
-        if self.path.exists() and self.path.stat().st_size > 0:
+        if self.path.exists():
             with self._opened() as log:
                 self._read(log)
-        elif witness is not None and witness.path.exists():
+        if self.state.head.number < 0 and witness is not None and witness.path.exists():
             raise WitnessError(
                 f"There is no ledger at {self.path}, but {witness.path} has seen one. Restore it from a copy."
             )
@@ -273,14 +279,14 @@ class Replica:
     @contextmanager
     def _opened(self, *, writing: bool = False, create: bool = False) -> Iterator[OpenLog]:
         """Yields the log, locked; one of an earlier release is taken over by its first writer."""
-        log = RecordLog(self.path, DOMAIN, mode=0o666, timeout=self.timeout)
+        log = RecordLog(self.path, DOMAIN, first=_FIRST, mode=0o666, timeout=self.timeout)
         with self._translated():
             if not create and not self.path.exists():
                 raise LedgerAccessError(f"There is no ledger at {self.path}; `cpsgd budget create` makes one.")
             if self.path.exists() and sqlite_files.is_database(self.path):
                 if not writing:
                     with sqlite_files.as_log(self.path, self.timeout) as file:
-                        yield OpenLog(file, DOMAIN, reading=True)
+                        yield OpenLog(file, DOMAIN)
                     return
                 sqlite_files.take_over(self.path, self.timeout)
             with log.opened(reading=not writing) as opened:

@@ -208,7 +208,7 @@ class PolyaKernel(PythonKernel):
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:
         """Writes the integers. The first four bytes per coordinate round; the next sixteen key the noise's stream."""
-        self._rounder.values(grid, keystream[: 4 * grid.size], values)
+        self._rounder.values(grid, keystream, values)
         stream = Keystream(keystream[4 * grid.size :][:_KEY_BYTES].tobytes())
         noise = self._noise.of_sum(1, grid.size, stream)
         values[:] = (values + noise) % self._noise.window
