@@ -459,6 +459,10 @@ class Protocol:
             stated = None  # the norm alone bounds a vector and zero
         return mechanism.extent.l1_sensitivity(mechanism.grid, self.sensitivity(adjacency), self.dim, adjacency, stated)
 
+    def steps(self, adjacency: Adjacency) -> int | None:
+        """Returns the most levels between two neighbours' rounded vectors; see `Mechanism.steps`."""
+        return self.mechanism.steps(dim=self.dim, clip_norm=self.clip_norm, adjacency=adjacency)
+
     def reach(self, adjacency: Adjacency) -> float:
         """Returns the largest distance of two neighbours in one coordinate, in units of the noise's law."""
         return self.mechanism.extent.reach(adjacency)

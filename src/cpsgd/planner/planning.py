@@ -228,6 +228,7 @@ def plan(
     replace_one_distance: float | None = None,
     replace_one_l1_distance: float | None = None,
     distance_reason: str | None = None,
+    levels: tuple[int, float] | None = None,
     correlated: int | str | None = None,
     workload: str | Sequence[float] | None = None,
 ) -> Plan:
@@ -276,6 +277,7 @@ def plan(
             replace_one_distance=replace_one_distance,
             replace_one_l1_distance=replace_one_l1_distance,
             distance_reason=distance_reason,
+            levels=levels,
             correlated=correlated,
             workload=workload,
         )

@@ -15,6 +15,7 @@ from cpsgd.planner.requirements import (
     Requirements,
     checked_mean_norm,
     checked_server_messages,
+    checked_levels,
     mechanisms_for,
     surviving,
 )
@@ -143,6 +144,7 @@ class Problem:
             mechanisms=kinds,
             added=2 * own,
             most_values=most_levels(target.dim) if required.pair else None,
+            levels=checked_levels(required),
         )
         return cls(setting, target, required.distance_reason)
 
