@@ -284,7 +284,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def with_scale(self, scale: float) -> Self:
-        """Returns a copy with another scale. A larger scale means more noise in the vector's units: more privacy."""
+        """Returns a copy with another scale. A larger scale means more noise in the vector's units: more privacy.
+
+        Where coordinates are on levels (`on_levels`), the scale is theirs: this returns the mechanism itself.
+        """
 
     @property
     @abstractmethod

@@ -60,15 +60,21 @@ class WholeLaplace(DiscreteLaplace):
         """Returns moving to the same levels without noise."""
         return replace(self, spread=0, divisor=1, window=self.levels)
 
-    # ------------------------------------------------------------------ error: that of vectors on levels
+    # ------------------------------------------------------------------ error
 
     @property
     def largest_rounding_variance(self) -> float:
-        """Zero: what is on a level is not rounded."""
-        return 0.0
+        """Zero where every grid point is a level; with an even k, 1/4 halfway between two."""
+        return 0.25 * (1 - self.levels % 2)
+
+    def expected_rounding(self, *, dim: int, clip_norm: float, rotate: bool) -> float:
+        """Returns the largest, for vectors that a rotation moves away from levels."""
+        return self.largest_rounding_variance
 
     def predicted_error(self, *, clients: int, dim: int, clip_norm: float, rotate: bool) -> ExpectedError:
         """Predicts the squared error of the mean of vectors on levels: d s² v / n, that of the noise."""
+        if rotate:
+            return super().predicted_error(clients=clients, dim=dim, clip_norm=clip_norm, rotate=rotate)
         return ExpectedError(dim * self.scale**2 / clients * self.noise.variance, 0.0, 0.0)
 
     # ------------------------------------------------------------------ privacy

@@ -13,9 +13,9 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.planner import modulus
 from cpsgd.planner.requirements import (
     Requirements,
+    checked_levels,
     checked_mean_norm,
     checked_server_messages,
-    checked_levels,
     mechanisms_for,
     surviving,
 )

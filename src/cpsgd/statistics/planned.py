@@ -117,7 +117,8 @@ class Planned(Generic[Answer]):
         square, at the worst that the planner assumes, is spread by the rotation as well.
         """
         mechanism = self.protocol.mechanism
-        spread = mechanism.scale**2 * (mechanism.noise.variance + mechanism.largest_rounding_variance) / count
+        rounding = 0.0 if mechanism.on_levels else mechanism.largest_rounding_variance
+        spread = mechanism.scale**2 * (mechanism.noise.variance + rounding) / count
         return spread + self.plan.error.clipping / self.protocol.dim
 
 
@@ -137,7 +138,9 @@ def least_error(geometry: Geometry, clients: int, claim: Claim, requirements: Ma
     def whole() -> Plan:
         # The protocol enforces how far apart whole vectors are: nothing is stated.
         unstated = {"replace_one_distance": None, "distance_reason": None}
-        return plan({"mechanism": WholeLaplace.name, "levels": geometry.levels, "rotate": False, "delta": 0.0, **unstated})
+        return plan(
+            {"mechanism": WholeLaplace.name, "levels": geometry.levels, "rotate": False, "delta": 0.0, **unstated}
+        )
 
     def shares() -> Plan:
         if geometry.levels is not None and named == BEST:
