@@ -1,4 +1,4 @@
-"""Discrete Laplace noise in shares, in whole levels: for coordinates that are on levels, as counts and one-hot rows are.
+"""Discrete Laplace noise in shares, in whole levels: for coordinates on levels, as counts and one-hot rows are.
 
 A coordinate that is on a level loses nothing to rounding, and neighbours are whole levels apart. A loss per level that
 is a fraction, 1/t = `divisor`/`spread`, then spends exactly ε: a single count has the noise of the geometric mechanism
