@@ -115,10 +115,10 @@ def test_several_coordinates_cost_the_farthest_whole_vectors(parts: int) -> None
         given = protocol(5, dim=dim, clip_norm=clip_norm, reach=2.0, spread=3, divisor=2)
         points = np.array([r for r in itertools.product(range(-2, 3), repeat=dim) if math.hypot(*r) <= clip_norm])
         apart = np.abs(points[:, None] - points[None, :])
-        steps = given.steps(Adjacency.REPLACE_ONE)
+        steps = given.levels_apart(Adjacency.REPLACE_ONE)
         assert steps is not None
         assert apart.sum(axis=2).max() <= steps <= 2 * math.floor(clip_norm**2)
-        assert np.abs(points).sum(axis=1).max() <= (given.steps(Adjacency.ZERO_OUT) or 0)
+        assert np.abs(points).sum(axis=1).max() <= (given.levels_apart(Adjacency.ZERO_OUT) or 0)
         law = np.log(masses(2.0 / 3.0, parts / 3, 60))
         loss = np.array([np.max(np.abs(law[10:-10] - law[10 + z : len(law) - 10 + z])) for z in range(9)])
         found = guarantee(given, 0.0, surviving=parts).epsilon
@@ -130,10 +130,10 @@ def test_several_coordinates_cost_the_farthest_whole_vectors(parts: int) -> None
 
 def test_a_norm_that_many_coordinates_share_is_bounded_by_their_number() -> None:
     wide = protocol(101, dim=2, clip_norm=50.0, reach=50.0)
-    assert wide.steps(Adjacency.REPLACE_ONE) == 2 * math.floor(50.0 * math.sqrt(2.0))
-    assert protocol(3, dim=2, clip_norm=50.0).steps(Adjacency.REPLACE_ONE) == 4  # the range
-    assert protocol(2, dim=5, clip_norm=50.0).steps(Adjacency.ZERO_OUT) == 5  # zero is on no level
-    assert protocol(3, clip_norm=math.nextafter(1.0, 0.0)).steps(Adjacency.REPLACE_ONE) == 2  # rounded up
+    assert wide.levels_apart(Adjacency.REPLACE_ONE) == 2 * math.floor(50.0 * math.sqrt(2.0))
+    assert protocol(3, dim=2, clip_norm=50.0).levels_apart(Adjacency.REPLACE_ONE) == 4  # the range
+    assert protocol(2, dim=5, clip_norm=50.0).levels_apart(Adjacency.ZERO_OUT) == 5  # zero is on no level
+    assert protocol(3, clip_norm=math.nextafter(1.0, 0.0)).levels_apart(Adjacency.REPLACE_ONE) == 2  # rounded up
 
 
 # ------------------------------------------------------------------ clients that keep to no level
@@ -161,7 +161,7 @@ def test_no_vector_gets_beyond_the_norm_or_the_range() -> None:
     others = generator.normal(size=(400, 3)) * generator.choice([0.3, 0.6, 1.0, 3.0], size=(400, 1))
     ties = generator.integers(-3, 4, size=(100, 3)) / 2.0
     given = protocol()
-    apart = given.steps(Adjacency.REPLACE_ONE)
+    apart = given.levels_apart(Adjacency.REPLACE_ONE)
     assert apart == 2
     found = {tuple(rounded(given, np.array(each, dtype=kind)) - 1)
              for each in [*HOSTILE, *others, *ties]
@@ -216,7 +216,9 @@ def test_a_plan_spends_epsilon_and_has_the_error_of_the_geometric_mechanism(
 
 def test_the_planned_error_is_the_one_that_is_played() -> None:
     found = plan(20, 2, 2.0, 0.0, colluding=2, dropout=0.1, **ONES)  # the best of all
-    assert found.protocol.mechanism.shares == 16
+    noise = found.protocol.mechanism
+    assert isinstance(noise, WholeLaplace)
+    assert noise.shares == 16
     vectors = np.tile(np.eye(2, dtype=np.float32), (9, 1))
     errors = []
     for round in range(2000):

@@ -422,7 +422,7 @@ class Mechanism(ABC):
             self.grid, dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
         )
 
-    def steps(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> int | None:
+    def levels_apart(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> int | None:
         """Returns the most levels between two neighbours' rounded vectors, added up over the coordinates.
 
         None, unless what is rounded is enforced to be as near as that.

@@ -5,8 +5,8 @@ is a fraction, 1/t = `divisor`/`spread`, then spends exactly ε: a single count 
 (Ghosh, Roughgarden and Sundararajan, "Universally Utility-Maximizing Privacy Mechanisms", 2009).
 
 No client need be believed. The grid that norms are enforced on is as coarse as the levels, and other vectors are moved
-to it. So what noise is added to is whole, and within the range and the norm: `WholeLaplace.steps` bounds how far apart
-any two of them are. docs/proofs/pure-laplace.md has the proof.
+to it. So what noise is added to is whole, and within the range and the norm: `WholeLaplace.levels_apart` bounds how far
+apart any two of them are. docs/proofs/pure-laplace.md has the proof.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class WholeLaplace(DiscreteLaplace):
 
     # ------------------------------------------------------------------ privacy
 
-    def steps(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> int:
+    def levels_apart(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> int:
         """Returns the most levels between two neighbours' rounded vectors, added up over the coordinates.
 
         An even k has no level at zero: any two vectors are d (k - 1) apart at most. For an odd k the rounded vector is
@@ -101,7 +101,7 @@ class WholeLaplace(DiscreteLaplace):
         if search.levels is None or search.honest > MAX_SHARES or not search.levels[0] < search.values <= MAX_WINDOW:
             return
 
-        def made(loss: Fraction) -> Self:
+        def made(loss: Fraction) -> Any:
             t = {"spread": loss.denominator, "divisor": loss.numerator}
             sums = {"shares": search.honest, "window": search.values}
             return cls(levels=levels, coordinate_range=reach, **t, **sums)
