@@ -272,10 +272,10 @@ class DiscreteLaplace(Lattice):
         """Four bytes for rounding, and a key for the noise."""
         return 4 + _KEY_BYTES
 
-    def kernel(self) -> PolyaKernel:  # type: ignore[override]
-        """Returns the kernel, which is written in Python."""
+    def kernel(self) -> Any:
+        """Returns the kernel: where there is noise, one in Python."""
         rounder = Rounder(self.levels, self.grid.fraction_bits, 0, COINS.high, COINS.low, COINS.base)
-        return PolyaKernel(rounder, self.noise)
+        return PolyaKernel(rounder, self.noise) if self.spread or self.window > self.levels else rounder
 
     @property
     def values(self) -> int:

@@ -56,6 +56,11 @@ class WholeLaplace(DiscreteLaplace):
         """The coarsest grid that holds all levels and zero: the levels, and for an even k what is between two."""
         return Grid.of_levels(self.levels, self.coordinate_range, most_bits=1 - self.levels % 2)
 
+    @property
+    def keystream_bytes(self) -> int:
+        """Four bytes for rounding, and those of the noise if there is any."""
+        return super().keystream_bytes if self.spread else 4
+
     def without_noise(self) -> Mechanism:
         """Returns moving to the same levels without noise."""
         return replace(self, spread=0, divisor=1, window=self.levels)

@@ -146,6 +146,6 @@ def events_for(
         changes = 1 if selection.neighbours == "replace-one" else 2
         loss = changes * Fraction(selection.claim.epsilon) / 2
         record = TableNoise("discrete-laplace", 1, 1, 2.0, 1.0, selection.neighbours, loss).record("one user")
-        more = {"round": len(found), "overflow": changes * selection.claim.delta}
-        found += events_of([record], label, table_unit=unit_of(user), **more)
+        rare = changes * selection.claim.delta
+        found += events_of([record], label, round=len(found), overflow=rare, table_unit=unit_of(user))
     return found
