@@ -229,6 +229,16 @@ def test_the_planned_error_is_the_one_that_is_played() -> None:
     assert np.mean(errors) == pytest.approx(found.error.total, rel=0.25)
 
 
+def test_the_best_of_all_mechanisms_may_be_of_whole_levels() -> None:
+    for delta in (0.0, 1e-6):
+        found = plan(1000, 1, 2.0, delta, **HALVES)
+        assert (found.protocol.mechanism.name, found.guarantee.delta <= delta) == ("whole-laplace", True)
+        assert found.guarantee.epsilon <= 2.0
+    # The exact Laplace mechanism for the same distance, on real numbers, is worse.
+    assert plan(1000, 1, 2.0, 0.0, **HALVES).ratio == pytest.approx(0.7240, abs=1e-3)
+    assert plan(1000, 50, 1.0, 0.0, mechanism="whole-laplace", **ONES).ratio == pytest.approx(0.9795, abs=1e-3)
+
+
 def test_rounds_share_epsilon() -> None:
     found = plan(100, 1, 1.0, 0.0, rounds=4, **HALVES)
     assert 0.999 < found.guarantee.epsilon <= 1.0

@@ -130,6 +130,7 @@ class Problem:
             clip_norm=clip_norm,
             replace_one_distance=distance,
             replace_one_l1_distance=l1,
+            levels=checked_levels(required),
         )
         kinds = mechanisms_for(required)
         wraps = any(kind.wraps for kind in kinds)
@@ -144,7 +145,6 @@ class Problem:
             mechanisms=kinds,
             added=2 * own,
             most_values=most_levels(target.dim) if required.pair else None,
-            levels=checked_levels(required),
         )
         return cls(setting, target, required.distance_reason)
 

@@ -125,7 +125,8 @@ def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
     if required.mechanism == BEST:
         # At δ = 0 only noise with pure differential privacy is left.
         kinds = [kind for kind in MECHANISMS.values() if (kind.planned if required.delta else kind.pure)]
-        kinds = [kind for kind in kinds if required.levels is not None or not kind.on_levels]
+        kinds = [kind for kind in kinds if not kind.on_levels]
+        kinds += [kind for kind in MECHANISMS.values() if kind.on_levels and required.levels is not None]
         # Noise that wraps around makes every integer below the modulus possible: there is no range to prove.
         kinds = [kind for kind in kinds if not (required.pair and kind.wraps)]
         if not kinds:

@@ -71,7 +71,6 @@ class Setting:
         mean_norm: Bound on the norm of the mean, used for the modulus alone; None if only D is known.
         most_values: For two servers, whose modulus is a prime: the most integers that a coordinate may be; else None.
         added: Messages of zero among them that servers add.
-        levels: k and X, where all coordinates are on k levels from -X to X.
     """
 
     clients: int
@@ -84,7 +83,6 @@ class Setting:
     mean_norm: float | None = None
     most_values: int | None = None
     added: int = 0
-    levels: tuple[int, float] | None = None
 
     @property
     def spread(self) -> float:
@@ -215,7 +213,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
         rough_scale=target.rough_scale,
         fits=fits,
         bits=bits,
-        levels=setting.levels,
+        levels=target.levels,
     )
 
 
