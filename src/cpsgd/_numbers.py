@@ -44,6 +44,17 @@ def size(count: float) -> str:
     return f"{count:.3g} {unit}"
 
 
+def bits_of(count: float) -> str:
+    """Returns a number of bits with its unit.
+
+    Example:
+        >>> bits_of(1.0), bits_of(4.125), bits_of(0.1)
+        ('1 bit', '4.125 bits', '0.1 bits')
+    """
+    shown = f"{count:.4g}"
+    return f"{shown} bit" if shown == "1" else f"{shown} bits"
+
+
 def power(value: float) -> str:
     """Returns a small or large power of ten as such, other numbers as usual.
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from cpsgd import _plain, _validate, registry
 from cpsgd._display import html_table
-from cpsgd._numbers import rounded_up
+from cpsgd._numbers import bits_of, rounded_up
 from cpsgd.codec import batch, pipeline, rotate, wire
 from cpsgd.codec.pack import Format
 from cpsgd.errors import ParameterError, VectorError
@@ -242,7 +242,7 @@ class Protocol:
         promise = "" if self.promise is None else f", promises ε ≤ {rounded_up(self.promise.claim.epsilon)}"
         return (
             f"{type(self).__name__}({self.name}, clients={self.clients}, dim={self.dim}, clip_norm={self.clip_norm:g}, "
-            f"{self.bits_per_coordinate:.4g} bits per coordinate{promise})"
+            f"{bits_of(self.bits_per_coordinate)} per coordinate{promise})"
         )
 
     def _repr_html_(self) -> str:
@@ -252,7 +252,7 @@ class Protocol:
             ("mechanism", ("rotation, " if self.rotate else "") + self.mechanism.title),
             ("parameters", f"D = {self.clip_norm:g}, {self.mechanism.describe()}"),
             *modulus,
-            ("message", f"{self.message_bytes:,} bytes, {self.bits_per_coordinate:.4g} bits per coordinate"),
+            ("message", f"{self.message_bytes:,} bytes, {bits_of(self.bits_per_coordinate)} per coordinate"),
             *([] if stated is None else [("assuming", stated)]),
             ("promised", "nothing" if self.promise is None else str(self.promise)),
             ("fingerprint", self.fingerprint.hex()),
@@ -458,6 +458,10 @@ class Protocol:
         if adjacency is not Adjacency.REPLACE_ONE:
             stated = None  # the norm alone bounds a vector and zero
         return mechanism.extent.l1_sensitivity(mechanism.grid, self.sensitivity(adjacency), self.dim, adjacency, stated)
+
+    def levels_apart(self, adjacency: Adjacency) -> int | None:
+        """Returns the most levels between two neighbours' rounded vectors; see `Mechanism.levels_apart`."""
+        return self.mechanism.levels_apart(dim=self.dim, clip_norm=self.clip_norm, adjacency=adjacency)
 
     def reach(self, adjacency: Adjacency) -> float:
         """Returns the largest distance of two neighbours in one coordinate, in units of the noise's law."""

@@ -32,6 +32,7 @@ from cpsgd.mechanisms import (
 )
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.interface import RANGES
+from cpsgd.mechanisms.whole_laplace import WholeLaplace
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     mechanism.name: mechanism
@@ -48,6 +49,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         RoundedCorrelated,
         ShapedGaussian,
         DiscreteLaplace,
+        WholeLaplace,
     )
 }
 """All mechanisms, by name."""

@@ -57,7 +57,7 @@ def failed(found: Coverage) -> set[str]:
 def test_every_mechanism_is_covered_or_said_not_to_be() -> None:
     covered = {case.protocol.mechanism.name for case in all_cases()}
     assert covered | left_out().keys() == set(MECHANISMS)
-    assert left_out().keys() == {"gaussian", "discrete-laplace", "rounded-correlated"}
+    assert left_out().keys() == {"gaussian", "discrete-laplace", "whole-laplace", "rounded-correlated"}
     assert usual("gaussian") == ()
     for name in ("skellam", "discrete-gaussian", "rounded-gaussian"):
         loud, quiet = (case.protocol.mechanism.noise.variance for case in usual(name))

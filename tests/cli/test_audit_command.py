@@ -121,7 +121,7 @@ def test_coins_that_are_missing_fail_everything(
         ("binomial, counted coins", False),
     ]
     assert data["passed"] is False
-    assert set(data["left_out"]) == {"discrete-laplace", "gaussian", "rounded-correlated"}
+    assert set(data["left_out"]) == {"discrete-laplace", "gaussian", "rounded-correlated", "whole-laplace"}
 
 
 @pytest.mark.usefixtures("fixed_seed")

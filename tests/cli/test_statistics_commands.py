@@ -230,3 +230,17 @@ def test_missing_values_and_groups_that_are_found(cpsgd: Any) -> None:
     assert len(both["values"]) == 6
     hidden = cpsgd.json("mean", "c.csv", *options, "--neighbours", "add-remove")
     assert hidden["users"] is None
+
+
+def test_a_budget_speaks_of_the_questions_that_were_asked(cpsgd: Any, people: Path) -> None:
+    charged = ("--ledger", "b.ledger", "--population", "people")
+    cpsgd.succeeds("budget create", "b.ledger", "--population", "people", "--epsilon", 4, "--delta", 1e-6)
+    asked = ("mean age=0:100", "count smokes", "histogram sex in f,m", "sum age=0:100")
+    cpsgd.succeeds("table report", people, *asked, "--epsilon", 1, *charged)
+    shown = " ".join(cpsgd.succeeds("budget show", "b.ledger").stdout.split())
+    assert "statistics report of 4 questions (7 sums with noise)" in shown
+    assert "rounds 7" not in shown
+    for _ in range(2):
+        cpsgd.succeeds("table mean", people, "--columns", "age", "--bounds", "age=0:100", "--epsilon", 0.5, *charged)
+    shown = " ".join(cpsgd.succeeds("budget show", "b.ledger").stdout.split())
+    assert "report of 4 questions, 2 × mean (11 sums with noise)" in shown

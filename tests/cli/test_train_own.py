@@ -133,7 +133,7 @@ def test_bits_are_chosen_for_accuracy_where_nothing_is_sent(cpsgd: Any, tmp_path
         (400, ("--participation", "every"), "for accuracy", "rounded-gaussian"),
         (200, (), "for accuracy", "correlated-gaussian"),
         (200, ("--optimizer", "adam"), "for accuracy", "rounded-gaussian"),
-        (200, ("--bits", 1), "at most 1 bits", "coins"),
+        (200, ("--bits", 1), "at most 1 bit", "coins"),
     ):
         result = cpsgd.succeeds(*own, "--cohort", cohort, *more)
         assert chosen in result.stderr

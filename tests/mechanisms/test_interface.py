@@ -34,6 +34,7 @@ from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.mechanisms.interface import Extent
 from cpsgd.mechanisms.law import Law, Normal, Steps
 from cpsgd.mechanisms.noise import FairCoins, SumRounding
+from cpsgd.mechanisms.whole_laplace import WholeLaplace
 from cpsgd.neighbours import Adjacency
 from cpsgd.protocol import Protocol
 from cpsgd.randomness import Keystream
@@ -83,6 +84,10 @@ EXAMPLES: dict[str, list[Mechanism]] = {
     "discrete-laplace": [
         DiscreteLaplace(levels=5, spread=4, shares=40, window=1024, coordinate_range=0.5),
         DiscreteLaplace(levels=4, spread=3, shares=1, window=4096, coordinate_range=0.5),  # all of it at one client
+    ],
+    "whole-laplace": [
+        WholeLaplace(levels=3, spread=3, divisor=2, shares=40, window=1024, coordinate_range=0.5),
+        WholeLaplace(levels=2, spread=1, divisor=2, shares=1, window=4096, coordinate_range=0.5),
     ],
 }
 """Every mechanism by its name, in each of its kinds."""
@@ -360,6 +365,9 @@ def test_the_scale_is_what_a_unit_is_worth(mechanism: Mechanism) -> None:
         assert grid.unit * mechanism.scale == pytest.approx(2.0**grid.fraction_bits, rel=1e-15)
     for scale in (1e-6, 0.3, 1.0, 17.5):
         changed = mechanism.with_scale(scale)
+        if mechanism.on_levels:  # which have a scale already
+            assert changed == mechanism
+            continue
         assert changed.scale == pytest.approx(scale, rel=1e-15)
         assert (changed.levels, changed.values, changed.centre) == (
             mechanism.levels,
@@ -666,8 +674,9 @@ def test_quieter_has_less_noise(mechanism: Mechanism) -> None:
 
 @every_integer
 def test_an_integer_mechanism_can_be_quieter(mechanism: Mechanism) -> None:
-    # But for a single coin, which is either flipped or not.
-    assert (mechanism.quieter(0.5) is None) == (mechanism == Coins(coins=1, theta=0.2, coordinate_range=0.5))
+    # But for a single coin, which is either flipped or not, and noise that privacy fixes together with the scale.
+    alone = mechanism == Coins(coins=1, theta=0.2, coordinate_range=0.5) or mechanism.on_levels
+    assert (mechanism.quieter(0.5) is None) == alone
 
 
 @every
@@ -675,6 +684,9 @@ def test_useful_scales_are_in_order(mechanism: Mechanism) -> None:
     for dim, rotate in itertools.product((1, 50, 10**6), (True, False)):
         least, widest = mechanism.useful_scales(dim=dim, clip_norm=2.0, rotate=rotate)
         assert 0.0 <= least <= widest
+        if mechanism.on_levels:
+            assert least == widest == mechanism.scale
+            continue
         twice = mechanism.useful_scales(dim=dim, clip_norm=4.0, rotate=rotate)
         assert twice == pytest.approx((2 * least, 2 * widest))
 

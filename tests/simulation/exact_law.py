@@ -88,7 +88,7 @@ def _law_of_noise(mechanism: Mechanism) -> tuple[np.ndarray, int]:
     """Probabilities of all clients' noise together, and the number of levels."""
     if isinstance(mechanism, DiscreteLaplace):
         middle = round(CLIENTS * (mechanism.centre - 0.5 * (mechanism.levels - 1)))
-        law = np.exp(-np.abs(np.arange(2 * middle + 1) - middle) / mechanism.spread)
+        law = np.exp(-np.abs(np.arange(2 * middle + 1) - middle) * mechanism.divisor / mechanism.spread)
         return law / law.sum(), mechanism.levels
     assert isinstance(mechanism, Binomial)
     trials = CLIENTS * mechanism.trials

@@ -284,14 +284,15 @@ def test_the_noise_is_chosen_by_question(name: str, secure: bool) -> None:
     clients, epsilon, geometry = 2000, 1.0, question.geometry
     asked = question.plan(clients, epsilon, 1e-6, secure=secure)
     laplace = 2.0 * (geometry.l1_distance / epsilon) ** 2
-    if name in ("count", "histogram", "many bins"):
+    if geometry.levels is not None or name == "histogram":
         laplace = 0.5 / math.sinh(0.5 * epsilon / geometry.l1_distance) ** 2  # on whole numbers, as one machine adds it
     gaussian = analytic_sigma(epsilon=epsilon, sensitivity=geometry.distance, delta=1e-6) ** 2
     assert asked.plan.error.total * clients**2 <= NEAR * geometry.dim * min(laplace, gaussian)
     assert asked.plan.guarantee.epsilon <= epsilon
     if laplace < gaussian:
         # No δ is spent, and none is needed.
-        assert (asked.protocol.mechanism.name, asked.plan.guarantee.delta) == ("discrete-laplace", 0.0)
+        chosen = "discrete-laplace" if geometry.levels is None else "whole-laplace"
+        assert (asked.protocol.mechanism.name, asked.plan.guarantee.delta) == (chosen, 0.0)
         assert question.plan(clients, epsilon, secure=secure).plan.error.total == asked.plan.error.total
         assert asked.protocol.modulus is not None
     else:

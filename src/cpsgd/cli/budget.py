@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_module
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +23,7 @@ from cpsgd.ledger import check_report as verify_report
 from cpsgd.ledger.book import FORGET_FUTURE
 
 if TYPE_CHECKING:
-    from cpsgd.ledger import Total
+    from cpsgd.ledger import Entry, Total
 
     BudgetFields = Any  # made when the program runs
 else:
@@ -96,6 +98,7 @@ def show(
         _files.check_output(plot, ledger)
     names = [budget.population for budget in book.budgets()] if population is None else [population]
     totals = [book.total(name) for name in names]
+    entries = [book.events(name) for name in names]
     if plot is not None and population is not None:
         from cpsgd.reports.pictures import draw_spending
 
@@ -104,14 +107,15 @@ def show(
         "ledger": ledger,
         "head": str(book.head),
         "populations": [
-            {**total.to_dict(), "entries": [entry.to_dict() for entry in book.events(total.population)]}
-            for total in totals
+            {**total.to_dict(), "entries": [entry.to_dict() for entry in own]}
+            for total, own in zip(totals, entries, strict=True)
         ],
         **({} if plot is None else {"plot": plot}),
     }
     tables: list[object] = []
-    for total in totals:
-        tables.append(output.facts([*_rows(total), *_budget_rows(book, total)], title=escape(total.population)))
+    for total, own in zip(totals, entries, strict=True):
+        rows = [*_rows(total, own), *_budget_rows(book, total)]
+        tables.append(output.facts(rows, title=escape(total.population)))
         if population is not None:
             tables.append(_entries(book, population, total.rounds))
     if plot is not None:
@@ -396,8 +400,14 @@ def _spent(total: Total) -> str:
     return f"{spent} at δ = {total.delta:g} (ex post), of {limit} at δ = {total.limit_delta:g}"
 
 
-def _rows(total: Total) -> list[tuple[str, str]]:
-    """Returns the rows of a total's table."""
+def _rows(total: Total, entries: Sequence[Entry] = ()) -> list[tuple[str, str]]:
+    """Returns the rows of a total's table; with its entries, statistics of tables apart from rounds."""
+    sums = [entry.event for entry in entries if entry.event.table_unit]
+    # A statistic may have several sums with noise, numbered from 0.
+    asked = Counter(event.label.removeprefix("statistics: ") for event in sums if event.round == 0)
+    names = [name if count == 1 else f"{count:,} × {name}" for name, count in asked.items()]
+    told = f"{escape(', '.join(names))} ({len(sums):,} sums with noise)"
+    rounds = total.rounds - len(sums)
     unreleased = f", {total.unreleased:,} of them reserved and not released" if total.unreleased else ""
     return [
         (
@@ -405,7 +415,8 @@ def _rows(total: Total) -> list[tuple[str, str]]:
             f"{_spent(total)}, {total.adjacency} neighbours, one {total.unit}",
         ),
         ("left", rounded_down(total.left)),
-        ("rounds", f"{total.rounds:,}{unreleased}"),
+        *([("statistics", told)] if sums else []),
+        *([("rounds", f"{rounds:,}{unreleased}")] if rounds or not sums or unreleased else []),
         ("proved by", escape(total.citation)),
         *(("assuming", escape(text)) for text in total.assumptions),
     ]

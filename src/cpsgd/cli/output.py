@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cpsgd._numbers import rounded_up
+from cpsgd._numbers import bits_of, rounded_up
 from cpsgd.errors import ConditionError
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def message_facts(protocol: Protocol) -> list[tuple[str, str]]:
     facts = [
         (
             "message",
-            f"{protocol.message_bytes:,} bytes per client{average}, header included: {packed:.4g} bits per coordinate "
+            f"{protocol.message_bytes:,} bytes per client{average}, header included: {bits_of(packed)} per coordinate "
             f"({protocol.bits_per_coordinate:.4g} by the paper's count)",
         ),
         *caution(protocol),

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 from rich.markup import escape
 
 from cpsgd._durable import write_file
-from cpsgd._numbers import size
+from cpsgd._numbers import bits_of, size
 from cpsgd.cli import _files, options, output
 from cpsgd.cli.privacy import guarantee_rows
 from cpsgd.errors import ParameterError
@@ -205,7 +205,7 @@ def _summary(found: Plan) -> object:
         ("protocol", f"[bold]{mechanism.name}[/bold]: {escape(mechanism.describe())}; s = {protocol.scale:.4g}"),
         (
             "message",
-            f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes "
+            f"{bits_of(protocol.bits_per_coordinate)} per coordinate, {protocol.message_bytes:,} bytes "
             f"(floats: {4 * protocol.dim:,})",
         ),
         *output.caution(protocol),

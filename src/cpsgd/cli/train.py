@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cpsgd._durable import create_file, write_file
-from cpsgd._numbers import rounded_up, size
+from cpsgd._numbers import bits_of, rounded_up, size
 from cpsgd.cli import options, output
 from cpsgd.cli.plan import options_table
 from cpsgd.errors import CheckpointError, CpsgdError, ParameterError
@@ -149,7 +149,7 @@ def _train(settings: Settings, folder: Path, *, resume: bool, boards: bool, json
     )
     console.print(
         f"protocol: {protocol.mechanism.describe()}, D = {protocol.clip_norm:g}: "
-        f"{protocol.bits_per_coordinate:.4g} bits per coordinate, "
+        f"{bits_of(protocol.bits_per_coordinate)} per coordinate, "
         f"{size(protocol.message_bytes)} per message",
         soft_wrap=True,
     )
@@ -225,7 +225,7 @@ def _choice(settings: Settings) -> str:
         return "by its parameters, as given"
     if settings.for_accuracy:
         return "for accuracy: all data are on this machine and nothing is sent (--bits plans a deployment's messages)"
-    limit = "the fewest bits near the best" if settings.bits is None else f"at most {settings.bits:g} bits"
+    limit = "the fewest bits near the best" if settings.bits is None else f"at most {bits_of(settings.bits)}"
     return f"for messages that a deployment's clients would send: {limit} per coordinate"
 
 
@@ -375,7 +375,7 @@ def _facts(summary: dict[str, Any], results: list[Result]) -> list[tuple[str, st
         *facts,
         (
             "sent",
-            f"{size(private.bytes_per_client)} per client and round, {private.bits_per_coordinate:.4g} bits per "
+            f"{size(private.bytes_per_client)} per client and round, {bits_of(private.bits_per_coordinate)} per "
             f"coordinate; float32 {size(floats)} ({floats / private.bytes_per_client:.1f}×)",
         ),
         *_budget_facts(summary["budget"]),

@@ -50,16 +50,18 @@ class Grid:
     fraction_bits: int
 
     @classmethod
-    def of_levels(cls, levels: int, coordinate_range: float) -> Grid:
+    def of_levels(cls, levels: int, coordinate_range: float, most_bits: int = 16) -> Grid:
         """Returns the grid under k levels in [-X^max, X^max]: F is 16, or smaller so that k 2^F fits into 32 bits.
+
+        With fewer bits the grid is coarser. With 0, which an odd k may have, its points are the levels.
 
         Example:
             >>> Grid.of_levels(3, 1.0)
             Grid(unit=65536.0, limit=65536.0, fraction_bits=16)
         """
-        bits = min(16, 32 - (levels - 1).bit_length())
+        bits = min(most_bits, 32 - (levels - 1).bit_length())
         unit = 2.0**bits * (levels - 1) / (2.0 * coordinate_range)
-        return cls(unit, float((levels - 1) << (bits - 1)), bits)
+        return cls(unit, float(((levels - 1) << bits) >> 1), bits)
 
     def fraction_variance(self, points: NDArray[np.float32]) -> float:
         """Returns Σ f(1-f) over the fractional parts f, in levels, of a vector of grid points within the limit."""

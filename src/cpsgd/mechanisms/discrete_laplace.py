@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd._exact import geometric, heads
 from cpsgd.codec.clip import MAX_LEVELS
-from cpsgd.codec.rounding import PythonKernel, Rounder, Table
+from cpsgd.codec.rounding import COINS, PythonKernel, Rounder, Table
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.binomial import Binomial
-from cpsgd.mechanisms.interface import Search
+from cpsgd.mechanisms.interface import Mechanism, Search
 from cpsgd.mechanisms.lattice import IntegerNoise, Lattice
 from cpsgd.mechanisms.law import Array, Summands
 from cpsgd.randomness import Keystream
@@ -52,19 +52,26 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PolyaLaw:
-    """The difference of two negative binomial variables of shape `parts`/`shares`, each with α = e^(-1/spread).
+    """The difference of two negative binomial variables of shape `parts`/`shares`, each with α = e^(-1/t).
 
     Attributes:
-        spread: t.
+        spread: t times the divisor.
         shares: m; as many parts make the discrete Laplace law.
         parts: Honest clients in the sum.
         moved: What each part is moved up by, which costs nothing.
+        divisor: Denominator of t.
     """
 
     spread: int
     shares: int
     parts: int
     moved: int = 0
+    divisor: int = 1
+
+    @property
+    def rate(self) -> float:
+        """1/t, within two roundings."""
+        return self.divisor / self.spread
 
     @property
     def shape(self) -> float:
@@ -75,7 +82,7 @@ class PolyaLaw:
     def step_loss(self) -> float:
         """Upper bound on log f(z)/f(z ± 1) over all z: 1/t from m honest clients on, log f(0)/f(1) with fewer."""
         if self.parts >= self.shares:
-            return 1.0 / self.spread * (1.0 + 4.0 * _UNIT)
+            return self.rate * (1.0 + 4.0 * _UNIT)
         return self.losses(1)
 
     def losses(self, steps: int) -> float:
@@ -89,7 +96,7 @@ class PolyaLaw:
         masses = self._masses(120.0)
         if steps >= len(masses):
             return math.inf
-        alpha = math.exp(-1.0 / self.spread)
+        alpha = math.exp(-self.rate)
         left = float(masses[-1]) ** 2 / (1.0 - alpha * alpha)
         zero = float(np.sum(masses**2)) + left
         moved = float(np.sum(masses[:-steps] * masses[steps:]))
@@ -97,10 +104,10 @@ class PolyaLaw:
 
     def _masses(self, nats: float) -> Array:
         """Returns p(0), p(1), ... up to a factor, until e^-nats is left."""
-        count = math.ceil(self.spread * (nats + 8.0 + max(self.shape, 1.0) * 8.0)) + 8
+        count = math.ceil(self.spread / self.divisor * (nats + 8.0 + max(self.shape, 1.0) * 8.0)) + 8
         k = np.arange(count, dtype=np.float64)
         with np.errstate(under="ignore"):
-            ratios: Array = math.exp(-1.0 / self.spread) * (k + self.shape) / (k + 1.0)
+            ratios: Array = math.exp(-self.rate) * (k + self.shape) / (k + 1.0)
             found: Array = np.concatenate([[1.0], np.cumprod(ratios)])
         kept: Array = found[found > 1e-280 * found.max()]
         return kept
@@ -119,7 +126,7 @@ class PolyaLaw:
         return Summands(client, first=first, mass=mass, largest=float(len(one_sided)))
 
     def __str__(self) -> str:
-        return f"{self.parts} of {self.shares} shares of discrete Laplace noise with spread {self.spread}"
+        return f"{self.parts} of {self.shares} shares of discrete Laplace noise with spread {1.0 / self.rate:g}"
 
 
 @dataclass(frozen=True)
@@ -127,16 +134,23 @@ class PolyaNoise(IntegerNoise):
     """One of `shares` shares of discrete Laplace noise, moved up to the middle of the window; the sampler is exact.
 
     Attributes:
-        spread: t.
+        spread: t times the divisor.
         shares: m.
         window: M.
         middle: Integer added to each share.
+        divisor: Denominator of t.
     """
 
     spread: int
     shares: int
     window: int
     middle: int
+    divisor: int = 1
+
+    @property
+    def rate(self) -> float:
+        """1/t, the loss per unit where all shares are in the sum; infinite without noise."""
+        return self.divisor / self.spread if self.spread else math.inf
 
     @property
     def mean(self) -> float:
@@ -148,7 +162,7 @@ class PolyaNoise(IntegerNoise):
         """2 α / (m (1 - α)²), before integers are reduced modulo the window."""
         if not self.spread:
             return 0.0
-        return 2.0 / (self.shares * (2.0 * math.sinh(0.5 / self.spread)) ** 2)
+        return 2.0 / (self.shares * (2.0 * math.sinh(0.5 * self.divisor / self.spread)) ** 2)
 
     @property
     def largest(self) -> int:
@@ -163,17 +177,17 @@ class PolyaNoise(IntegerNoise):
         """
         if not self.spread:
             raise ConditionError("spread=0 adds no noise, hence no privacy; use a spread of at least 1.")
-        return PolyaLaw(self.spread, self.shares, honest, self.middle)
+        return PolyaLaw(self.spread, self.shares, honest, self.middle, self.divisor)
 
     def table(self) -> Table:
         """Returns an empty table: this noise is not drawn from one."""
-        return Table(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint64), 0)
+        return COINS
 
     def cumulant(self, slope: float) -> float:
         """Returns (1/m) log((1 - α)² / ((1 - α e^λ)(1 - α e^-λ))), finite for λ < 1/t."""
-        if not self.spread or slope >= (1.0 - 1e-9) / self.spread:
+        rate = self.rate
+        if not self.spread or slope >= (1.0 - 1e-9) * rate:
             return 0.0 if not self.spread else math.inf
-        rate = 1.0 / self.spread
         up, down = -math.expm1(slope - rate), -math.expm1(-slope - rate)
         return (2.0 * math.log(-math.expm1(-rate)) - math.log(up) - math.log(down)) / self.shares
 
@@ -186,10 +200,14 @@ class PolyaNoise(IntegerNoise):
         found = np.full(dim, count * self.middle, dtype=np.int64)
         for sign in (1, -1):
             for _ in range(whole):
-                found += sign * geometric(self.spread, dim, keystream)
+                found += sign * self._geometric(dim, keystream)
             if rest:
-                found += sign * _share(self.spread, rest, self.shares, dim, keystream)
+                found += sign * _share(self._geometric(dim, keystream), rest, self.shares, keystream)
         return found % (count * self.window)
+
+    def _geometric(self, dim: int, keystream: Keystream) -> Integers:
+        """Draws geometric variables: of one with α = e^(-1/spread), every `divisor`-th unit counts."""
+        return geometric(self.spread, dim, keystream) // self.divisor
 
     def of_clients(self, count: int, dim: int, keystream: Keystream) -> Integers:
         """Draws each client's noise separately and adds it up."""
@@ -233,10 +251,12 @@ class DiscreteLaplace(Lattice):
     spread: int
     shares: int
     window: int = field()
+    divisor = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "spread", _validate.integer("spread", self.spread, low=0, high=MAX_SPREAD))
+        most = MAX_SPREAD * self.divisor
+        object.__setattr__(self, "spread", _validate.integer("spread", self.spread, low=0, high=most))
         object.__setattr__(self, "shares", _validate.integer("shares", self.shares, low=1, high=MAX_SHARES))
         window = _validate.integer("window", self.window, low=max(2, self.levels), high=MAX_WINDOW)
         object.__setattr__(self, "window", window)
@@ -244,28 +264,27 @@ class DiscreteLaplace(Lattice):
     @property
     def noise(self) -> PolyaNoise:
         """A client's share of the noise."""
-        return PolyaNoise(self.spread, self.shares, self.window, (self.window - self.levels + 1) // 2)
+        middle = (self.window - self.levels + 1) // 2
+        return PolyaNoise(self.spread, self.shares, self.window, middle, self.divisor)
 
     @property
     def keystream_bytes(self) -> int:
         """Four bytes for rounding, and a key for the noise."""
         return 4 + _KEY_BYTES
 
-    def kernel(self) -> PolyaKernel:  # type: ignore[override]
-        """Returns the kernel, which is written in Python."""
-        return PolyaKernel(self._rounding().kernel(), self.noise)
-
-    def _rounding(self) -> Binomial:
-        return Binomial(levels=self.levels, trials=0, coordinate_range=self.coordinate_range)
+    def kernel(self) -> Any:
+        """Returns the kernel: where there is noise, one in Python."""
+        rounder = Rounder(self.levels, self.grid.fraction_bits, 0, COINS.high, COINS.low, COINS.base)
+        return PolyaKernel(rounder, self.noise) if self.spread or self.window > self.levels else rounder
 
     @property
     def values(self) -> int:
         """Number of values of a message: the modulus M."""
         return self.window
 
-    def without_noise(self) -> Binomial:
+    def without_noise(self) -> Mechanism:
         """Returns rounding to the same levels without noise."""
-        return self._rounding()
+        return Binomial(levels=self.levels, trials=0, coordinate_range=self.coordinate_range)
 
     # ------------------------------------------------------------------ planning
 
@@ -327,16 +346,15 @@ class DiscreteLaplace(Lattice):
         """Returns levels, range, noise and window."""
         return (
             f"k = {self.levels:,} levels in ±{self.coordinate_range:.4g}, one of {self.shares:,} shares of discrete "
-            f"Laplace noise with spread {self.spread:,}, modulo {self.window:,}"
+            f"Laplace noise with spread {self.spread / self.divisor:,.4g}, modulo {self.window:,}"
         )
 
 
-def _share(spread: int, parts: int, shares: int, count: int, keystream: Keystream) -> Integers:
-    """Draws `parts` of `shares` shares of a geometric variable by a Pólya urn."""
-    units = geometric(spread, count, keystream)
+def _share(units: Integers, parts: int, shares: int, keystream: Keystream) -> Integers:
+    """Draws `parts` of `shares` shares of geometric variables by a Pólya urn."""
     if parts == shares:
         return units
-    found = np.zeros(count, dtype=np.int64)
+    found = np.zeros(len(units), dtype=np.int64)
     waiting = np.flatnonzero(units > 0)
     j = 0
     while waiting.size:

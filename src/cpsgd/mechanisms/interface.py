@@ -173,6 +173,7 @@ class Search:
         rough_scale: Estimates the scale that a candidate will need for the (ε, δ) asked for.
         fits: Says whether sums of a candidate, at its rough scale, fit the modulus (always, where there is none).
         bits: Bits per coordinate, may be less than one; None if `values` alone limits the message.
+        levels: k and X, where all coordinates are known to be on k levels from -X to X.
     """
 
     values: int
@@ -184,6 +185,7 @@ class Search:
     rough_scale: Callable[[Mechanism], float]
     fits: Callable[[Mechanism], bool]
     bits: float | None = None
+    levels: tuple[int, float] | None = None
 
 
 class Mechanism(ABC):
@@ -215,6 +217,9 @@ class Mechanism(ABC):
 
     wraps: ClassVar[bool] = False
     """Whether clients send integers modulo `values`, so that sums must be taken modulo the same number."""
+
+    on_levels: ClassVar[bool] = False
+    """Whether it is for coordinates that are on levels already, which the planner is told (`Search.levels`)."""
 
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
@@ -279,7 +284,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def with_scale(self, scale: float) -> Self:
-        """Returns a copy with another scale. A larger scale means more noise in the vector's units: more privacy."""
+        """Returns a copy with another scale. A larger scale means more noise in the vector's units: more privacy.
+
+        Where coordinates are on levels (`on_levels`), the scale is theirs: this returns the mechanism itself.
+        """
 
     @property
     @abstractmethod
@@ -413,6 +421,13 @@ class Mechanism(ABC):
         return self.extent.sensitivity(
             self.grid, dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
         )
+
+    def levels_apart(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> int | None:
+        """Returns the most levels between two neighbours' rounded vectors, added up over the coordinates.
+
+        None, unless what is rounded is enforced to be as near as that.
+        """
+        return None
 
     # ------------------------------------------------------------------ planning
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from cpsgd import _validate
+from cpsgd._numbers import bits_of
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
 from cpsgd.correlated.shaped import ShapedGaussian
@@ -338,9 +339,9 @@ class _Run:
         if more is not None:
             remedy = f"bits={more:g} is the fewest whole number that will do; fewer bands take less room"
         return InfeasibleError(
-            f"No protocol with {bits:g} bits per coordinate and {self.bands} bands keeps δ={target.claim.delta:g} for "
-            f"{problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, of "
-            f"at least {self.kind.step_deviations[0]:g} steps each. The nearest that can be had: {remedy}."
+            f"No protocol with {bits_of(bits)} per coordinate and {self.bands} bands keeps δ={target.claim.delta:g} "
+            f"for {problem.setting.clients:,} clients: a message must have room for the noise of earlier rounds, too, "
+            f"of at least {self.kind.step_deviations[0]:g} steps each. The nearest that can be had: {remedy}."
         )
 
     def _designed(self, bits: float) -> RunMechanism | None:
@@ -416,7 +417,7 @@ class _Run:
         try:
             finished = self.problem.finish(self.problem.setting.design(mechanism), bits)
         except ConditionError as error:
-            raise InfeasibleError(f"The best that {bits:.4g} bits hold cannot be accounted for. {error}") from None
+            raise InfeasibleError(f"The best that {bits_of(bits)} hold cannot be accounted for. {error}") from None
         finished = self._settled(finished)
         considered = (Considered(finished.mechanism.name, finished.error.total, proved=True),)
         independent = self.problem.gaussian_squared_error * self._weights[0]

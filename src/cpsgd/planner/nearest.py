@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from cpsgd._numbers import rounded_up
+from cpsgd._numbers import bits_of, rounded_up
 from cpsgd.errors import InfeasibleError
 from cpsgd.planner.problem import WHOLE_BITS, Problem
 from cpsgd.planner.search import MAX_BITS, Contest, Design, feasible, roughly_feasible, values_of
@@ -22,7 +22,7 @@ def too_few_bits(problem: Problem, bits: float | None) -> InfeasibleError:
 
     Both are found roughly, and then certified: what is named can be had.
     """
-    asked = f"{bits:g} bits" if bits is not None else f"up to {MAX_BITS} bits"
+    asked = bits_of(bits) if bits is not None else f"up to {MAX_BITS} bits"
     reason = "every certificate needs more noise than that holds, whatever ε is"
     fewest = min(kind.fewest_values for kind in problem.setting.mechanisms)
     least = math.log2(fewest)

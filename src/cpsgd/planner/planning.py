@@ -9,7 +9,7 @@ from typing import Any
 
 from cpsgd import _validate
 from cpsgd._display import html_table
-from cpsgd._numbers import rounded_up
+from cpsgd._numbers import bits_of, rounded_up
 from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError, InfeasibleError, ParameterError
 from cpsgd.mechanisms import ExpectedError, Mechanism
@@ -131,7 +131,7 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"Plan({self.protocol.name} at {self.bits:.4g} bits, ε = {rounded_up(self.guarantee.epsilon)} at "
+            f"Plan({self.protocol.name} at {bits_of(self.bits)}, ε = {rounded_up(self.guarantee.epsilon)} at "
             f"δ = {self.guarantee.delta:g}, squared error {self.error.total:.4g}, "
             f"{self.ratio:.3f} × the {self.reference}'s)"
         )
@@ -140,7 +140,7 @@ class Plan:
         protocol, error, exact = self.protocol, self.error, f"the exact {self.reference} mechanism's"
         rows = [
             ("mechanism", f"{protocol.mechanism.name}: {protocol.mechanism.describe()}"),
-            ("message", f"{protocol.bits_per_coordinate:.4g} bits per coordinate, {protocol.message_bytes:,} bytes"),
+            ("message", f"{bits_of(protocol.bits_per_coordinate)} per coordinate, {protocol.message_bytes:,} bytes"),
             ("privacy", f"ε = {rounded_up(self.guarantee.epsilon)} at δ = {self.guarantee.delta:g}"),
             ("promised", str(protocol.promise)),
             ("proved by", self.guarantee.citation),
@@ -228,6 +228,7 @@ def plan(
     replace_one_distance: float | None = None,
     replace_one_l1_distance: float | None = None,
     distance_reason: str | None = None,
+    levels: tuple[int, float] | None = None,
     correlated: int | str | None = None,
     workload: str | Sequence[float] | None = None,
 ) -> Plan:
@@ -276,6 +277,7 @@ def plan(
             replace_one_distance=replace_one_distance,
             replace_one_l1_distance=replace_one_l1_distance,
             distance_reason=distance_reason,
+            levels=levels,
             correlated=correlated,
             workload=workload,
         )
@@ -324,7 +326,7 @@ def best_plan(problem: Problem, *, bits: float | None = None, max_error: float |
         fewest = problem.fewest_bits if problem.setting.most_values is None else partial(shortest_uploads, problem)
         found = fewest(enough) if bits is None else _at(problem, bits)
     except ConditionError as error:
-        asked = "The best there is" if bits is None else f"The best that {bits:.4g} bits hold"
+        asked = "The best there is" if bits is None else f"The best that {bits_of(bits)} hold"
         raise InfeasibleError(f"{asked} cannot be accounted for; use more bits. {error}") from None
     if found is None:
         raise too_few_bits(problem, bits)

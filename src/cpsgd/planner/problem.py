@@ -13,6 +13,7 @@ from cpsgd.neighbours import Adjacency
 from cpsgd.planner import modulus
 from cpsgd.planner.requirements import (
     Requirements,
+    checked_levels,
     checked_mean_norm,
     checked_server_messages,
     mechanisms_for,
@@ -129,6 +130,7 @@ class Problem:
             clip_norm=clip_norm,
             replace_one_distance=distance,
             replace_one_l1_distance=l1,
+            levels=checked_levels(required),
         )
         kinds = mechanisms_for(required)
         wraps = any(kind.wraps for kind in kinds)

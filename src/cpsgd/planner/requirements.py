@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpsgd import _validate
+from cpsgd.codec.clip import MAX_LEVELS
 from cpsgd.errors import ParameterError
 from cpsgd.mechanisms import Mechanism
 from cpsgd.neighbours import Adjacency, Participation
@@ -61,6 +62,9 @@ class Requirements:
             where one is known: for discrete Laplace noise without rotation. It needs `distance_reason`, too.
         distance_reason: Why no two vectors are further apart, in a sentence that goes into the protocol and into every
             guarantee.
+        levels: (k, X), where every coordinate of every vector is one of k evenly spaced numbers from -X to X: (2, 0.5)
+            for ±½, (3, 1.0) for -1, 0 and 1. Nothing is then lost to rounding, and noise is of whole levels
+            (`whole-laplace`), without rotation. Accuracy alone rests on it: other vectors are moved to levels.
         correlated: In how many rounds a draw of noise is, where later rounds are to take away again what earlier ones
             added; "auto" chooses. The guarantee is then that of the whole run.
         workload: With `correlated`, what training makes of the rounds' means: "sgd" (the default) or "momentum", with a
@@ -96,6 +100,7 @@ class Requirements:
     replace_one_distance: float | None = None
     replace_one_l1_distance: float | None = None
     distance_reason: str | None = None
+    levels: tuple[int, float] | None = None
     correlated: int | str | None = None
     workload: str | Sequence[float] | None = None
 
@@ -120,12 +125,16 @@ def mechanisms_for(required: Requirements) -> tuple[type[Mechanism], ...]:
     if required.mechanism == BEST:
         # At δ = 0 only noise with pure differential privacy is left.
         kinds = [kind for kind in MECHANISMS.values() if (kind.planned if required.delta else kind.pure)]
+        kinds = [kind for kind in kinds if not kind.on_levels]
+        kinds += [kind for kind in MECHANISMS.values() if kind.on_levels and required.levels is not None]
         # Noise that wraps around makes every integer below the modulus possible: there is no range to prove.
         kinds = [kind for kind in kinds if not (required.pair and kind.wraps)]
         if not kinds:
             raise ParameterError("No mechanism for two servers keeps delta=0; allow a small delta.")
         return tuple(kind for kind in kinds if not required.modular or kind.not_summed is None)
     kind = MECHANISMS[_validate.choice("mechanism", required.mechanism, (BEST, *MECHANISMS))]
+    if kind.on_levels and required.levels is None:
+        raise ParameterError(f"{kind.name!r} is for coordinates on known levels: give levels=(k, X) and rotate=False.")
     if required.modular and kind.not_summed is not None:
         raise ParameterError(kind.not_summed)
     if required.pair and kind.wraps:
@@ -149,6 +158,23 @@ def checked_server_messages(required: Requirements) -> int:
             "leave colluding out."
         )
     return found
+
+
+def checked_levels(required: Requirements) -> tuple[int, float] | None:
+    """Returns the number of levels and their range, checked.
+
+    Raises:
+        ParameterError: They are no such numbers, or vectors are rotated away from them.
+    """
+    if required.levels is None:
+        return None
+    try:
+        levels, reach = required.levels
+    except (TypeError, ValueError):
+        raise ParameterError(f"Expected levels=(k, X), a number and a range, got {required.levels!r}.") from None
+    if required.rotate:
+        raise ParameterError("A rotation moves coordinates away from levels: use rotate=False, or leave out levels.")
+    return _validate.integer("levels", levels, low=2, high=MAX_LEVELS), _validate.positive("levels", reach)
 
 
 def checked_mean_norm(required: Requirements) -> float | None:

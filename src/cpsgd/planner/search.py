@@ -213,6 +213,7 @@ def _search(setting: Setting, target: Target, bits: float) -> Search:
         rough_scale=target.rough_scale,
         fits=fits,
         bits=bits,
+        levels=target.levels,
     )
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms import Gaussian, Mechanism
+from cpsgd.mechanisms.whole_laplace import WholeLaplace
 from cpsgd.privacy.proofs import supporting
 from cpsgd.privacy.proofs.argument import Proof, gaussian_mu, planned_variation
 from cpsgd.promise import Claim, Conditions
@@ -33,6 +34,7 @@ class Target:
         clip_norm: D.
         replace_one_distance: The largest distance of two clients' vectors, where it is stated to be less than 2D.
         replace_one_l1_distance: The largest sum of absolute differences of two clients' vectors, where it is stated.
+        levels: k and X, where all coordinates are on k levels from -X to X.
         draft: Whether scales that are a few percent larger than the smallest will do, if they are sooner known.
     """
 
@@ -42,6 +44,7 @@ class Target:
     clip_norm: float
     replace_one_distance: float | None = None
     replace_one_l1_distance: float | None = None
+    levels: tuple[int, float] | None = None
     draft: bool = False
 
     def run(self, mechanism: Mechanism) -> Run:
@@ -79,6 +82,11 @@ class Target:
         """b, the spread of Laplace noise that keeps (ε, 0) over all rounds: Δ₁ is at most √d Δ, or what is stated."""
         rounds = self.conditions.participation.counted_rounds(self.conditions.rounds)
         apart = min(math.sqrt(self.dim) * self.distance, self.replace_one_l1_distance or math.inf)
+        if self.levels is not None:
+            levels, reach = self.levels
+            on = WholeLaplace(levels=levels, coordinate_range=reach, spread=0, divisor=1, shares=1, window=levels)
+            steps = on.levels_apart(dim=self.dim, clip_norm=self.clip_norm, adjacency=self.conditions.adjacency)
+            apart = min(apart, steps * on.scale)
         return rounds * apart / self.claim.epsilon
 
     @cached_property

@@ -263,9 +263,12 @@ class Count(Sum):
 
     @property
     def geometry(self) -> Geometry:
-        """The geometry of `Sum`, with a lattice: vectors times `rows` are whole."""
+        """The geometry of `Sum`, with levels, or a lattice: vectors times `rows` are whole."""
         found = super().geometry
-        return found if self._is_centred else replace(found, lattice=self._rows)
+        if self._is_centred:
+            return replace(found, levels=(2, 0.5))
+        levels = (3, 1.0) if self._rows == 1 and self.blocks > 1 else None
+        return replace(found, lattice=self._rows, levels=levels)
 
     def central(self, neighbours: str, user: str | None) -> Self:
         """Returns the question for whoever holds the table; see `RowQuestion.central`."""

@@ -267,7 +267,7 @@ class Lloyd:
         ball = question.ball
         with np.errstate(divide="ignore"):
             deviations = ball.radius / np.sqrt(self._state.precisions)
-        width = interval_width(confidence, pure=self.asked.protocol.mechanism.pure)
+        width = interval_width(confidence, self.asked.around(self.centres).rate)
         reach = np.minimum(deviations * (width / math.sqrt(ball.dim)), 2.0 * ball.radius)[:, None] * ball.units
         names = tuple(f"cluster {i + 1}" for i in range(question.clusters))
         ends = (ball.outside(np.full(ball.dim, -1.0)), ball.outside(np.ones(ball.dim)))

@@ -198,7 +198,7 @@ class Components(Question[PCAResult]):
         deviation = _deviation(planned.protocol, count)
         angle = estimated_angle(variances, directions, self.components, deviation, centre, self.layout.weight)
         spread = _spread(variances, directions, self.components, deviation, centre, self.layout.weight)
-        reach = interval_width(confidence, pure=planned.protocol.mechanism.pure) * spread
+        reach = interval_width(confidence, planned.rate) * spread
         names, found = tuple(f"component {i + 1}" for i in range(self.components)), directions[: self.components]
         low, high = np.maximum(found - reach, -1.0), np.minimum(found + reach, 1.0)
         reading, radius = Reading(self.ball.columns, names, found, low, high), self.ball.radius

@@ -72,7 +72,8 @@ class Histogram(RowQuestion):
         dim = self.blocks * len(self._names)
         distance, added = (math.sqrt(2.0), 2.0) if dim > 1 else (1.0, 1.0)
         reason = "each vector is made here of one-hot rows and zeros, a mean of them"
-        return Geometry(dim, 1.0, distance, reason, 1.0, added, lattice=self._rows)
+        levels = (3, 1.0) if self._rows == 1 and dim > 1 else None
+        return Geometry(dim, 1.0, distance, reason, 1.0, added, lattice=self._rows, levels=levels)
 
     @property
     def listed(self) -> bool:

@@ -88,7 +88,7 @@ class SumTask:
         assert isinstance(question, RowQuestion)
         many = 1 if question.private_users else users
         mean, variance = released.reshape(question.blocks, -1) / many, self.noise.variance / many**2
-        return question.read(mean, variance, many, interval_width(confidence, pure=self.noise.is_pure))
+        return question.read(mean, variance, many, interval_width(confidence, self.noise.rate))
 
 
 @dataclass(frozen=True, eq=False)

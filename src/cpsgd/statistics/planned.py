@@ -18,7 +18,8 @@ from cpsgd import planner
 from cpsgd.aggregator import Aggregator
 from cpsgd.errors import InfeasibleError, VectorError
 from cpsgd.mechanisms import RoundedGaussian
-from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
+from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace, PolyaNoise
+from cpsgd.mechanisms.whole_laplace import WholeLaplace
 from cpsgd.planner import Plan
 from cpsgd.planner.requirements import BEST
 from cpsgd.privacy import Guarantee
@@ -103,6 +104,12 @@ class Planned(Generic[Answer]):
             )
         return self.question.answer(self, values, count, guarantee, confidence)
 
+    @property
+    def rate(self) -> float | None:
+        """The loss per level of discrete Laplace noise; None for other noise."""
+        noise = self.protocol.mechanism.noise
+        return noise.rate if isinstance(noise, PolyaNoise) else None
+
     def variance(self, count: int) -> float:
         """Returns the variance of a coordinate of the mean of `count` messages, at its largest.
 
@@ -110,7 +117,8 @@ class Planned(Generic[Answer]):
         square, at the worst that the planner assumes, is spread by the rotation as well.
         """
         mechanism = self.protocol.mechanism
-        spread = mechanism.scale**2 * (mechanism.noise.variance + mechanism.largest_rounding_variance) / count
+        rounding = 0.0 if mechanism.on_levels else mechanism.largest_rounding_variance
+        spread = mechanism.scale**2 * (mechanism.noise.variance + rounding) / count
         return spread + self.plan.error.clipping / self.protocol.dim
 
 
@@ -127,7 +135,17 @@ def least_error(geometry: Geometry, clients: int, claim: Claim, requirements: Ma
         asked = {"epsilon": claim.epsilon, "delta": claim.delta, **geometry.stated(l1=laplace), **stated, **more}
         return planner.plan(clients, **asked)
 
+    def whole() -> Plan:
+        # The protocol enforces how far apart whole vectors are: nothing is stated.
+        unstated = {"replace_one_distance": None, "distance_reason": None}
+        return plan(
+            {"mechanism": WholeLaplace.name, "levels": geometry.levels, "rotate": False, "delta": 0.0, **unstated}
+        )
+
     def shares() -> Plan:
+        if geometry.levels is not None and named == BEST:
+            with suppress(InfeasibleError):
+                return whole()  # no noise in shares of levels is less
         noise = {"mechanism": DiscreteLaplace.name, "rotate": False, "delta": 0.0}
         found = [plan(noise, laplace=True)]
         # With one bit more or two, rounding adds half a percent to the error instead of a few.

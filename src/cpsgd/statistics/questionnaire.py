@@ -167,7 +167,8 @@ def report(
     job = Job(tuple(task for part in tasks.values() for task in part), user, missing)
     partial = job.partial(source, advance=advance)
     check_one_user(partial.users, source.title)
-    Charge.of(ledger, population, events_for(ledger, "statistics: report", user, job.noises())).pay()
+    label = f"statistics: report of {len(asked)} question{'' if len(asked) == 1 else 's'}"
+    Charge.of(ledger, population, events_for(ledger, label, user, job.noises())).pay()
     released = iter(job.release(partial))
     results, split = {}, {}
     for name, question in asked.items():

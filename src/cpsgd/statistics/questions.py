@@ -45,6 +45,8 @@ class Geometry:
         l1_norm: The largest sum of absolute coordinates.
         l1_distance: The largest sum of absolute differences between two vectors, and between a vector and zero.
         lattice: A number that makes every vector whole if multiplied by it; 0 if there is none.
+        levels: k and X, where every coordinate is one of k evenly spaced numbers from -X to X, and the norm keeps two
+            such vectors no further apart than the L1 distance.
         rounding: Factor by which floating point can enlarge them; 1 where they include it already.
     """
 
@@ -55,6 +57,7 @@ class Geometry:
     l1_norm: float
     l1_distance: float
     lattice: int = 0
+    levels: tuple[int, float] | None = None
     rounding: float = _ROUNDING
 
     def __post_init__(self) -> None:

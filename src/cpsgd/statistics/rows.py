@@ -277,7 +277,7 @@ class RowQuestion(Question[Statistic]):
         self, planned: Planned[Statistic], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
     ) -> Statistic:
         """Returns the values with their intervals."""
-        width = interval_width(confidence, pure=planned.protocol.mechanism.pure)
+        width = interval_width(confidence, planned.rate)
         reading = self.read(mean.reshape(self.blocks, -1), planned.variance(count), count, width)
         said = told(self.statistic, reading, planned.plan, guarantee, count, confidence, self.bounds)
         return Statistic(**said, group_by=self.group_by)
@@ -287,14 +287,22 @@ class RowQuestion(Question[Statistic]):
         return None if self.groups is None else tuple(", ".join(group) for group in self.groups)
 
 
-def interval_width(confidence: float, *, pure: bool) -> float:
-    """Returns the standard deviations of noise from the middle of an interval to its ends."""
+def interval_width(confidence: float, rate: float | None) -> float:
+    """Returns the standard deviations of noise from the middle of an interval to its ends.
+
+    Args:
+        confidence: Of the interval.
+        rate: 1/t of discrete Laplace noise; None for others, which are like a Gaussian.
+    """
     from scipy.special import ndtri
 
     confidence = _validate.probability("confidence", confidence)
     width = float(-ndtri(0.5 * (1.0 - confidence)))
-    # Laplace noise has heavier tails: beyond w deviations lies e^(-√2 w).
-    return max(width, -math.log(1.0 - confidence) / math.sqrt(2.0)) if pure else width
+    if rate is None:
+        return width
+    # P(|Z| >= m) = 2 e^(-m/t) / (1 + e^(-1/t)). The first rare enough m is outside, by half a unit.
+    outside = math.ceil(math.log(2.0 / ((1.0 - confidence) * (1.0 + math.exp(-rate)))) / rate)
+    return max(width, (outside - 0.5) * math.sqrt(2.0) * math.sinh(0.5 * rate))
 
 
 def check_bounds(bounds: Bounds) -> dict[str, tuple[float, float]]:

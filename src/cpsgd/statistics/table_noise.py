@@ -92,6 +92,11 @@ class TableNoise:
         return self.kind != "discrete-gaussian"
 
     @property
+    def rate(self) -> float | None:
+        """The loss per grid unit of Laplace noise; None for Gaussian noise."""
+        return float(self.loss) if self.is_pure else None
+
+    @property
     def sensitivity(self) -> float:
         """Largest distance between the sums of neighbouring tables, in grid units."""
         return self.distance if self.neighbours == "replace-one" else self.norm

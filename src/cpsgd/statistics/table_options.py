@@ -146,5 +146,6 @@ def events_for(
         changes = 1 if selection.neighbours == "replace-one" else 2
         loss = changes * Fraction(selection.claim.epsilon) / 2
         record = TableNoise("discrete-laplace", 1, 1, 2.0, 1.0, selection.neighbours, loss).record("one user")
-        found += events_of([record], label, overflow=changes * selection.claim.delta, table_unit=unit_of(user))
+        rare = changes * selection.claim.delta
+        found += events_of([record], label, round=len(found), overflow=rare, table_unit=unit_of(user))
     return found

@@ -318,8 +318,8 @@ def statistic_of(
     reading = tasks[0].read(released[0], users, confidence)
     cut_off: tuple[CutOff, ...] = ()
     if len(tasks) > 1:
-        counts, deviation = released[1], tasks[1].noise.variance ** 0.5
-        reach, far = (deviation * interval_width(each, pure=True) for each in (confidence, _SURE))
+        counts, noise = released[1], tasks[1].noise
+        reach, far = (noise.variance**0.5 * interval_width(each, noise.rate) for each in (confidence, _SURE))
         everybody = float(counts[-1]) if question.private_users else float(users)
         cut_off = shares(counts[: len(question.cuts)].tolist(), reach, far, everybody, question.cuts)
     return replace(_statistic(question, user, confidence, reading, users, proof, tasks[0].noise.kind), cut_off=cut_off)

@@ -7,10 +7,11 @@ namespace cpsgd {
 namespace {
 
 Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
-  require(levels >= 2 && levels <= (1u << 24) && fraction_bits >= 1 && fraction_bits <= 16 &&
+  require(levels >= 2 && levels <= (1u << 24) && fraction_bits >= 1 - int(levels % 2) &&
+              fraction_bits <= 16 &&
               ((std::uint64_t{levels} - 1) << fraction_bits) < (std::uint64_t{1} << 32),
           "lattice is out of range");
-  const std::uint32_t offset = (levels - 1) << (fraction_bits - 1);
+  const std::uint32_t offset = ((levels - 1) << fraction_bits) >> 1;
   return Lattice{static_cast<float>(offset), offset, fraction_bits};
 }
 

@@ -175,7 +175,7 @@ class Rounder(_Values):
         base: int,
     ) -> None:
         """Fixes the parameters."""
-        self._limit, self._bits, self._trials = (levels - 1) << (fraction_bits - 1), fraction_bits, trials
+        self._limit, self._bits, self._trials = ((levels - 1) << fraction_bits) >> 1, fraction_bits, trials
         self._high, self._low, self._base = high, low, np.uint32(base)
 
     def values(self, grid: NDArray[np.float32], keystream: NDArray[np.uint8], values: NDArray[np.uint32]) -> None:

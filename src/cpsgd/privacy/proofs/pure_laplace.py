@@ -7,7 +7,9 @@ coordinates whose distances add up to at most S₁ lose at most
 
     ε = min((e^a - 1) S₁, a S₁ + d c(a)).
 
-S₁ is at most √d S, d times the reach, and what the protocol states (`Protocol.l1_sensitivity`).
+S₁ is at most √d S, d times the reach, and what the protocol states (`Protocol.l1_sensitivity`). Where the vectors that
+noise is added to are enforced to be whole, and no two of them more than N levels apart (`Protocol.levels_apart`), it is
+at most a N.
 
 With fewer honest clients than shares masses are log-convex on either side of 0, and a coordinate never loses more than
 H(⌈τ⌉), H(z) = log f(0)/f(z), which is concave: d coordinates lose at most d H(⌈S₁/d⌉ + 1), which may be less.
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from cpsgd._lazy import Late
+from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.discrete_laplace import PolyaLaw
 from cpsgd.mechanisms.sums import rounding_cumulant
 from cpsgd.neighbours import Adjacency
@@ -74,6 +77,10 @@ class PureLaplace(Proof):
         self, run: Run, claim: Claim, *, known: float = math.inf, wanted: float = 0.0, draft: bool = False
     ) -> float:
         """Returns the smallest scale at which the rounds' ε add up to no more than is allowed."""
+        if (apart := run.protocol.levels_apart(run.adjacency)) is not None:
+            if apart * _law(run).step_loss * _SAFE**2 > _each(run, claim):
+                raise ConditionError(f"Neighbours are {apart:,} levels apart, which is too far for this noise.")
+            return run.protocol.mechanism.scale
         allowed = _allowed(run, claim)
         if allowed >= run.protocol.dim * run.protocol.reach(run.adjacency):
             return 0.0
@@ -85,6 +92,8 @@ class PureLaplace(Proof):
 
     def rough_scale(self, run: Run, claim: Claim) -> float:
         """Returns the scale that is needed if the range of coordinates does not help."""
+        if (apart := run.protocol.levels_apart(run.adjacency)) is not None:
+            return run.protocol.mechanism.scale * apart * _law(run).step_loss / _each(run, claim)
         return _distance(run) / _allowed(run, claim)
 
     def least_scale(self, run: Run, claim: Claim) -> float:
@@ -98,11 +107,16 @@ def _law(run: Run) -> PolyaLaw:
     return law
 
 
+def _each(run: Run, claim: Claim) -> float:
+    """Returns the largest ε of a round, rounded down, with which all rounds add up to no more than is claimed."""
+    each, rate = claim.epsilon / base.counted(run) * (1.0 - 1e-12), run.sampling.rate
+    return each if rate == 1.0 else math.log1p(math.expm1(each) / rate) * (1.0 - 1e-12)
+
+
 def _allowed(run: Run, claim: Claim) -> float:
     """Returns the largest S₁, rounded down, with which the rounds' ε add up to no more than is claimed."""
-    loss, dim, rate = _law(run).step_loss, run.protocol.dim, run.sampling.rate
-    each = claim.epsilon / base.counted(run) * (1.0 - 1e-12)
-    allowed = each if rate == 1.0 else math.log1p(math.expm1(each) / rate) * (1.0 - 1e-12)
+    loss, dim = _law(run).step_loss, run.protocol.dim
+    allowed = _each(run, claim)
     total = max(allowed / math.expm1(loss), (allowed - dim * rounding_cumulant(loss)) / loss)
     return total * (1.0 - 1e-12)
 
@@ -119,6 +133,8 @@ def _epsilon(run: Run) -> float:
     loss, farthest = law.step_loss, min(base.sensitivity(run), run.protocol.reach(run.adjacency))
     total = run.protocol.l1_sensitivity(run.adjacency) * _SAFE
     found = min(math.expm1(loss) * total, loss * total + dim * rounding_cumulant(loss))
+    if (apart := run.protocol.levels_apart(run.adjacency)) is not None:
+        found = min(found, loss * apart)
     if law.parts < law.shares:
         found = min(found, dim * law.losses(min(math.ceil(farthest), math.ceil(total / dim) + 1)))
     return found * _SAFE
