@@ -1,38 +1,246 @@
 // Noise that follows from the seeds of a lineage: fine Gaussian draws times a weight, added to what
 // is there; and rounding at random of grid points with this noise, kept within a window.
+//
+// A block's bytes are kRests numbers of 128 bits, then kDrawBytes planes of a byte per draw. Bytes
+// of a group of 64 are in the order of 16-bit words: draws 0, 32, 1, 33, ...
 #pragma once
 
-#include "blur.h"
+#include "aes.h"
+#include "inversion.h"
 
 namespace cpsgd {
 namespace CPSGD_LEVEL {
 
-// total += weight · z for a block of n draws z. A block's bytes are n numbers of 128 bits, then
-// planes of n bytes: the uniform numbers of a draw in cells, and those of each refinement.
-static void add_fine(const std::uint8_t* bytes, const Fine& fine, std::int64_t weight,
-                     std::int64_t* __restrict total, std::size_t n) {
-  std::uint16_t sums[kTile];
-  std::uint32_t cells[kTile], finer[kTile];
-  for (std::size_t start = 0; start < n; start += kTile) {
-    const std::size_t count = std::min(kTile, n - start);
-    const std::uint8_t* planes = bytes + 16 * n + start;
-    for (std::size_t i = 0; i < count; ++i) cells[i] = finer[i] = 0;
-    add_inverted(bytes + 16 * start, fine.table, cells, count);
-    sum_planes(planes, n, kUniforms, 0, sums, count);
-    for (std::size_t i = 0; i < count; ++i) cells[i] = (cells[i] << 8) + sums[i];
-    planes += kUniforms * n;
-    for (const Refinement& each : fine.refinements) {
-      sum_planes(planes, n, each.uniforms, 8 - each.bits, sums, count);
-      for (std::size_t i = 0; i < count; ++i) finer[i] = (finer[i] << each.bits) + sums[i];
-      planes += each.uniforms * n;
+typedef std::uint16_t Halves __attribute__((vector_size(4 * CPSGD_LANES)));
+
+// A block's bytes in memory.
+struct StoredPlanes {
+  const std::uint8_t* bytes;
+  std::size_t stride;
+
+  void rests(std::uint8_t* found) const { std::memcpy(found, bytes, 16 * kRests); }
+
+  // Bytes of kCount planes, from a place in each.
+  template <std::size_t kCount>
+  void read(std::size_t first, std::size_t place, Bytes (&found)[kCount]) const {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      std::memcpy(&found[i], bytes + 16 * kRests + (first + i) * stride + place, sizeof(Bytes));
     }
-    std::int64_t* __restrict found = total + start;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::int64_t high = static_cast<std::int64_t>(cells[i]) << fine.bits;
-      found[i] += weight * (high + static_cast<std::int64_t>(finer[i]) - fine.mean);
+  }
+};
+
+// The draws of a block whose first bytes do not tell |H|, in the order of bytes: these bytes, and
+// what follows from all of their numbers. Compressed registers may be written beyond the last one.
+struct Untold {
+  std::uint8_t prefixes[kPrefixBytes][kFineBlock + kGroup];
+  std::uint8_t found[2][kFineBlock + 2 * kGroup];
+  std::size_t count;
+#if CPSGD_LANES == 16
+  __mmask64 which[kFineBlock / kGroup];
+#else
+  std::uint8_t which[kFineBlock];
+#endif
+};
+
+// Halves of a register's bytes: those of the draws before 32, or from there on.
+static inline Halves split(Bytes bytes, int half) {
+  return half == 0 ? (Halves)bytes & std::uint16_t{255} : (Halves)bytes >> 8;
+}
+
+// |H| and, in its highest bit, the sign of every draw; zero for those that are untold.
+template <typename Planes>
+static void first_look(const Planes& planes, const Fine& fine, std::size_t stride,
+                       std::uint16_t* heads, Untold& untold) {
+  untold.count = 0;
+  for (std::size_t place = 0; place < stride; place += kDraws) {
+    Bytes given[kPrefixBytes];
+    planes.read(0, place, given);
+    const Bytes sign = given[2] & std::uint8_t{1};
+    const Bytes draws[kPrefixBytes] = {~(given[2] ^ sign), ~given[1], ~given[0]};
+    Bytes apart = ~Bytes{};
+    const Positions reached = search(draws, fine.prefixes, &apart);
+    const Bytes told = (Bytes)(apart != std::uint8_t{0});
+#if CPSGD_LANES == 16
+    const __mmask64 which = ~_mm512_movepi8_mask((__m512i)told);
+    for (std::size_t i = 0; i < kPrefixBytes; ++i) {
+      _mm512_storeu_si512(untold.prefixes[i] + untold.count,
+                          _mm512_maskz_compress_epi8(which, (__m512i)given[i]));
+    }
+    untold.count += static_cast<std::size_t>(__builtin_popcountll(which));
+    untold.which[place / kGroup] = which;
+#else
+    for (std::size_t i = 0; i < kDraws; ++i) {
+      for (std::size_t byte = 0; byte < kPrefixBytes; ++byte) {
+        untold.prefixes[byte][untold.count] = given[byte][i];
+      }
+      untold.which[place + i] = static_cast<std::uint8_t>(1 + told[i]);
+      untold.count += untold.which[place + i];
+    }
+#endif
+    const Bytes low = reached.entries & told, high = reached.blocks & told, odd = sign & told;
+    std::uint16_t* found = heads + place / kGroup * kGroup + place % kGroup / 2;
+    for (int half = 0; half < 2; ++half) {
+      const Halves head = split(low, half) + split(high, half) * std::uint16_t{kBlock} +
+                          (split(odd, half) << 15);
+      std::memcpy(found + 32 * half, &head, sizeof head);
     }
   }
 }
+
+// Looks the untold up with all their bytes: as many as there are rests, nearly always.
+static void look_up(const std::uint8_t* rests, const Fine& fine, Untold& untold) {
+  std::size_t start = 0;
+  do {
+    std::uint8_t draws[16 * kRests];
+    std::uint32_t found[kRests] = {};
+    std::memcpy(draws, rests, sizeof draws);
+    for (std::size_t i = 0; i < kRests; ++i) {
+      const std::size_t j = start + i;
+      std::uint8_t* draw = draws + 16 * i;
+      draw[15] = untold.prefixes[0][j];
+      draw[14] = untold.prefixes[1][j];
+      draw[13] = static_cast<std::uint8_t>((untold.prefixes[2][j] & 254) | (draw[13] & 1));
+    }
+    add_inverted(draws, fine.table, found, kRests);
+    for (std::size_t i = 0; i < kRests; ++i) {
+      const std::size_t j = start + i;
+      untold.found[0][j] = static_cast<std::uint8_t>(found[i]);
+      untold.found[1][j] =
+          static_cast<std::uint8_t>(found[i] >> 8 | (untold.prefixes[2][j] & 1) << 7);
+    }
+    start += kRests;
+  } while (start < untold.count);
+}
+
+// Puts the heads of the untold where they belong.
+static void put_back(const Untold& untold, std::size_t stride, std::uint16_t* heads) {
+  std::size_t next = 0;
+#if CPSGD_LANES == 16
+  for (std::size_t group = 0; group < stride; group += kGroup) {
+    const __mmask64 which = untold.which[group / kGroup];
+    const Bytes low = (Bytes)_mm512_maskz_expand_epi8(
+        which, _mm512_loadu_si512(untold.found[0] + next));
+    const Bytes high = (Bytes)_mm512_maskz_expand_epi8(
+        which, _mm512_loadu_si512(untold.found[1] + next));
+    next += static_cast<std::size_t>(__builtin_popcountll(which));
+    for (int half = 0; half < 2; ++half) {
+      Halves head;
+      std::memcpy(&head, heads + group + 32 * half, sizeof head);
+      head |= split(low, half) | split(high, half) << 8;
+      std::memcpy(heads + group + 32 * half, &head, sizeof head);
+    }
+  }
+#else
+  for (std::size_t i = 0; i < stride; ++i) {
+    const std::uint32_t both = untold.found[0][next] | untold.found[1][next] << 8;
+    heads[i / kGroup * kGroup + i % kGroup / 2 + i % 2 * 32] |=
+        static_cast<std::uint16_t>(both & (0u - untold.which[i]));
+    next += untold.which[i];
+  }
+#endif
+}
+
+// Sums of the bytes of kCount planes, from a place in each.
+template <std::size_t kCount, typename Planes>
+static inline void sum_bytes(const Planes& planes, std::size_t first, std::size_t place,
+                             std::uint16_t* sums) {
+  Bytes given[kCount];
+  planes.read(first, place, given);
+  for (int half = 0; half < 2; ++half) {
+    Halves sum = split(given[0], half);
+    for (std::size_t i = 1; i < kCount; ++i) sum += split(given[i], half);
+    std::memcpy(sums + place % kGroup / 2 + 32 * half, &sum, sizeof sum);
+  }
+}
+
+// total += weight z for a block of n draws z.
+template <typename Planes>
+static void add_planes(const Planes& planes, const Fine& fine, std::int64_t weight,
+                       std::int64_t* total, std::size_t n) {
+  const std::size_t stride = (n + kGroup - 1) / kGroup * kGroup;
+  std::uint16_t heads[kFineBlock];
+  std::uint8_t rests[16 * kRests];
+  Untold untold;
+  planes.rests(rests);
+  first_look(planes, fine, stride, heads, untold);
+  look_up(rests, fine, untold);
+  put_back(untold, stride, heads);
+  // Half of 255 for each uniform number.
+  constexpr std::int64_t kMean =
+      255 * ((std::int64_t{8} << 24) + (std::int64_t{4} << 16) + (3 << 8) + 2);
+  const std::int32_t factor = static_cast<std::int32_t>(weight);
+  const std::int64_t offset = weight * kMean;
+  for (std::size_t group = 0; group < n; group += kGroup) {
+    std::uint16_t sums[4][kGroup];
+    for (std::size_t place = group; place < group + kGroup; place += kDraws) {
+      sum_bytes<16>(planes, kPrefixBytes, place, sums[0]);
+      sum_bytes<8>(planes, kPrefixBytes + 16, place, sums[1]);
+      sum_bytes<6>(planes, kPrefixBytes + 24, place, sums[2]);
+      sum_bytes<4>(planes, kPrefixBytes + 30, place, sums[3]);
+    }
+    std::int64_t last[kGroup];
+    const std::size_t here = std::min(kGroup, n - group);
+    std::int64_t* found = here < kGroup ? last : total + group;
+    if (here < kGroup) {
+      std::memset(last, 0, sizeof last);
+      std::memcpy(last, total + group, here * sizeof *last);
+    }
+    for (std::size_t i = 0; i < kGroup; ++i) {
+      const std::int32_t magnitude = heads[group + i] & 0x7FFF, minus = -(heads[group + i] >> 15);
+      const std::int32_t head = (magnitude ^ minus) - minus;
+      const std::int32_t coarse = head * 256 + sums[0][i];
+      const std::int32_t finer = (sums[1][i] << 16) + (sums[2][i] << 8) + sums[3][i];
+      found[i] += std::int64_t{coarse} * factor * (1 << 24) + std::int64_t{finer} * factor - offset;
+    }
+    if (here < kGroup) std::memcpy(total + group, last, here * sizeof *last);
+  }
+}
+
+static void add_fine(const std::uint8_t* bytes, const Fine& fine, std::int64_t weight,
+                     std::int64_t* total, std::size_t n) {
+  const std::size_t stride = (n + kGroup - 1) / kGroup * kGroup;
+  add_planes(StoredPlanes{bytes, stride}, fine, weight, total, n);
+}
+
+#if defined(__VAES__)
+// A block's bytes as they are made.
+struct CipheredPlanes {
+  Cipher cipher;
+  std::uint32_t first;  // the block's first counter
+  std::size_t stride;
+
+  void rests(std::uint8_t* found) const {
+    Bytes bytes[16 * kRests / kGroup];
+    cipher.encrypt(first, 4, bytes);
+    std::memcpy(found, bytes, sizeof bytes);
+  }
+
+  template <std::size_t kCount>
+  void read(std::size_t plane, std::size_t place, Bytes (&found)[kCount]) const {
+    const std::size_t bytes = 16 * kRests + plane * stride + place;
+    cipher.encrypt(first + static_cast<std::uint32_t>(bytes / 16),
+                   static_cast<std::uint32_t>(stride / 16), found);
+  }
+};
+
+// The same for several keys, block by block, so that the total stays in the cache.
+static void expand_fine(const std::uint8_t* keys, const std::int64_t* weights, std::size_t count,
+                        const Fine& fine, std::int64_t* total, std::size_t n) {
+  for (std::size_t start = 0; start < n; start += kFineBlock) {
+    const std::size_t here = std::min(kFineBlock, n - start);
+    const std::size_t stride = (here + kGroup - 1) / kGroup * kGroup;
+    // GCM encrypts from block 2 on.
+    const std::size_t first = 2 + start / kFineBlock * (fine_bytes(kFineBlock) / 16);
+    for (std::size_t i = 0; i < count; ++i) {
+      const CipheredPlanes planes{Cipher(keys + 16 * i), static_cast<std::uint32_t>(first), stride};
+      add_planes(planes, fine, weights[i], total + start, here);
+    }
+  }
+}
+constexpr auto* kExpandFine = expand_fine;
+#else
+constexpr decltype(Kernels::expand_fine) kExpandFine = nullptr;
+#endif
 
 // values = floor((v + noise + centre + r) / 2^fraction_bits) within the window, v the grid point
 // nearest to y and r a uniform number below 2^fraction_bits.
