@@ -32,13 +32,14 @@ class Cipher {
     const __m512i order = _mm512_broadcast_i32x4(
         _mm_set_epi8(12, 13, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
     const __m512i lanes = _mm512_set_epi32(3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i steps = _mm512_set1_epi32(static_cast<std::int32_t>(step));
+    __m512i counters =
+        _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<std::int32_t>(first)));
     __m512i states[kCount];
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < kCount; ++i) {
-      const std::uint32_t counter = first + static_cast<std::uint32_t>(i) * step;
-      const __m512i counters =
-          _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<std::int32_t>(counter)));
       states[i] = _mm512_xor_si512(_mm512_shuffle_epi8(counters, order), keys_[0]);
+      counters = _mm512_add_epi32(counters, steps);
     }
 #pragma GCC unroll 9
     for (int round = 1; round < 10; ++round) {

@@ -139,28 +139,17 @@ static inline Bytes decide(Bytes a, Bytes b, Bytes reached) {
 #endif
 }
 
-static inline Bytes smaller(Bytes a, Bytes b) {
-#if CPSGD_LANES == 16
-  return (Bytes)_mm512_min_epu8((__m512i)a, (__m512i)b);
-#else
-  return a < b ? a : b;
-#endif
-}
-
 // How many thresholds each of kDraws numbers reaches. The largest number of all may seem to
-// reach more than there are. Numbers and thresholds have kBytes bytes each, the least significant
-// first. Given `apart`, its lanes become zero where a threshold is the number itself.
-template <int kBytes>
-static inline Positions search(const Bytes (&draws)[kBytes], const Thresholds& table,
-                               Bytes* apart = nullptr) {
+// reach more than there are.
+static inline Positions search(const Bytes (&draws)[16], const Thresholds& table) {
   // Planes whose bytes are picked with the same indices, while these are in a register.
-  constexpr int kAtOnce = kBytes < 8 ? kBytes : 8;
+  constexpr int kAtOnce = 8;
   const std::uint8_t* thresholds = table.blocks;
   Positions next;  // which of the step's thresholds to compare with
   for (std::size_t step = table.first_step; step != 0; step /= 2) {
     const std::size_t count = blocks_of_step(table.count, step, kBlock);
-    Bytes reached = ~Bytes{}, differs{};
-    for (int first = 0; first < kBytes; first += kAtOnce) {
+    Bytes reached = ~Bytes{};
+    for (int first = 0; first < 16; first += kAtOnce) {
       Bytes found[kAtOnce] = {};
       for (std::size_t start = 0; start < count; start += 256) {
         const Bytes entries =
@@ -168,20 +157,16 @@ static inline Positions search(const Bytes (&draws)[kBytes], const Thresholds& t
         const std::size_t end = std::min<std::size_t>(count, start + 256);
         for (std::size_t block = start; block < end; ++block) {
           const Bytes index = entries | (Bytes)(next.blocks != static_cast<std::uint8_t>(block));
-          const std::uint8_t* bytes = thresholds + kBlock * (kBytes * block + first);
+          const std::uint8_t* bytes = thresholds + kBlock * (16 * block + first);
 #pragma GCC unroll 8
           for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(bytes + kBlock * i, index);
         }
       }
       // Both sides are complements: the larger byte belongs to the smaller number.
 #pragma GCC unroll 8
-      for (int i = 0; i < kAtOnce; ++i) {
-        reached = decide(found[i], draws[first + i], reached);
-        differs |= found[i] ^ draws[first + i];
-      }
+      for (int i = 0; i < kAtOnce; ++i) reached = decide(found[i], draws[first + i], reached);
     }
-    if (apart != nullptr) *apart = smaller(*apart, differs);
-    thresholds += kBytes * kBlock * count;
+    thresholds += 16 * kBlock * count;
     next.advance((Bytes)(reached != std::uint8_t{0}));
   }
   return next;

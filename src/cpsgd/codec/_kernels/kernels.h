@@ -75,8 +75,8 @@ struct Fine {
 // Bytes of a draw: the first ones of its number, the last of which has the sign in its lowest bit;
 // then uniform bytes for each refinement by eight bits.
 constexpr std::size_t kPrefixBytes = 3;
-constexpr std::size_t kRefinements[] = {16, 8, 6, 4};
-constexpr std::size_t kDrawBytes = kPrefixBytes + 16 + 8 + 6 + 4;
+constexpr std::size_t kRefinements[] = {15, 8, 5, 4};
+constexpr std::size_t kDrawBytes = kPrefixBytes + 15 + 8 + 5 + 4;
 // Draws of a block, and the numbers in it whose other bytes are there.
 constexpr std::size_t kFineBlock = 4096;
 constexpr std::size_t kRests = 64;

@@ -5,8 +5,10 @@
 // of a group of 64 are in the order of 16-bit words: draws 0, 32, 1, 33, ...
 #pragma once
 
+#include <cmath>
+
 #include "aes.h"
-#include "inversion.h"
+#include "prefixes.h"
 
 namespace cpsgd {
 namespace CPSGD_LEVEL {
@@ -47,44 +49,58 @@ static inline Halves split(Bytes bytes, int half) {
   return half == 0 ? (Halves)bytes & std::uint16_t{255} : (Halves)bytes >> 8;
 }
 
-// |H| and, in its highest bit, the sign of every draw; zero for those that are untold.
-template <typename Planes>
-static void first_look(const Planes& planes, const Fine& fine, std::size_t stride,
-                       std::uint16_t* heads, Untold& untold) {
-  untold.count = 0;
-  for (std::size_t place = 0; place < stride; place += kDraws) {
-    Bytes given[kPrefixBytes];
-    planes.read(0, place, given);
-    const Bytes sign = given[2] & std::uint8_t{1};
-    const Bytes draws[kPrefixBytes] = {~(given[2] ^ sign), ~given[1], ~given[0]};
-    Bytes apart = ~Bytes{};
-    const Positions reached = search(draws, fine.prefixes, &apart);
-    const Bytes told = (Bytes)(apart != std::uint8_t{0});
+// |H| and, in its highest bit, the sign of kWays registers' draws; zero for those that are untold.
+template <std::size_t kWays, typename Planes>
+static inline void look(const Planes& planes, const Fine& fine, std::size_t start,
+                        std::uint16_t* heads, Untold& untold) {
+  Bytes given[kWays][kPrefixBytes], draws[kWays][kPrefixBytes];
+  for (std::size_t way = 0; way < kWays; ++way) {
+    planes.read(0, start + way * kDraws, given[way]);
+    draws[way][0] = ~(given[way][2] & std::uint8_t{254});
+    draws[way][1] = ~given[way][1];
+    draws[way][2] = ~given[way][0];
+  }
+  Reached reached[kWays];
+  reach(draws, fine.prefixes, reached);
+  for (std::size_t way = 0; way < kWays; ++way) {
+    const std::size_t place = start + way * kDraws;
+    const Bytes told = (Bytes)(reached[way].apart != std::uint8_t{0});
 #if CPSGD_LANES == 16
     const __mmask64 which = ~_mm512_movepi8_mask((__m512i)told);
     for (std::size_t i = 0; i < kPrefixBytes; ++i) {
       _mm512_storeu_si512(untold.prefixes[i] + untold.count,
-                          _mm512_maskz_compress_epi8(which, (__m512i)given[i]));
+                          _mm512_maskz_compress_epi8(which, (__m512i)given[way][i]));
     }
     untold.count += static_cast<std::size_t>(__builtin_popcountll(which));
     untold.which[place / kGroup] = which;
 #else
     for (std::size_t i = 0; i < kDraws; ++i) {
       for (std::size_t byte = 0; byte < kPrefixBytes; ++byte) {
-        untold.prefixes[byte][untold.count] = given[byte][i];
+        untold.prefixes[byte][untold.count] = given[way][byte][i];
       }
       untold.which[place + i] = static_cast<std::uint8_t>(1 + told[i]);
       untold.count += untold.which[place + i];
     }
 #endif
-    const Bytes low = reached.entries & told, high = reached.blocks & told, odd = sign & told;
+    const Bytes low = reached[way].low & told;
+    const Bytes high = (reached[way].high | (given[way][2] << 7)) & told;
     std::uint16_t* found = heads + place / kGroup * kGroup + place % kGroup / 2;
     for (int half = 0; half < 2; ++half) {
-      const Halves head = split(low, half) + split(high, half) * std::uint16_t{kBlock} +
-                          (split(odd, half) << 15);
+      const Halves head = split(low, half) | (split(high, half) << 8);
       std::memcpy(found + 32 * half, &head, sizeof head);
     }
   }
+}
+
+template <typename Planes>
+static void first_look(const Planes& planes, const Fine& fine, std::size_t stride,
+                       std::uint16_t* heads, Untold& untold) {
+  constexpr std::size_t kWays = 4;
+  std::size_t place = untold.count = 0;
+  for (; place + kWays * kDraws <= stride; place += kWays * kDraws) {
+    look<kWays>(planes, fine, place, heads, untold);
+  }
+  for (; place < stride; place += kDraws) look<1>(planes, fine, place, heads, untold);
 }
 
 // Looks the untold up with all their bytes: as many as there are rests, nearly always.
@@ -165,18 +181,16 @@ static void add_planes(const Planes& planes, const Fine& fine, std::int64_t weig
   first_look(planes, fine, stride, heads, untold);
   look_up(rests, fine, untold);
   put_back(untold, stride, heads);
-  // Half of 255 for each uniform number.
-  constexpr std::int64_t kMean =
-      255 * ((std::int64_t{8} << 24) + (std::int64_t{4} << 16) + (3 << 8) + 2);
-  const std::int32_t factor = static_cast<std::int32_t>(weight);
-  const std::int64_t offset = weight * kMean;
+  constexpr std::size_t k1 = kRefinements[0], k2 = kRefinements[1], k3 = kRefinements[2],
+                        k4 = kRefinements[3];
+  constexpr auto kMean = static_cast<std::int64_t>(255 * ((k1 << 24) + (k2 << 16) + (k3 << 8) + k4) / 2);
   for (std::size_t group = 0; group < n; group += kGroup) {
     std::uint16_t sums[4][kGroup];
     for (std::size_t place = group; place < group + kGroup; place += kDraws) {
-      sum_bytes<16>(planes, kPrefixBytes, place, sums[0]);
-      sum_bytes<8>(planes, kPrefixBytes + 16, place, sums[1]);
-      sum_bytes<6>(planes, kPrefixBytes + 24, place, sums[2]);
-      sum_bytes<4>(planes, kPrefixBytes + 30, place, sums[3]);
+      sum_bytes<k1>(planes, kPrefixBytes, place, sums[0]);
+      sum_bytes<k2>(planes, kPrefixBytes + k1, place, sums[1]);
+      sum_bytes<k3>(planes, kPrefixBytes + k1 + k2, place, sums[2]);
+      sum_bytes<k4>(planes, kPrefixBytes + k1 + k2 + k3, place, sums[3]);
     }
     std::int64_t last[kGroup];
     const std::size_t here = std::min(kGroup, n - group);
@@ -190,7 +204,8 @@ static void add_planes(const Planes& planes, const Fine& fine, std::int64_t weig
       const std::int32_t head = (magnitude ^ minus) - minus;
       const std::int32_t coarse = head * 256 + sums[0][i];
       const std::int32_t finer = (sums[1][i] << 16) + (sums[2][i] << 8) + sums[3][i];
-      found[i] += std::int64_t{coarse} * factor * (1 << 24) + std::int64_t{finer} * factor - offset;
+      const std::int64_t draw = std::int64_t{coarse} * (1 << 24) + (finer - kMean);
+      found[i] += weight * draw;
     }
     if (here < kGroup) std::memcpy(total + group, last, here * sizeof *last);
   }

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 UNIFORMS = 28
 """Uniform bytes in a draw of a table in cells."""
 
-_PREFIX_BYTES, _REFINEMENTS, _RESTS, _GROUP = 3, (16, 8, 6, 4), 64, 64
+_PREFIX_BYTES, _REFINEMENTS, _RESTS, _GROUP = 3, (15, 8, 5, 4), 64, 64
 
 
 def inverted(high: NDArray[np.uint64], low: NDArray[np.uint64], keystream: NDArray[np.uint8]) -> NDArray[np.uint32]:
@@ -51,11 +51,12 @@ class FineGaussian:
         sign, numbers = third & 1, first << 16 | second << 8 | third & 254
         found = self._magnitudes(numbers, keystream[:read].reshape(_RESTS, 16))
         found *= 1 - 2 * sign.astype(np.int64)
-        planes = planes[_PREFIX_BYTES:]
+        planes, mean = planes[_PREFIX_BYTES:], 0
         for uniforms in _REFINEMENTS:
             found <<= 8
-            found += planes[:uniforms].sum(axis=0, dtype=np.int64) - uniforms * 255 // 2
-            planes = planes[uniforms:]
+            found += planes[:uniforms].sum(axis=0, dtype=np.int64)
+            planes, mean = planes[uniforms:], (mean << 8) + uniforms * 255
+        found -= mean // 2
         total += weight * found.reshape(-1, _GROUP // 2, 2).swapaxes(1, 2).ravel()[: total.size]
 
     def _magnitudes(self, numbers: NDArray[np.uint32], rests: NDArray[np.uint8]) -> NDArray[np.int64]:
