@@ -26,14 +26,17 @@ from cpsgd.codec.rounding import CELL_BITS, KEYSTREAM_BYTES, UNIFORMS, WORKING_B
 CELL = 1 << CELL_BITS
 """The number a of points in a cell; H counts cells."""
 
-LEAST_RATIO, MOST_RATIO = 8.0, 16.0
-"""The standard deviation, in cells, is at least the first of these and less than the second."""
+LEAST_RATIO = 8.0
+"""The standard deviation, in cells, is at least this and less than twice as much."""
 
 DRAW_BYTES = KEYSTREAM_BYTES + UNIFORMS
 """Keystream bytes per draw: 128 bits for H, and the uniform numbers."""
 
 SMOOTHING = 2.0**-100
-"""An upper bound on the total variation of Z from the discrete Gaussian, all but the table's resolution."""
+"""An upper bound on the total variation of Z from the discrete Gaussian, all but the table's resolution.
+
+It holds for 28 uniform numbers and ratios from 8 to 16, and for 15 and from 64 to 128.
+"""
 
 GRID_VARIANCE = 5.0
 """N_Z(0, v) is a randomized rounding of N(0, v - this), in squared points, up to `GRID_VARIATION`."""
