@@ -48,6 +48,9 @@ FINE_BITS = REFINED_BITS + round(math.log2(LEAST_RATIO / fine_gaussian.LEAST_RAT
 _BLOCK, _RESTS, _GROUP = 1 << 12, 64, 64
 _PLANES = 3 + UNIFORMS + sum(uniforms for uniforms, _ in REFINEMENTS)
 
+DRAW_BYTES = _PLANES + 16 * _RESTS / _BLOCK
+"""Keystream bytes per draw of z."""
+
 # Coordinates per key, which is far below what GCM encrypts under one.
 _SEGMENT = 1 << 24
 

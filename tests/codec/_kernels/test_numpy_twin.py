@@ -314,7 +314,7 @@ def test_gaussian_noise_before_rounding_is_the_same(
 def fine_draws(table: Table, words: np.ndarray, count: int) -> list[int]:
     """Draws of a block in plain integers, as docs/proofs/rounded-correlated.md has them."""
     thresholds = [int(upper) << 64 | int(lower) for upper, lower in zip(table.high, table.low, strict=True)]
-    planes, read, found = words[1024:].reshape(35, -1).astype(int), 0, {}
+    planes, read, found = words[1024:].reshape(-1, 35, 64).swapaxes(0, 1).reshape(35, -1).astype(int), 0, {}
     for place, (first, second, third, *uniforms) in enumerate(planes.T.tolist()):
         lowest = (first << 16 | second << 8 | third & 254) << 104
         draw = bisect.bisect_right(thresholds, lowest | (1 << 105) - 1)
@@ -331,8 +331,8 @@ def fine_draws(table: Table, words: np.ndarray, count: int) -> list[int]:
 
 def prefixed(words: np.ndarray, place: int, first: int) -> None:
     """Lets a draw's number begin with these 23 bits."""
-    planes = words[1024:].reshape(35, -1)
-    planes[:3, place] = first >> 15, first >> 7 & 255, (first & 127) << 1 | planes[2, place] & 1
+    heads = words[1024:].reshape(-1, 35, 64)[place // 64, :3, place % 64]
+    heads[:] = first >> 15, first >> 7 & 255, (first & 127) << 1 | heads[2] & 1
 
 
 @pytest.mark.parametrize("count", [count for count in DIMENSIONS if count <= 4096])
@@ -368,10 +368,10 @@ def test_the_first_bits_of_a_fine_draw_decide_as_all_of_them_do(rest: int) -> No
     kernel, counts = _native.FineGaussian(table.high, table.low), np.zeros(2 * table.high.size + 1, np.int64)
     words, total = np.zeros(1024 + 35 * 4096, np.uint8), np.zeros(4096, np.int64)
     words[:1024] = rest
-    planes, mean = words[1024:].reshape(35, 4096), 255 * (15 << 24 | 8 << 16 | 5 << 8 | 4) // 2
+    planes, mean = words[1024:].reshape(64, 35, 64), 255 * (15 << 24 | 8 << 16 | 5 << 8 | 4) // 2
     for start in range(0, 1 << 24, 4096):
-        part = heads[start : start + 4096]
-        planes[:3] = part >> 16, part >> 8 & 255, part & 255
+        part = heads[start : start + 4096].reshape(64, 64)
+        planes[:, 0], planes[:, 1], planes[:, 2] = part >> 16, part >> 8 & 255, part & 255
         total[:] = 0
         kernel.add(words, 1, total)
         counts += np.bincount((total + mean >> 32) + table.high.size, minlength=counts.size)

@@ -24,17 +24,15 @@ class Cipher {
     add_key<10, 0x36>(round);
   }
 
-  // Four blocks of keystream into each register: those from counter `first` on, from `first` +
-  // `step` on, and so on.
-  template <typename Register, std::size_t kCount>
-  void encrypt(std::uint32_t first, std::uint32_t step, Register (&found)[kCount]) const {
+  // The blocks of keystream from counter `first` on, four to a register.
+  template <std::size_t kCount, typename Register>
+  void encrypt(std::uint32_t first, Register* found) const {
     // Counters are the last four bytes of a block, the most significant first.
     const __m512i order = _mm512_broadcast_i32x4(
         _mm_set_epi8(12, 13, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
     const __m512i lanes = _mm512_set_epi32(3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0);
-    const __m512i steps = _mm512_set1_epi32(static_cast<std::int32_t>(step));
-    __m512i counters =
-        _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<std::int32_t>(first)));
+    const __m512i steps = _mm512_set1_epi32(4);
+    __m512i counters = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<std::int32_t>(first)));
     __m512i states[kCount];
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < kCount; ++i) {

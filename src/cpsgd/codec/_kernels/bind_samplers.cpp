@@ -15,8 +15,9 @@ Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
 }
 
 // Ascending thresholds in the order of the bisection's steps. A block holds some of one step: their
-// least significant bytes (of the first `bytes`), then the next ones. All are complemented, so that zero, which fills up a
-// step's last block and is what the kernels find beyond it, stands for the largest number there is.
+// least significant bytes (of the first `bytes`), then the next ones. All are complemented, so that
+// zero, which fills up a step's last block and is what the kernels find beyond it, stands for the
+// largest number there is.
 std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std::uint64_t* low,
                                             std::size_t count, std::size_t first_step,
                                             std::size_t bytes = 16) {

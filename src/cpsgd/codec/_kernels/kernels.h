@@ -65,8 +65,8 @@ struct Blur {
 
 constexpr std::size_t kUniforms = 28;
 
-// Fine Gaussian draws. |H| is how many thresholds a uniform number reaches, whose first bytes nearly
-// always tell; `prefixes` are the thresholds' first 23 bits.
+// Fine Gaussian draws. |H| is how many thresholds a uniform number reaches, whose first bytes
+// nearly always tell; `prefixes` are the thresholds' first 23 bits.
 struct Fine {
   Thresholds prefixes;
   Thresholds table;

@@ -1,8 +1,8 @@
 // Noise that follows from the seeds of a lineage: fine Gaussian draws times a weight, added to what
 // is there; and rounding at random of grid points with this noise, kept within a window.
 //
-// A block's bytes are kRests numbers of 128 bits, then kDrawBytes planes of a byte per draw. Bytes
-// of a group of 64 are in the order of 16-bit words: draws 0, 32, 1, 33, ...
+// A block's bytes are kRests numbers of 128 bits, then for every group of 64 draws kDrawBytes
+// planes of a byte per draw, in the order of 16-bit words: draws 0, 32, 1, 33, ...
 #pragma once
 
 #include <cmath>
@@ -15,18 +15,22 @@ namespace CPSGD_LEVEL {
 
 typedef std::uint16_t Halves __attribute__((vector_size(4 * CPSGD_LANES)));
 
+// Where a plane's bytes of a draw and of those after it are in a block.
+static inline std::size_t byte_of(std::size_t plane, std::size_t place) {
+  return 16 * kRests + (place / kGroup * kDrawBytes + plane) * kGroup + place % kGroup;
+}
+
 // A block's bytes in memory.
 struct StoredPlanes {
   const std::uint8_t* bytes;
-  std::size_t stride;
 
   void rests(std::uint8_t* found) const { std::memcpy(found, bytes, 16 * kRests); }
 
   // Bytes of kCount planes, from a place in each.
   template <std::size_t kCount>
-  void read(std::size_t first, std::size_t place, Bytes (&found)[kCount]) const {
+  void read(std::size_t first, std::size_t place, Bytes* found) const {
     for (std::size_t i = 0; i < kCount; ++i) {
-      std::memcpy(&found[i], bytes + 16 * kRests + (first + i) * stride + place, sizeof(Bytes));
+      std::memcpy(&found[i], bytes + byte_of(first + i, place), sizeof(Bytes));
     }
   }
 };
@@ -55,7 +59,7 @@ static inline void look(const Planes& planes, const Fine& fine, std::size_t star
                         std::uint16_t* heads, Untold& untold) {
   Bytes given[kWays][kPrefixBytes], draws[kWays][kPrefixBytes];
   for (std::size_t way = 0; way < kWays; ++way) {
-    planes.read(0, start + way * kDraws, given[way]);
+    planes.template read<kPrefixBytes>(0, start + way * kDraws, given[way]);
     draws[way][0] = ~(given[way][2] & std::uint8_t{254});
     draws[way][1] = ~given[way][1];
     draws[way][2] = ~given[way][0];
@@ -93,14 +97,15 @@ static inline void look(const Planes& planes, const Fine& fine, std::size_t star
 }
 
 template <typename Planes>
-static void first_look(const Planes& planes, const Fine& fine, std::size_t stride,
+static void first_look(const Planes& planes, const Fine& fine, std::size_t width,
                        std::uint16_t* heads, Untold& untold) {
   constexpr std::size_t kWays = 4;
+  for (auto& prefixes : untold.prefixes) std::memset(prefixes, 0, kRests);
   std::size_t place = untold.count = 0;
-  for (; place + kWays * kDraws <= stride; place += kWays * kDraws) {
+  for (; place + kWays * kDraws <= width; place += kWays * kDraws) {
     look<kWays>(planes, fine, place, heads, untold);
   }
-  for (; place < stride; place += kDraws) look<1>(planes, fine, place, heads, untold);
+  for (; place < width; place += kDraws) look<1>(planes, fine, place, heads, untold);
 }
 
 // Looks the untold up with all their bytes: as many as there are rests, nearly always.
@@ -129,15 +134,15 @@ static void look_up(const std::uint8_t* rests, const Fine& fine, Untold& untold)
 }
 
 // Puts the heads of the untold where they belong.
-static void put_back(const Untold& untold, std::size_t stride, std::uint16_t* heads) {
+static void put_back(const Untold& untold, std::size_t width, std::uint16_t* heads) {
   std::size_t next = 0;
 #if CPSGD_LANES == 16
-  for (std::size_t group = 0; group < stride; group += kGroup) {
+  for (std::size_t group = 0; group < width; group += kGroup) {
     const __mmask64 which = untold.which[group / kGroup];
-    const Bytes low = (Bytes)_mm512_maskz_expand_epi8(
-        which, _mm512_loadu_si512(untold.found[0] + next));
-    const Bytes high = (Bytes)_mm512_maskz_expand_epi8(
-        which, _mm512_loadu_si512(untold.found[1] + next));
+    const Bytes low =
+        (Bytes)_mm512_maskz_expand_epi8(which, _mm512_loadu_si512(untold.found[0] + next));
+    const Bytes high =
+        (Bytes)_mm512_maskz_expand_epi8(which, _mm512_loadu_si512(untold.found[1] + next));
     next += static_cast<std::size_t>(__builtin_popcountll(which));
     for (int half = 0; half < 2; ++half) {
       Halves head;
@@ -147,7 +152,7 @@ static void put_back(const Untold& untold, std::size_t stride, std::uint16_t* he
     }
   }
 #else
-  for (std::size_t i = 0; i < stride; ++i) {
+  for (std::size_t i = 0; i < width; ++i) {
     const std::uint32_t both = untold.found[0][next] | untold.found[1][next] << 8;
     heads[i / kGroup * kGroup + i % kGroup / 2 + i % 2 * 32] |=
         static_cast<std::uint16_t>(both & (0u - untold.which[i]));
@@ -156,41 +161,49 @@ static void put_back(const Untold& untold, std::size_t stride, std::uint16_t* he
 #endif
 }
 
-// Sums of the bytes of kCount planes, from a place in each.
-template <std::size_t kCount, typename Planes>
-static inline void sum_bytes(const Planes& planes, std::size_t first, std::size_t place,
-                             std::uint16_t* sums) {
-  Bytes given[kCount];
-  planes.read(first, place, given);
-  for (int half = 0; half < 2; ++half) {
-    Halves sum = split(given[0], half);
-    for (std::size_t i = 1; i < kCount; ++i) sum += split(given[i], half);
-    std::memcpy(sums + place % kGroup / 2 + 32 * half, &sum, sizeof sum);
+// Sums of the bytes of kCount planes.
+template <std::size_t kCount>
+static inline void sum_bytes(const Bytes* given, std::size_t place, std::uint16_t* sums) {
+  // Sums of whole words, of which the high bytes' are taken off again.
+  Halves low = (Halves)given[0], high = low >> 8;
+  for (std::size_t i = 1; i < kCount; ++i) {
+    low += (Halves)given[i];
+    high += (Halves)given[i] >> 8;
   }
+  low -= high << 8;
+  std::memcpy(sums + place % kGroup / 2, &low, sizeof low);
+  std::memcpy(sums + place % kGroup / 2 + 32, &high, sizeof high);
 }
 
 // total += weight z for a block of n draws z.
 template <typename Planes>
 static void add_planes(const Planes& planes, const Fine& fine, std::int64_t weight,
                        std::int64_t* total, std::size_t n) {
-  const std::size_t stride = (n + kGroup - 1) / kGroup * kGroup;
+  const std::size_t width = (n + kGroup - 1) / kGroup * kGroup;
   std::uint16_t heads[kFineBlock];
   std::uint8_t rests[16 * kRests];
   Untold untold;
   planes.rests(rests);
-  first_look(planes, fine, stride, heads, untold);
+  first_look(planes, fine, width, heads, untold);
   look_up(rests, fine, untold);
-  put_back(untold, stride, heads);
+  put_back(untold, width, heads);
   constexpr std::size_t k1 = kRefinements[0], k2 = kRefinements[1], k3 = kRefinements[2],
                         k4 = kRefinements[3];
-  constexpr auto kMean = static_cast<std::int64_t>(255 * ((k1 << 24) + (k2 << 16) + (k3 << 8) + k4) / 2);
+  static_assert(k4 % 2 == 0, "the mean is a whole number");
+  constexpr auto kMean =
+      static_cast<std::int64_t>(255 * ((k1 << 24) + (k2 << 16) + (k3 << 8) + k4) / 2);
   for (std::size_t group = 0; group < n; group += kGroup) {
     std::uint16_t sums[4][kGroup];
     for (std::size_t place = group; place < group + kGroup; place += kDraws) {
-      sum_bytes<k1>(planes, kPrefixBytes, place, sums[0]);
-      sum_bytes<k2>(planes, kPrefixBytes + k1, place, sums[1]);
-      sum_bytes<k3>(planes, kPrefixBytes + k1 + k2, place, sums[2]);
-      sum_bytes<k4>(planes, kPrefixBytes + k1 + k2 + k3, place, sums[3]);
+      Bytes given[k1 + k2 + k3 + k4];
+      constexpr std::size_t kAtOnce = sizeof given / sizeof *given / 2;
+      for (std::size_t i = 0; i < 2 * kAtOnce; i += kAtOnce) {
+        planes.template read<kAtOnce>(kPrefixBytes + i, place, given + i);
+      }
+      sum_bytes<k1>(given, place, sums[0]);
+      sum_bytes<k2>(given + k1, place, sums[1]);
+      sum_bytes<k3>(given + k1 + k2, place, sums[2]);
+      sum_bytes<k4>(given + k1 + k2 + k3, place, sums[3]);
     }
     std::int64_t last[kGroup];
     const std::size_t here = std::min(kGroup, n - group);
@@ -213,8 +226,7 @@ static void add_planes(const Planes& planes, const Fine& fine, std::int64_t weig
 
 static void add_fine(const std::uint8_t* bytes, const Fine& fine, std::int64_t weight,
                      std::int64_t* total, std::size_t n) {
-  const std::size_t stride = (n + kGroup - 1) / kGroup * kGroup;
-  add_planes(StoredPlanes{bytes, stride}, fine, weight, total, n);
+  add_planes(StoredPlanes{bytes}, fine, weight, total, n);
 }
 
 #if defined(__VAES__)
@@ -222,19 +234,16 @@ static void add_fine(const std::uint8_t* bytes, const Fine& fine, std::int64_t w
 struct CipheredPlanes {
   Cipher cipher;
   std::uint32_t first;  // the block's first counter
-  std::size_t stride;
 
   void rests(std::uint8_t* found) const {
     Bytes bytes[16 * kRests / kGroup];
-    cipher.encrypt(first, 4, bytes);
+    cipher.encrypt<16 * kRests / kGroup>(first, bytes);
     std::memcpy(found, bytes, sizeof bytes);
   }
 
   template <std::size_t kCount>
-  void read(std::size_t plane, std::size_t place, Bytes (&found)[kCount]) const {
-    const std::size_t bytes = 16 * kRests + plane * stride + place;
-    cipher.encrypt(first + static_cast<std::uint32_t>(bytes / 16),
-                   static_cast<std::uint32_t>(stride / 16), found);
+  void read(std::size_t plane, std::size_t place, Bytes* found) const {
+    cipher.encrypt<kCount>(first + static_cast<std::uint32_t>(byte_of(plane, place) / 16), found);
   }
 };
 
@@ -243,11 +252,10 @@ static void expand_fine(const std::uint8_t* keys, const std::int64_t* weights, s
                         const Fine& fine, std::int64_t* total, std::size_t n) {
   for (std::size_t start = 0; start < n; start += kFineBlock) {
     const std::size_t here = std::min(kFineBlock, n - start);
-    const std::size_t stride = (here + kGroup - 1) / kGroup * kGroup;
     // GCM encrypts from block 2 on.
     const std::size_t first = 2 + start / kFineBlock * (fine_bytes(kFineBlock) / 16);
     for (std::size_t i = 0; i < count; ++i) {
-      const CipheredPlanes planes{Cipher(keys + 16 * i), static_cast<std::uint32_t>(first), stride};
+      const CipheredPlanes planes{Cipher(keys + 16 * i), static_cast<std::uint32_t>(first)};
       add_planes(planes, fine, weights[i], total + start, here);
     }
   }

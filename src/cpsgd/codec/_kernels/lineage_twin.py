@@ -25,9 +25,9 @@ def inverted(high: NDArray[np.uint64], low: NDArray[np.uint64], keystream: NDArr
 class FineGaussian:
     """Fine Gaussian draws: |H| and its sign, four times refined by eight bits.
 
-    A block's bytes are 64 numbers of 128 bits, then planes of a byte per draw, in the order 0, 32, 1, 33, ... of every
-    64. The first three planes are the first bytes of a draw's number, the most significant first; the lowest bit is the
-    sign. Where a threshold has the same 23 bits, the rest of the number is the next of the 64.
+    A block's bytes are 64 numbers of 128 bits, then for every 64 draws planes of a byte per draw, in the order 0, 32, 1,
+    33, ... The first three planes are the first bytes of a draw's number, the most significant first; the lowest bit is
+    the sign. Where a threshold has the same 23 bits, the rest of the number is the next of the 64.
     """
 
     def __init__(self, high: NDArray[np.uint64], low: NDArray[np.uint64]) -> None:
@@ -46,7 +46,9 @@ class FineGaussian:
     def add(self, keystream: NDArray[np.uint8], weight: int, total: NDArray[np.int64]) -> None:
         """Adds the weight times a draw to each number of `total`, a block."""
         width, read = -(-total.size // _GROUP) * _GROUP, 16 * _RESTS
-        planes = keystream[read : read + (_PREFIX_BYTES + sum(_REFINEMENTS)) * width].reshape(-1, width)
+        rows = _PREFIX_BYTES + sum(_REFINEMENTS)
+        groups = keystream[read : read + rows * width].reshape(-1, rows, _GROUP)
+        planes = groups.swapaxes(0, 1).reshape(rows, width)
         first, second, third = planes[:_PREFIX_BYTES].astype(np.uint32)
         sign, numbers = third & 1, first << 16 | second << 8 | third & 254
         found = self._magnitudes(numbers, keystream[:read].reshape(_RESTS, 16))

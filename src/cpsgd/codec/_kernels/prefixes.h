@@ -32,8 +32,8 @@ static inline void reach(const Bytes (&draws)[kWays][3], const Thresholds& table
     for (std::size_t way = 0; way < kWays; ++way) {
 #pragma GCC unroll 3
       for (int i = 0; i < 3; ++i) {
-        found[way][i] = _mm512_permutexvar_epi8(entries[way],
-                                                _mm512_loadu_si512(thresholds + kBlock * i));
+        found[way][i] =
+            _mm512_permutexvar_epi8(entries[way], _mm512_loadu_si512(thresholds + kBlock * i));
       }
     }
     for (std::size_t block = 1; block < count; ++block) {
@@ -44,28 +44,32 @@ static inline void reach(const Bytes (&draws)[kWays][3], const Thresholds& table
         const __mmask64 here = _mm512_cmpeq_epi8_mask(blocks[way], number);
 #pragma GCC unroll 3
         for (int i = 0; i < 3; ++i) {
-          found[way][i] = _mm512_mask_permutexvar_epi8(
-              found[way][i], here, entries[way], _mm512_loadu_si512(bytes + kBlock * i));
+          found[way][i] = _mm512_mask_permutexvar_epi8(found[way][i], here, entries[way],
+                                                       _mm512_loadu_si512(bytes + kBlock * i));
         }
       }
     }
     thresholds += 3 * kBlock * count;
+    // Up to here all are in the first block, and so they are in the next step.
+    const bool narrow = step > 1 && blocks_of_step(table.count, step / 2, kBlock) == 1;
 #pragma GCC unroll 4
     for (std::size_t way = 0; way < kWays; ++way) {
       // Both sides are complements: the larger byte belongs to the smaller number.
-      __mmask64 least = ~__mmask64{0};
-      __m512i differs = _mm512_setzero_si512();
-#pragma GCC unroll 3
-      for (int i = 0; i < 3; ++i) {
+      __mmask64 least = _mm512_cmpge_epu8_mask(found[way][0], (__m512i)draws[way][0]);
+      __m512i differs = found[way][0] ^ (__m512i)draws[way][0];
+#pragma GCC unroll 2
+      for (int i = 1; i < 3; ++i) {
         const __m512i threshold = found[way][i], draw = (__m512i)draws[way][i];
-        const __mmask64 above = _mm512_cmpgt_epu8_mask(threshold, draw);
-        least = above | (_mm512_cmpge_epu8_mask(threshold, draw) & least);
+        least = _mm512_cmpgt_epu8_mask(threshold, draw) |
+                _mm512_mask_cmpge_epu8_mask(least, threshold, draw);
         differs = _mm512_ternarylogic_epi32(differs, threshold, draw, 0xF6);  // a | (b ^ c)
       }
       apart[way] = _mm512_min_epu8(apart[way], differs);
-      const __mmask64 carried = _mm512_test_epi8_mask(entries[way], top);
-      blocks[way] = _mm512_add_epi8(blocks[way], blocks[way]);
-      blocks[way] = _mm512_mask_add_epi8(blocks[way], carried, blocks[way], one);
+      if (!narrow) {
+        const __mmask64 carried = _mm512_test_epi8_mask(entries[way], top);
+        blocks[way] = _mm512_add_epi8(blocks[way], blocks[way]);
+        blocks[way] = _mm512_mask_add_epi8(blocks[way], carried, blocks[way], one);
+      }
       entries[way] = _mm512_add_epi8(entries[way], entries[way]);
       entries[way] = _mm512_mask_add_epi8(entries[way], least, entries[way], one);
     }
