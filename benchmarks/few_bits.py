@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from cpsgd import Protocol, plan
+from cpsgd.correlated.fine_draws import DRAW_BYTES
 from cpsgd.correlated.saturating import RoundedCorrelated
+from cpsgd.randomness import Keystream
 
 
 def seconds(calls: Mapping[str, Callable[[], object]], turns: int = 15) -> dict[str, float]:
@@ -31,6 +33,7 @@ def compared(independent: Protocol, protocol: Protocol, dim: int) -> str:
     memory, vector = protocol.mechanism.memory, np.random.default_rng(1).normal(size=dim)
     independent, protocol = (replace(each, dim=dim, promise=None) for each in (independent, protocol))
     seeds = tuple(os.urandom(16) for _ in range(memory.bands))
+    draw_bytes = round(dim * DRAW_BYTES)
     expanded, total = memory.expanded(seeds, memory.bands, dim), np.zeros(dim, dtype=np.int64)
     taken = seconds(
         {
@@ -38,13 +41,15 @@ def compared(independent: Protocol, protocol: Protocol, dim: int) -> str:
             "cold": lambda: protocol.encode(vector, memory.bands, seeds=seeds),
             "ahead": lambda: protocol.encode(vector, memory.bands, seeds=expanded),
             "draw": lambda: protocol.mechanism.lineages.add(seeds[0], 0, 1, total),  # type: ignore[attr-defined]
+            "bytes": lambda: Keystream.in_gcm(seeds[0]).take(draw_bytes),
         }
     )
     unit = taken["independent"]
     return (
         f"d = {dim:,}: encode {1e3 * taken['cold']:.2f} ms, {taken['cold'] / unit:.1f} × independent "
         f"({1e3 * unit:.2f} ms); {1e3 * taken['ahead']:.2f} ms, {taken['ahead'] / unit:.2f} ×, once its seeds are "
-        f"expanded; one draw of z {taken['draw'] / unit:.2f} ×"
+        f"expanded; one draw of z {1e9 * taken['draw'] / dim:.2f} ns, {taken['draw'] / unit:.2f} ×; "
+        f"the library's AES of its bytes {1e9 * taken['bytes'] / dim:.2f} ns"
     )
 
 

@@ -133,9 +133,9 @@ def test_known_draws() -> None:
     for ratio in (8.0, 13.0):
         values[f"draw {ratio}"] = [draws.farthest_point(ratio), *draws.draw(ratio, stream(2).take(6 * 44), 6)]
         values[f"resolution {ratio}"] = run_gaussian.resolution(ratio)
-    for kind in (Lineages, FineLineages):
+    for kind, ratio in ((Lineages, 9.0), (FineLineages, 72.0)):
         for limit in (None, 1 << 20):
-            lineages = kind(Correlation(4, 9), 9.0, limit)
+            lineages = kind(Correlation(4, 9), ratio, limit)
             key = f"{kind is FineLineages} {limit}"
             values[f"bytes {key}"] = lineages.draw_bytes
             values[f"fresh {key}"] = lineages.fresh(stream(3).take(7 * lineages.draw_bytes), 7)

@@ -319,7 +319,7 @@ def test_files_and_fingerprints() -> None:
 
 def test_the_seeds_purpose_is_named() -> None:
     assert draws.PURPOSE == b"cpsgd lineage noise v1"
-    assert fine_draws.PURPOSE == b"cpsgd fine lineage noise v1"
+    assert fine_draws.PURPOSE == b"cpsgd fine lineage noise v2"
 
 
 def test_a_modulus_is_planned_for_the_rounds_whose_messages_hold_all_of_their_lineages_noise() -> None:

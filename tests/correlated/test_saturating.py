@@ -351,25 +351,38 @@ def test_refined_draws_are_gaussians_with_uniform_numbers(
 
 def test_refinements_move_less_than_the_table_does() -> None:
     assert fine_draws.FINE_BITS == 27
-    assert fine_draws.FINE_VARIATION < 2.0**-108 < fine_gaussian.SMOOTHING / 100
-    # 8 · 2^8 points per deviation, and 2^8 times as many after each of the first three.
-    roots = [2**11, 2**19, 2**27, 2**35]
-    exact = sum(fine_draws.aliasing(root, uniforms) for root, uniforms in zip(roots, (10, 6, 4, 4), strict=True))
+    assert fine_draws.FINE_VARIATION < 2.0**-110 < fine_gaussian.SMOOTHING / 100
+    # 64 · 2^8 points per deviation, and 2^8 times as many after each of the first two.
+    roots = [2**14, 2**22, 2**30]
+    exact = sum(fine_draws.aliasing(root, uniforms) for root, uniforms in zip(roots, (8, 5, 4), strict=True))
     assert fine_draws._variation() == fine_draws.FINE_VARIATION == pytest.approx(exact, rel=1e-8)
     assert exact <= fine_draws.FINE_VARIATION
 
 
+@pytest.mark.parametrize("sigma", [0.8, 1.0, 1.999, 2.0, 3.3, 2047.0])
+def test_draws_have_as_many_cells_per_deviation_as_the_proof_asks_for(sigma: float) -> None:
+    found = mechanism(noise_deviation=sigma, window=1 << 16 if sigma > 100 else 40)
+    assert fine_draws.LEAST_RATIO <= found.noise_ratio < 2 * fine_draws.LEAST_RATIO
+    assert found.noise_ratio * 2.0 ** (8 + 24) == sigma * 2.0**found.noise_bits >= 2.0**38
+
+
 def test_fine_draws_fill_their_grid() -> None:
-    found = mechanism()
-    z = np.zeros(40_000, dtype=np.int64)
+    found, size = mechanism(), 1 << 19
+    z = np.zeros(size, dtype=np.int64)
     found.lineages.add(bytes(16), 3, 1, z)
     deviation = math.ldexp(found.noise_deviation, found.noise_bits)
-    # Standard errors of 0.5 % and 0.35 %; five of each, a false alarm below 1e-6 each.
-    assert abs(z.mean()) < 0.025 * deviation
-    assert abs(z.std() / deviation - 1.0) < 0.018
-    # The lowest byte of the uniform numbers' sum is uniform: 255 degrees of freedom, false alarm 1e-7.
-    counts = np.bincount(z & 255, minlength=256)
-    assert float(((counts - 156.25) ** 2 / 156.25).sum()) < 390.0
+    # 256 cells of the same probability, and each byte but the highest: 255 degrees of freedom, false alarm 1e-7 each.
+    cells = np.minimum(ndtr(z / deviation) * 256, 255).astype(np.int64)
+    for part in (cells, *(z >> shift & 255 for shift in (0, 8, 16, 24))):
+        counts = np.bincount(part, minlength=256)
+        assert float(((counts - size / 256) ** 2 / (size / 256)).sum()) < chi2.isf(1e-7, 255)
+    # Squares and their tails: a seventh moment's worth of deviations, six standard errors of each.
+    x = z / deviation
+    for power, mean, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (4, 3.0, 96.0), (6, 15.0, 10170.0)):
+        assert abs((x**power).mean() - mean) < 6.0 * math.sqrt(variance / size)
+    # Draws of one register, of the next one and of the next block have nothing to do with each other.
+    for apart in (1, 2, 32, 64, 4096):
+        assert abs((x[apart:] * x[:-apart]).mean()) < 6.0 / math.sqrt(size)
 
 
 def test_a_seed_is_expanded_to_the_same_fine_noise_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +390,7 @@ def test_a_seed_is_expanded_to_the_same_fine_noise_for_ever(monkeypatch: pytest.
     lineages = mechanism().lineages
     for z, (seed, round) in zip(found, ((7, 3), (7, 4), (8, 3)), strict=False):
         lineages.add(bytes([seed] * 16), round, 1, z)
-    assert hashlib.sha256(found[0].astype("<i8").tobytes()).hexdigest()[:16] == "3572c50a368a15d2"
+    assert hashlib.sha256(found[0].astype("<i8").tobytes()).hexdigest()[:16] == "8b827fac6de6d9c1"
     assert len({z.tobytes() for z in found}) == 4
     assert fine_draws._SEGMENT == 1 << 24
     # Long vectors have a key for each segment.

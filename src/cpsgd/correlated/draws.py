@@ -126,7 +126,7 @@ class Lineages:
     """
 
     draw_bytes: ClassVar[int] = DRAW_BYTES
-    """Keystream bytes per draw of z."""
+    """Keystream bytes per coordinate of fresh noise."""
 
     correlation: Correlation
     ratio: float
@@ -134,9 +134,7 @@ class Lineages:
 
     def fresh(self, keystream: NDArray[np.uint8], count: int) -> Points:
         """Draws the noise of a lineage that begins with this round and that nobody will continue."""
-        total = np.zeros(count, dtype=np.int64)
-        self._add_draws(keystream, self.correlation.weights[0], total)
-        return total
+        return self.correlation.weights[0] * draw(self.ratio, keystream, count)
 
     def noise(self, seeds: Sequence[bytes | None], round: int, dim: int) -> Points:
         """Returns Σ_k g_k z_(round-k), each z expanded from its seed; earlier rounds are clipped to the limit.
@@ -154,27 +152,26 @@ class Lineages:
         total = np.zeros(dim, dtype=np.int64)
         own, *earlier = self._checked(seeds, round)
         assert own is not None
-        for age, seed in enumerate(earlier, start=1):
-            if seed is not None and self.correlation.weights[age]:
-                self.add(seed, round - age, self.correlation.weights[age], total)
+        weights = self.correlation.weights
+        told = [(seed, round - age, weights[age]) for age, seed in enumerate(earlier, start=1) if seed is not None]
+        self.add_each([each for each in told if each[2]], total)
         if self.limit is not None:
             np.clip(total, -self.limit, self.limit, out=total)
-        self.add(own, round, self.correlation.weights[0], total)
+        self.add(own, round, weights[0], total)
         return total
+
+    def add_each(self, draws: Sequence[tuple[bytes, int, int]], total: Points) -> None:
+        """Adds the weights times z of several seeds and rounds to `total`."""
+        for seed, round, weight in draws:
+            self.add(seed, round, weight, total)
 
     def add(self, seed: bytes, round: int, weight: int, total: Points) -> None:
         """Adds the weight times z of one round to `total`: a draw per coordinate, by a key from seed and round."""
-        self._add_stream(Keystream(derived_key(PURPOSE, seed, round)), weight, total)
-
-    def _add_stream(self, stream: Keystream, weight: int, total: Points) -> None:
-        """Adds draws to all coordinates, in blocks."""
+        stream = Keystream(derived_key(PURPOSE, seed, round))
         buffer = stream.buffer(min(_BLOCK, total.size) * self.draw_bytes)
         for start in range(0, total.size, _BLOCK):
             part = total[start : start + _BLOCK]
-            self._add_draws(stream.fill(buffer, part.size * self.draw_bytes), weight, part)
-
-    def _add_draws(self, keystream: NDArray[np.uint8], weight: int, total: Points) -> None:
-        total += weight * draw(self.ratio, keystream, total.size)
+            part += weight * draw(self.ratio, stream.fill(buffer, part.size * self.draw_bytes), part.size)
 
     def _checked(self, seeds: Sequence[bytes | None], round: int) -> Sequence[bytes | None]:
         """Returns the seeds if a client may hold them in this round; else raises `ParameterError`."""

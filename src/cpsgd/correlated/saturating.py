@@ -27,7 +27,7 @@ from cpsgd import _validate
 from cpsgd.codec.rounding import PythonKernel, saturate
 from cpsgd.correlated.client_sums import SimulatedClients
 from cpsgd.correlated.draws import Points
-from cpsgd.correlated.fine_draws import FINE_BITS, FINE_VARIATION, FineLineages
+from cpsgd.correlated.fine_draws import FINE_BITS, FINE_VARIATION, REFINED_BITS, FineLineages
 from cpsgd.correlated.mechanism import CorrelatedGaussian, CorrelatedNoise, coarse_bits
 from cpsgd.correlated.run_gaussian import resolution
 from cpsgd.correlated.run_memory import MORE, RunMemory
@@ -252,7 +252,7 @@ class RoundedCorrelated(CorrelatedGaussian):
     @property
     def noise_ratio(self) -> float:
         """σ in cells of a draw that is not refined."""
-        return super().noise_ratio * 2.0**-FINE_BITS
+        return super().noise_ratio * 2.0**-REFINED_BITS
 
     @cached_property
     def fraction_bits(self) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from cpsgd.codec import clip, pack, rotate
 from cpsgd.codec._kernels import _native, numpy_twin
 from cpsgd.codec.clip import Grid
+from cpsgd.codec.rounding import Table
 from cpsgd.mechanisms import binomial, fine_gaussian
 from cpsgd.randomness import Keystream
 
@@ -25,11 +25,6 @@ from ..stages import clipped, keystream_bytes, lowest, rounder  # noqa: TID252 -
 
 # Thresholds of three outcomes.
 TWO = np.array([2**62, 2**63], np.uint64), np.zeros(2, np.uint64)
-# Numbers and bits of refinements: odd, none, too many, of too many bits, in all too.
-REFINEMENTS_THAT_ARE_NONE = [
-    *(([3], [8]), ([0], [8]), ([18], [8]), ([2], [0]), ([2], [9]), ([2, 2], [8])),
-    ([2, 2, 2, 2], [8, 8, 8, 4]),
-]
 # Around every boundary of the blocking: lanes, tiles, leaves, powers of two.
 DIMENSIONS = [
     *(1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 63, 64, 100, 255, 256, 257, 1000, 4095, 4096, 4097, 10_000, 2**15 + 1),
@@ -37,11 +32,7 @@ DIMENSIONS = [
 ]
 
 
-def bytewise(numbers: list[int]) -> np.ndarray:
-    return np.array(numbers, np.uint8)
-
-
-FINE = _native.FineGaussian(*TWO, bytewise([2]), bytewise([8]))
+FINE = _native.FineGaussian(*TWO)
 
 
 def saturated(
@@ -320,37 +311,95 @@ def test_gaussian_noise_before_rounding_is_the_same(
             assert payload.tobytes() == pack.forward(expected, radix)
 
 
-@pytest.mark.parametrize("count", DIMENSIONS)
-@pytest.mark.parametrize(
-    ("ratio", "refinements", "weight"),
-    [(8.0, ((10, 8), (6, 8), (4, 8), (4, 3)), 1 << 14), (15.9, ((2, 1), (16, 7)), -8118), (9.0, (), 0)],
-)
-def test_refined_gaussian_noise_is_the_same(
-    count: int, ratio: float, refinements: tuple[tuple[int, int], ...], weight: int
-) -> None:
-    table = fine_gaussian.table(ratio, 60)
-    uniforms, bits = np.array(refinements, np.uint8).reshape(-1, 2).T.copy()
-    words = keystream((44 + int(uniforms.sum())) * count)
-    # The smallest and the largest noise there is.
-    words.reshape(-1)[:16], words[16 * count - 16 : 16 * count] = 0, 255
-    coarse = words[: 44 * count]
-    expected = written(
-        numpy_twin.GaussianRounder(1, 2**17, 0, table.high, table.low).values,
-        *(np.zeros(count, np.float32), coarse),
-        size=count,
-        dtype=np.uint32,
-    ).astype(np.int64)
-    expected -= 2**16
-    planes = words[44 * count :].reshape(-1, count)
-    for numbers, finer in refinements:
-        drawn = (planes[:numbers] >> (8 - finer)).astype(np.int64)
-        expected = (expected << finer) + drawn.sum(axis=0) - numbers * (2**finer - 1) // 2
-        planes = planes[numbers:]
+def fine_draws(table: Table, words: np.ndarray, count: int) -> list[int]:
+    """Draws of a block in plain integers, as docs/proofs/rounded-correlated.md has them."""
+    thresholds = [int(upper) << 64 | int(lower) for upper, lower in zip(table.high, table.low, strict=True)]
+    planes, read, found = words[1024:].reshape(-1, 35, 64).swapaxes(0, 1).reshape(35, -1).astype(int), 0, {}
+    for place, (first, second, third, *uniforms) in enumerate(planes.T.tolist()):
+        lowest = (first << 16 | second << 8 | third & 254) << 104
+        draw = bisect.bisect_right(thresholds, lowest | (1 << 105) - 1)
+        if bisect.bisect_left(thresholds, lowest) < draw:
+            rest = int.from_bytes(words[16 * read : 16 * read + 16].tobytes(), "little") & (1 << 105) - 1
+            draw, read = bisect.bisect_right(thresholds, lowest | rest), (read + 1) % 64
+        draw, doubled_mean = -draw if third & 1 else draw, 0
+        for numbers in (15, 8, 5, 4):
+            draw = (draw << 8) + sum(uniforms[:numbers])
+            uniforms, doubled_mean = uniforms[numbers:], (doubled_mean << 8) + 255 * numbers
+        found[place // 64 * 64 + place % 64 // 2 + place % 2 * 32] = draw - doubled_mean // 2
+    return [found[place] for place in range(count)]
+
+
+def prefixed(words: np.ndarray, place: int, first: int) -> None:
+    """Lets a draw's number begin with these 23 bits."""
+    heads = words[1024:].reshape(-1, 35, 64)[place // 64, :3, place % 64]
+    heads[:] = first >> 15, first >> 7 & 255, (first & 127) << 1 | heads[2] & 1
+
+
+@pytest.mark.parametrize("count", [count for count in DIMENSIONS if count <= 4096])
+@pytest.mark.parametrize(("ratio", "weight"), [(64.0, 1 << 14), (127.9, -8118), (90.0, 0)])
+@pytest.mark.parametrize("untold", [0, 64, 65, 4096])
+def test_refined_gaussian_noise_is_the_same(count: int, ratio: float, weight: int, untold: int) -> None:
+    table = fine_gaussian.magnitudes(ratio, 15)
+    width = -(-count // 64) * 64
+    words = keystream(1024 + 35 * width)
+    # Draws that begin as a threshold does, far out too, where many thresholds begin alike; and those just before it.
+    prefixes = (table.high >> np.uint64(41)).tolist()
+    for place in range(min(untold, width)):
+        prefixed(words, place, prefixes[-1 - 7 * place % len(prefixes)])
+    for place in range(untold, min(width, untold + 100)):
+        prefixed(words, place, max(0, prefixes[11 * place % len(prefixes)] - 1))
+    # Numbers beyond every threshold, and below the first; and some that are the last's or one less.
+    words[:16], words[16:32] = 255, 0
+    last = int(table.high[-1]) << 64 | int(table.low[-1])
+    for number, rest in enumerate((last, last - 1)):
+        words[32 + 16 * number : 48 + 16 * number] = np.frombuffer(rest.to_bytes(16, "little"), np.uint8)
+    expected = np.array(fine_draws(table, words, count))
     before = np.random.default_rng(count).integers(-(2**61), 2**61, count)
     for module in (_native, numpy_twin):
         total = before.copy()
-        module.FineGaussian(table.high, table.low, uniforms, bits).add(words, weight, total)
+        module.FineGaussian(table.high, table.low).add(words, weight, total)
         np.testing.assert_array_equal(total, before + weight * expected)
+
+
+@pytest.mark.parametrize("rest", [0, 255])
+def test_the_first_bits_of_a_fine_draw_decide_as_all_of_them_do(rest: int) -> None:
+    """Every beginning there is, once, with the least and the largest rest: the law of |H| itself, in units of 2^-23."""
+    table, heads = fine_gaussian.magnitudes(77.0, 15), np.arange(1 << 24, dtype=np.uint32)
+    kernel, counts = _native.FineGaussian(table.high, table.low), np.zeros(2 * table.high.size + 1, np.int64)
+    words, total = np.zeros(1024 + 35 * 4096, np.uint8), np.zeros(4096, np.int64)
+    words[:1024] = rest
+    planes, mean = words[1024:].reshape(64, 35, 64), 255 * (15 << 24 | 8 << 16 | 5 << 8 | 4) // 2
+    for start in range(0, 1 << 24, 4096):
+        part = heads[start : start + 4096].reshape(64, 64)
+        planes[:, 0], planes[:, 1], planes[:, 2] = part >> 16, part >> 8 & 255, part & 255
+        total[:] = 0
+        kernel.add(words, 1, total)
+        counts += np.bincount((total + mean >> 32) + table.high.size, minlength=counts.size)
+    thresholds = [int(upper) << 64 | int(lower) for upper, lower in zip(table.high, table.low, strict=True)]
+    fewer = [(1 << 23) - (threshold + ((1 << 105) - 1 if rest == 0 else 0) >> 105) for threshold in thresholds]
+    magnitudes = -np.diff([1 << 23, *fewer, 0])
+    middle = table.high.size
+    assert counts[middle] == 2 * magnitudes[0]
+    np.testing.assert_array_equal(counts[middle + 1 :], magnitudes[1:])
+    np.testing.assert_array_equal(counts[middle - 1 :: -1], magnitudes[1:])
+
+
+@pytest.mark.parametrize("count", [1, 64, 4096, 4097, 10_000])
+def test_keystream_of_the_kernel_is_the_librarys(count: int) -> None:
+    table = fine_gaussian.magnitudes(100.0, 15)
+    kernel, keys = _native.FineGaussian(table.high, table.low), (b"k" * 16, bytes(range(16)))
+    weights, found, expected = np.array([-3, 8118]), np.arange(count), np.arange(count)
+    for key, weight in zip(keys, weights.tolist(), strict=True):
+        stream = Keystream.in_gcm(key)
+        for start in range(0, count, 4096):
+            part = expected[start : start + 4096]
+            kernel.add(stream.take(1024 + 35 * (-(-part.size // 64) * 64)), weight, part)
+    if not kernel.ciphers():
+        with pytest.raises(ValueError, match="no instructions"):
+            kernel.expand(np.frombuffer(b"".join(keys), np.uint8), weights, found)
+        return
+    kernel.expand(np.frombuffer(b"".join(keys), np.uint8), weights, found)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("count", DIMENSIONS)
@@ -629,11 +678,15 @@ def test_checksum_check_value() -> None:
         lambda: _native.GaussianRounder(100, 24, 11, *TWO).packed(
             np.zeros(8, np.float32), np.zeros(352, np.uint8), 23, 1, 5, 0, np.zeros(5, np.uint8)
         ),
-        *(partial(_native.FineGaussian, *TWO, *map(bytewise, wrong)) for wrong in REFINEMENTS_THAT_ARE_NONE),
-        lambda: _native.FineGaussian(np.zeros(3, np.uint64), np.zeros(3, np.uint64), bytewise([2]), bytewise([8])),
-        lambda: _native.FineGaussian(np.zeros(2, np.uint64), np.zeros(4, np.uint64), bytewise([2]), bytewise([8])),
-        lambda: FINE.add(np.zeros(8 * 46 - 1, np.uint8), 1, np.zeros(8, np.int64)),
-        lambda: FINE.add(np.zeros(8 * 46, np.uint8), 2**14 + 1, np.zeros(8, np.int64)),
+        lambda: _native.FineGaussian(np.zeros(1, np.uint64), np.zeros(1, np.uint64)),
+        lambda: _native.FineGaussian(np.zeros(2**11, np.uint64), np.zeros(2**11, np.uint64)),
+        lambda: _native.FineGaussian(np.zeros(2, np.uint64), np.zeros(4, np.uint64)),
+        lambda: FINE.add(np.zeros(1024 + 64 * 35 - 1, np.uint8), 1, np.zeros(8, np.int64)),
+        lambda: FINE.add(np.zeros(1024 + 64 * 35, np.uint8), 2**14 + 1, np.zeros(8, np.int64)),
+        lambda: FINE.add(np.zeros(1024 + 65 * 64 * 35, np.uint8), 1, np.zeros(4097, np.int64)),
+        lambda: FINE.expand(np.zeros(31, np.uint8), np.ones(2, np.int64), np.zeros(8, np.int64)),
+        lambda: FINE.expand(np.zeros(16, np.uint8), np.full(1, -(2**14) - 1), np.zeros(8, np.int64)),
+        lambda: FINE.expand(np.zeros(16, np.uint8), np.ones(1, np.int64), np.zeros(2**24 + 1, np.int64)),
         lambda: saturated(keystream=63),
         lambda: saturated(noise=7),
         lambda: saturated(values=9),

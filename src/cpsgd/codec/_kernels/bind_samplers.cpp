@@ -16,21 +16,24 @@ Lattice make_lattice(std::uint32_t levels, int fraction_bits) {
 }
 
 // Ascending thresholds in the order of the bisection's steps. A block holds some of one step: their
-// least significant bytes, then the next ones. All are complemented, so that zero, which fills up a
-// step's last block and is what the kernels find beyond it, stands for the largest number there is.
+// least significant bytes (of the first `bytes`), then the next ones. All are complemented, so that
+// zero, which fills up a step's last block and is what the kernels find beyond it, stands for the
+// largest number there is.
 std::vector<std::uint8_t> arrange_in_blocks(const std::uint64_t* high, const std::uint64_t* low,
-                                            std::size_t count, std::size_t first_step) {
+                                            std::size_t count, std::size_t first_step,
+                                            std::size_t bytes = 16) {
   const std::size_t size = kernels().block;
   std::vector<std::uint8_t> blocks;
   for (std::size_t step = first_step; step != 0; step /= 2) {
     const std::size_t start = blocks.size();
-    blocks.resize(start + 16 * size * blocks_of_step(count, step, size));
+    blocks.resize(start + bytes * size * blocks_of_step(count, step, size));
     for (std::size_t i = 0; i < thresholds_of_step(count, step); ++i) {
       const std::size_t threshold = (2 * i + 1) * step - 1;
-      for (std::size_t byte = 0; byte < 16; ++byte) {
-        const std::uint64_t half = byte < 8 ? low[threshold] : high[threshold];
-        blocks[start + 16 * size * (i / size) + size * byte + i % size] =
-            static_cast<std::uint8_t>(~half >> (8 * (byte % 8)));
+      for (std::size_t byte = 0; byte < bytes; ++byte) {
+        const std::size_t place = 16 - bytes + byte;
+        const std::uint64_t half = place < 8 ? low[threshold] : high[threshold];
+        blocks[start + bytes * size * (i / size) + size * byte + i % size] =
+            static_cast<std::uint8_t>(~half >> (8 * (place % 8)));
       }
     }
   }
@@ -196,46 +199,58 @@ class GaussianRounder {
   Blur blur_;
 };
 
-// Fine Gaussian draws with fixed parameters, each a draw of the table with refinements.
+// Fine Gaussian draws with fixed parameters.
 class FineGaussian {
  public:
-  FineGaussian(const Input<std::uint64_t>& high, const Input<std::uint64_t>& low,
-               const Input<std::uint8_t>& uniforms, const Input<std::uint8_t>& bits) {
+  FineGaussian(const Input<std::uint64_t>& high, const Input<std::uint64_t>& low) {
     const std::size_t count = high.shape(0);
     require(count == low.shape(0), "threshold halves differ in length");
-    require(count >= 2 && count % 2 == 0 && count <= (1u << 12), "thresholds are out of range");
-    require(uniforms.shape(0) == bits.shape(0), "refinements differ in length");
-    fine_.mean = 256 * static_cast<std::int64_t>(count / 2) + kUniforms * 255 / 2;
-    for (std::size_t i = 0; i < bits.shape(0); ++i) {
-      const int finer = bits.data()[i];
-      const std::size_t numbers = uniforms.data()[i];
-      require(finer >= 1 && finer <= 8 && numbers >= 2 && numbers <= 16 && numbers % 2 == 0,
-              "a refinement is out of range");
-      fine_.refinements.push_back({numbers, finer});
-      fine_.bits += finer;
-      fine_.mean =
-          (fine_.mean << finer) + static_cast<std::int64_t>(numbers / 2 * ((1u << finer) - 1));
-      bytes_ += numbers;
-    }
-    require(fine_.bits <= 27, "there are too many refinements");
+    require(count >= 2 && count < (1u << 11), "thresholds are out of range");
     const std::size_t step = first_step(count);
     blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
     fine_.table = {blocks_.data(), count, step, 0};
+    // Of those with the largest prefix, one: their numbers are looked up in any case.
+    constexpr std::uint64_t kFirst = ~std::uint64_t{0} << (64 - 8 * kPrefixBytes + 1);
+    std::vector<std::uint64_t> first, zero(count);
+    for (std::size_t i = 0; i < count && (i == 0 || first.back() < kFirst); ++i) {
+      first.push_back(high.data()[i] & kFirst);
+    }
+    const std::size_t few = first_step(first.size());
+    prefixes_ = arrange_in_blocks(first.data(), zero.data(), first.size(), few, kPrefixBytes);
+    fine_.prefixes = {prefixes_.data(), first.size(), few, 0};
   }
   FineGaussian(const FineGaussian&) = delete;
 
   void add(const Input<std::uint8_t>& keystream, std::int64_t weight,
            Array<std::int64_t> total) const {
-    require(keystream.shape(0) / bytes_ >= total.shape(0), "keystream is too short for the block");
-    require(weight >= -(1 << 14) && weight <= (1 << 14), "the weight is out of range");
+    const std::size_t n = total.shape(0);
+    require(n <= kFineBlock, "the block is too long");
+    require(keystream.shape(0) >= fine_bytes(n), "keystream is too short for the block");
+    check_weight(weight);
+    unlocked([&] { kernels().add_fine(keystream.data(), fine_, weight, aligned(total), n); });
+  }
+
+  void expand(const Input<std::uint8_t>& keys, const Input<std::int64_t>& weights,
+              Array<std::int64_t> total) const {
+    const std::size_t count = weights.shape(0);
+    require(ciphers(), "there are no instructions for AES");
+    require(keys.shape(0) == 16 * count, "keys and weights differ in length");
+    require(total.shape(0) <= (1u << 24), "a key does not last for so many draws");
+    for (std::size_t i = 0; i < count; ++i) check_weight(weights.data()[i]);
     unlocked([&] {
-      kernels().add_fine(keystream.data(), fine_, weight, aligned(total), total.shape(0));
+      kernels().expand_fine(keys.data(), aligned(weights), count, fine_, aligned(total),
+                            total.shape(0));
     });
   }
 
+  static bool ciphers() { return kernels().expand_fine != nullptr; }
+
  private:
-  std::vector<std::uint8_t> blocks_;
-  std::size_t bytes_ = 16 + kUniforms;
+  static void check_weight(std::int64_t weight) {
+    require(weight >= -(1 << 14) && weight <= (1 << 14), "the weight is out of range");
+  }
+
+  std::vector<std::uint8_t> blocks_, prefixes_;
   Fine fine_{};
 };
 
@@ -273,12 +288,13 @@ void bind_samplers(nb::module_& m) {
            nb::arg("last_bits"), nb::arg("out").noconvert());
 
   nb::class_<FineGaussian>(m, "FineGaussian")
-      .def(nb::init<const Input<std::uint64_t>&, const Input<std::uint64_t>&,
-                    const Input<std::uint8_t>&, const Input<std::uint8_t>&>(),
-           nb::arg("high").noconvert(), nb::arg("low").noconvert(), nb::arg("uniforms").noconvert(),
-           nb::arg("bits").noconvert())
+      .def(nb::init<const Input<std::uint64_t>&, const Input<std::uint64_t>&>(),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert())
+      .def_static("ciphers", &FineGaussian::ciphers)
       .def("add", &FineGaussian::add, nb::arg("keystream").noconvert(), nb::arg("weight"),
-           nb::arg("total").noconvert());
+           nb::arg("total").noconvert())
+      .def("expand", &FineGaussian::expand, nb::arg("keys").noconvert(),
+           nb::arg("weights").noconvert(), nb::arg("total").noconvert());
 
   m.def(
       "noisy_mean",

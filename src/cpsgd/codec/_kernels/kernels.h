@@ -65,19 +65,26 @@ struct Blur {
 
 constexpr std::size_t kUniforms = 28;
 
-// Uniform numbers below 2^bits that make a draw finer by so many bits.
-struct Refinement {
-  std::size_t uniforms;
-  int bits;
+// Fine Gaussian draws. |H| is how many thresholds a uniform number reaches, whose first bytes
+// nearly always tell; `prefixes` are the thresholds' first 23 bits.
+struct Fine {
+  Thresholds prefixes;
+  Thresholds table;
 };
 
-// Fine Gaussian draws: those of the table, refined; `bits` in all.
-struct Fine {
-  Thresholds table;
-  std::vector<Refinement> refinements;
-  int bits;
-  std::int64_t mean;
-};
+// Bytes of a draw: the first ones of its number, the last of which has the sign in its lowest bit;
+// then uniform bytes for each refinement by eight bits.
+constexpr std::size_t kPrefixBytes = 3;
+constexpr std::size_t kRefinements[] = {15, 8, 5, 4};
+constexpr std::size_t kDrawBytes = kPrefixBytes + 15 + 8 + 5 + 4;
+// Draws of a block, and the numbers in it whose other bytes are there.
+constexpr std::size_t kFineBlock = 4096;
+constexpr std::size_t kRests = 64;
+// Planes of bytes have a multiple of so many.
+constexpr std::size_t kGroup = 64;
+constexpr std::size_t fine_bytes(std::size_t n) {
+  return 16 * kRests + kDrawBytes * ((n + kGroup - 1) / kGroup * kGroup);
+}
 
 // Rounding at random of grid points within ±limit, `unit` points of the noise's grid each, to the
 // levels 0, ..., last.
@@ -124,6 +131,10 @@ struct Kernels {
   // Noise of a lineage, and rounding at random with that noise.
   void (*add_fine)(const std::uint8_t* bytes, const Fine&, std::int64_t weight, std::int64_t* total,
                    std::size_t);
+  // The same for as many keys and weights, from keystreams of AES-128-GCM; null where there are no
+  // instructions for it.
+  void (*expand_fine)(const std::uint8_t* keys, const std::int64_t* weights, std::size_t count,
+                      const Fine&, std::int64_t* total, std::size_t);
   void (*noisy_mean)(const double* sums, const std::int32_t* noise, double step, double divisor,
                      double most, float* out, std::size_t);
   void (*saturate)(const float*, const std::uint8_t* coins, const std::int64_t* noise,
