@@ -64,6 +64,7 @@ struct Blur {
 };
 
 constexpr std::size_t kUniforms = 28;
+constexpr std::size_t kFinerBytes = 10;
 
 // Uniform numbers below 2^bits that make a draw finer by so many bits.
 struct Refinement {
@@ -124,6 +125,9 @@ struct Kernels {
   // Noise of a lineage, and rounding at random with that noise.
   void (*add_fine)(const std::uint8_t* bytes, const Fine&, std::int64_t weight, std::int64_t* total,
                    std::size_t);
+  // Noise of a sum on one machine.
+  void (*draw_finer)(const std::uint8_t* bytes, const Thresholds&, std::int32_t* out,
+                     std::size_t);
   void (*noisy_mean)(const double* sums, const std::int32_t* noise, double step, double divisor,
                      double most, float* out, std::size_t);
   void (*saturate)(const float*, const std::uint8_t* coins, const std::int64_t* noise,

@@ -150,6 +150,7 @@ extern const Kernels kernels = {
     blur_block,
     encode_blurred,
     add_fine,
+    draw_finer,
     noisy_mean,
     saturate,
     pack,
