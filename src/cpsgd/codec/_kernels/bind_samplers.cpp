@@ -254,9 +254,7 @@ class FinerGaussian {
   void draw(const Input<std::uint8_t>& keystream, Array<std::int32_t> out) const {
     require(keystream.shape(0) / (16 + kUniforms + kFinerBytes + 1) >= out.shape(0),
             "keystream is too short for the block");
-    unlocked([&] {
-      kernels().draw_finer(keystream.data(), table_, aligned(out), out.shape(0));
-    });
+    unlocked([&] { kernels().draw_finer(keystream.data(), table_, aligned(out), out.shape(0)); });
   }
 
  private:

@@ -50,8 +50,8 @@ static void draw_finer(const std::uint8_t* bytes, const Thresholds& table,
                        std::int32_t* __restrict out, std::size_t n) {
   std::uint16_t sums[kTile], finer[kTile];
   std::uint32_t cells[kTile];
-  const std::uint32_t coarse_mean = 256 * static_cast<std::uint32_t>(table.count / 2) +
-                                    kUniforms * 255 / 2;
+  const std::uint32_t coarse_mean =
+      256 * static_cast<std::uint32_t>(table.count / 2) + kUniforms * 255 / 2;
   const std::uint32_t mean = (coarse_mean << 9) + kFinerBytes * 255 + 4;
   for (std::size_t start = 0; start < n; start += kTile) {
     const std::size_t count = std::min(kTile, n - start);

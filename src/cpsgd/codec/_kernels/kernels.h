@@ -126,8 +126,7 @@ struct Kernels {
   void (*add_fine)(const std::uint8_t* bytes, const Fine&, std::int64_t weight, std::int64_t* total,
                    std::size_t);
   // Noise of a sum on one machine.
-  void (*draw_finer)(const std::uint8_t* bytes, const Thresholds&, std::int32_t* out,
-                     std::size_t);
+  void (*draw_finer)(const std::uint8_t* bytes, const Thresholds&, std::int32_t* out, std::size_t);
   void (*noisy_mean)(const double* sums, const std::int32_t* noise, double step, double divisor,
                      double most, float* out, std::size_t);
   void (*saturate)(const float*, const std::uint8_t* coins, const std::int64_t* noise,
