@@ -110,8 +110,9 @@ class SumNoise:
     def _start(self) -> tuple[NDArray[np.int32], list[Future[None]]]:
         if self._pool is None:
             return np.empty(0, dtype=np.int32), []
-        drawn = np.empty(self.dim, dtype=np.int32)
-        return drawn, [self._pool.submit(_draw, part) for part in np.array_split(drawn, self._threads)]
+        drawn, size = np.empty(self.dim, dtype=np.int32), -(-self.dim // self._threads)
+        parts = (drawn[start : start + size] for start in range(0, self.dim, size))
+        return drawn, [self._pool.submit(_draw, part) for part in parts]
 
 
 def _draw(out: NDArray[np.int32]) -> None:
