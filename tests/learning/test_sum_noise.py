@@ -14,8 +14,11 @@ import pytest
 import torch
 from scipy.stats import kstest
 
+from cpsgd.correlated.fine_draws import aliasing
 from cpsgd.learning import sum_noise
 from cpsgd.learning.sum_noise import POINTS, VARIATION, SumNoise, gaussian_mu
+from cpsgd.mechanisms import fine_gaussian
+from cpsgd.mechanisms.fine_gaussian import GRID_VARIATION, SMOOTHING
 
 
 def test_noise_has_the_deviation_and_the_shape_of_a_gaussian() -> None:
@@ -30,7 +33,7 @@ def test_sums_and_noise_are_integers_of_one_grid() -> None:
     sums = torch.linspace(-3e6, 3e6, 1000, dtype=torch.float64)
     found = SumNoise(1000).added(sums, POINTS).double().numpy()  # the grid's distance is 1
     assert np.array_equal(found, np.rint(found))
-    # Low bits are filled: the noise is not on the coarser grid of its first part.
+    # Low bits are filled: the noise is not on the coarser grid of the draw that is refined.
     assert len(np.unique(found % 512)) > 300
 
 
@@ -102,17 +105,33 @@ def test_the_accounted_mu_covers_rounding_to_the_grid() -> None:
     assert VARIATION < 1e-29
 
 
-def test_the_law_is_that_of_two_draws_on_two_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
+def test_the_refined_draw_has_the_law_that_is_accounted_for() -> None:
+    # In points of the finest grid: those of Z, made finer by 8 bits and by one.
+    coarse = sum_noise._REFINED_RATIO * 256
+    assert math.isclose(POINTS, math.sqrt((coarse * 512) ** 2 - 5.0), rel_tol=2e-12)
+    assert coarse * 512 > POINTS
+    # The fine part's deviation on a GPU is four points of the coarser grid, as the proof asks.
+    assert 8 * 256 == 4 * 512
+    assert math.isclose(coarse * 512, math.hypot(15 * 256 * 512, 8 * 256), rel_tol=1e-15)
+    one = SMOOTHING + 4.0 * (fine_gaussian.farthest(sum_noise._REFINED_RATIO) + 1) * 2.0**-128 + GRID_VARIATION
+    assert one + aliasing(coarse, 10) + aliasing(256 * coarse, 8) < VARIATION
 
-    def recorded(ratio: float, keystream: object, count: int) -> np.ndarray:
-        drawn.append(ratio)
-        return np.full(count, 3 if len(drawn) == 1 else 5, dtype=np.int32)
 
-    monkeypatch.setattr(sum_noise, "short_draw", recorded)
-    out = np.zeros(2, dtype=np.int32)
+def test_bytes_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    class Kernel:
+        def draw(self, keystream: np.ndarray, out: np.ndarray) -> None:
+            assert len(keystream) == 55 * out.size
+            taken.append(keystream.tobytes())
+            out[:] = out.size
+
+    monkeypatch.setattr(sum_noise, "_kernel", Kernel)
+    monkeypatch.setattr(sum_noise, "_BLOCK", 20)
+    out = np.zeros(50, dtype=np.int32)
     sum_noise._draw(out)
-    assert out.tolist() == [3 * 512 + 5] * 2
-    # The finer part's deviation is four points of the coarser grid, as the proof asks.
-    assert drawn[1] * 256 == 4 * 512
-    assert math.isclose(POINTS, math.hypot(drawn[0] * 256 * 512, drawn[1] * 256), rel_tol=1e-9)
+    assert out.tolist() == [20] * 40 + [10] * 10
+    # Sixteen bytes that stand twice in 2,750 have a chance of 1e-32.
+    everything = b"".join(taken)
+    pieces = [everything[start : start + 16] for start in range(len(everything) - 15)]
+    assert len(set(pieces)) == len(pieces)

@@ -25,6 +25,9 @@ Flipper = kernels.Flipper
 FineGaussian = kernels.FineGaussian
 """The kernel that adds fine Gaussian draws, times a weight, to what is there."""
 
+FinerGaussian = kernels.FinerGaussian
+"""The kernel that draws Gaussians on a finer grid, for the noise of a sum."""
+
 saturate = kernels.saturate
 """The kernel that adds a lineage's noise to grid points, and rounds them at random to the integers of a window."""
 
@@ -49,6 +52,9 @@ WINDOW_BITS = 160
 
 KEYSTREAM_BYTES = 16
 """Keystream bytes per draw."""
+
+FINER_DRAW_BYTES = KEYSTREAM_BYTES + UNIFORMS + 11
+"""Keystream bytes per draw of `FinerGaussian`."""
 
 
 @dataclass(frozen=True, eq=False)

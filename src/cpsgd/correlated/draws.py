@@ -67,16 +67,9 @@ def farthest_point(ratio: float) -> int:
 
 def draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> Points:
     """Draws `count` discrete Gaussians with a deviation of `ratio` cells, from DRAW_BYTES of keystream each."""
-    return short_draw(ratio, keystream, count).astype(np.int64)
-
-
-def short_draw(ratio: float, keystream: NDArray[np.uint8], count: int) -> NDArray[np.int32]:
-    """Draws as `draw` does, into 32-bit integers: their absolute values are below 2^16."""
     values = np.empty(count, dtype=np.uint32)
     _rounder(ratio).values(np.zeros(count, dtype=np.float32), keystream[: DRAW_BYTES * count], values)
-    found = values.view(np.int32)
-    found -= _WINDOW // 2
-    return found
+    return values.astype(np.int64) - _WINDOW // 2
 
 
 def own_shifts(fraction_bits: int) -> tuple[int, ...]:

@@ -232,8 +232,10 @@ def _windows(
 
 
 def constants(module: Any) -> tuple[Tensor, Tensor | None]:
-    """Returns a layer's weight and bias, as tensors that need no gradients."""
+    """Returns a layer's weight and bias, as tensors whose gradients nobody computes."""
     weight, bias = module._parameters["weight"], module._parameters["bias"]
+    if not torch.is_grad_enabled():
+        return weight, bias
     return weight.detach(), None if bias is None else bias.detach()
 
 

@@ -2,9 +2,10 @@
 
 The sum is rounded to a grid and gets noise on the grid, so that floating point plays no part in the noise's law:
 floats' own Gaussians have gaps that tell (Mironov, "On Significance of the Least Significant Bits for Differential
-Privacy", CCS 2012). A draw is 2^9 X + Y, both discrete Gaussians of thousands of points (`cpsgd.correlated.draws`), and
-Y has a deviation of four points of X's grid. Together they are N_Z(0, v) with a million points per deviation, up to a
-total variation of `VARIATION` (docs/proofs/private-loop.md). That is a rounding of N(0, v - 5).
+Privacy", CCS 2012). On a GPU a draw is 2^9 X + Y, both discrete Gaussians of thousands of points, and Y has a deviation
+of four points of X's grid. Together they are N_Z(0, v) with a million points per deviation. On a CPU one discrete
+Gaussian is refined: 2^9 Z + U, U a sum of uniform numbers. That is N_Z(0, v) + U. Both hold up to a total variation of
+`VARIATION` (docs/proofs/private-loop.md), and N_Z(0, v) is a rounding of N(0, v - 5).
 
 Rounding moves each of two neighbours' sums by up to half a point per coordinate, together √d points. So a vector within
 D of another is within D/step + √d points, and the mechanism is Gaussian with μ = 1/z + √d/σ for a noise multiplier z, σ
@@ -16,24 +17,27 @@ from __future__ import annotations
 import math
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd._torch import torch
+from cpsgd.codec.rounding import FINER_DRAW_BYTES, FinerGaussian
 from cpsgd.codec.rounding import kernels as native
-from cpsgd.correlated.draws import FINER_BITS, short_draw
+from cpsgd.correlated.draws import FINER_BITS
 from cpsgd.errors import ParameterError
 from cpsgd.learning import device_noise
 from cpsgd.mechanisms import fine_gaussian
-from cpsgd.mechanisms.fine_gaussian import CELL, DRAW_BYTES, GRID_VARIANCE, GRID_VARIATION, LEAST_RATIO, SMOOTHING
+from cpsgd.mechanisms.fine_gaussian import CELL, GRID_VARIANCE, GRID_VARIATION, LEAST_RATIO, SMOOTHING
 from cpsgd.randomness import Keystream
 from cpsgd.simulation import device_kernels as kernels
 
-# X's deviation in cells: the more, the finer the grid.
+# X's deviation in cells: the more, the finer the grid; and Z's, so that both draws have the same v.
 _RATIO = 15.0
-# Coordinates that a thread draws at a time.
+_REFINED_RATIO = math.hypot(_RATIO, LEAST_RATIO / 2.0**FINER_BITS)
+# Coordinates whose random bytes a thread holds at a time.
 _BLOCK = 1 << 14
 _THREADS = 16
 _MOST = 2.0**52
@@ -72,7 +76,11 @@ class SumNoise:
     def _begin(self) -> None:
         """Starts the threads that draw noise in this process, and their first draw."""
         self._process, self._lock = os.getpid(), Lock()
-        self._pool = None if self._on_device else ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+        self._pool: ThreadPoolExecutor | None = None
+        if not self._on_device:
+            self._threads = min(_THREADS, os.cpu_count() or 1, -(-self.dim // _BLOCK))
+            self._pool = ThreadPoolExecutor(self._threads)
+            _kernel()  # once, before threads ask for it
         self._next = self._start()
 
     def added(self, sums: torch.Tensor, deviation: float, divisor: float = 1.0) -> torch.Tensor:
@@ -102,13 +110,21 @@ class SumNoise:
     def _start(self) -> tuple[NDArray[np.int32], list[Future[None]]]:
         if self._pool is None:
             return np.empty(0, dtype=np.int32), []
-        drawn = np.empty(self.dim, dtype=np.int32)
-        starts = range(0, self.dim, _BLOCK)
-        return drawn, [self._pool.submit(_draw, drawn[start : start + _BLOCK]) for start in starts]
+        drawn, size = np.empty(self.dim, dtype=np.int32), -(-self.dim // self._threads)
+        parts = (drawn[start : start + size] for start in range(0, self.dim, size))
+        return drawn, [self._pool.submit(_draw, part) for part in parts]
 
 
 def _draw(out: NDArray[np.int32]) -> None:
     """Writes noise, which is below 2^25, to `out`."""
-    stream, size = Keystream(), DRAW_BYTES * out.size
-    np.left_shift(short_draw(_RATIO, stream.take(size), out.size), FINER_BITS, out=out)
-    out += short_draw(LEAST_RATIO, stream.take(size), out.size)
+    stream, kernel = Keystream(), _kernel()
+    buffer = stream.buffer(min(_BLOCK, out.size) * FINER_DRAW_BYTES)
+    for start in range(0, out.size, _BLOCK):
+        part = out[start : start + _BLOCK]
+        kernel.draw(stream.fill(buffer, part.size * FINER_DRAW_BYTES), part)
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> FinerGaussian:
+    table = fine_gaussian.table(_REFINED_RATIO, fine_gaussian.farthest(_REFINED_RATIO))
+    return FinerGaussian(table.high, table.low)

@@ -81,7 +81,7 @@ class Unit(ABC):
     def add_rows(self, rows: Mapping[str, Tensor]) -> None:
         """Adds each example's gradient of one call, [examples, ...] by the name of the parameter."""
         for key, row in rows.items():
-            flat = row.flatten(1)
+            flat = row if row.dim() == 2 else row.flatten(1)
             self.check(flat.shape[0])
             self.rows[key] = self.rows[key] + flat if key in self.rows else flat
 

@@ -3,6 +3,7 @@
     python stepper.py values|packed|elsewhere TRIALS P
     python stepper.py values|packed coins COINS
     python stepper.py values|packed gaussian|lineage SIGMA
+    python stepper.py sum gaussian SIGMA
 
 The kernel runs in forked children that differ in nothing but the keystream and the vector they find in shared memory.
 The parent stops a child before every instruction and, inside the compiled module, records which it is and what the
@@ -29,8 +30,9 @@ import numpy as np
 
 from cpsgd.codec import pack
 from cpsgd.codec._kernels import _native
+from cpsgd.codec.rounding import FINER_DRAW_BYTES, FinerGaussian
 from cpsgd.correlated.saturating import RoundedCorrelated
-from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian
+from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, fine_gaussian
 
 COUNT = 64
 FORBIDDEN = 77
@@ -130,14 +132,18 @@ def main() -> None:
     else:
         mechanism = Binomial(levels=2, trials=int(sys.argv[2]), p=float(sys.argv[3]), coordinate_range=1.0)
     assert mechanism.grid is not None
-    size = mechanism.keystream_bytes * COUNT
-    kernel = mechanism.kernel()
+    kernel, size = mechanism.kernel(), mechanism.keystream_bytes * COUNT
+    if kind == "sum":
+        table = fine_gaussian.table(15.0, fine_gaussian.farthest(15.0))
+        finer, size = FinerGaussian(table.high, table.low), FINER_DRAW_BYTES * COUNT
     grid, words, out = _shared(COUNT, np.float32), _shared(size, np.uint8), _shared(COUNT + 255, np.uint32)
     radix = mechanism.values
     grouping, packed = pack.grouping(radix).arguments(COUNT), _shared(pack.payload_bytes(COUNT, radix), np.uint8)
 
     def run() -> None:
-        if kind == "packed":
+        if kind == "sum":
+            finer.draw(words, out[:COUNT].view(np.int32))
+        elif kind == "packed":
             kernel.packed(grid, words, *grouping, packed)
         else:
             start = int(words[0]) if kind == "elsewhere" else 0

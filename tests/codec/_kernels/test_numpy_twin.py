@@ -112,6 +112,7 @@ def test_the_twin_has_every_kernel() -> None:
     assert public(_native.Flipper) <= public(numpy_twin.Flipper)
     assert public(_native.GaussianRounder) <= public(numpy_twin.GaussianRounder)
     assert public(_native.FineGaussian) <= public(numpy_twin.FineGaussian)
+    assert public(_native.FinerGaussian) <= public(numpy_twin.FinerGaussian)
 
 
 @pytest.mark.parametrize("dim", DIMENSIONS)
@@ -403,6 +404,26 @@ def test_keystream_of_the_kernel_is_the_librarys(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", DIMENSIONS)
+@pytest.mark.parametrize("ratio", [8.0, 15.0])
+def test_noise_of_sums_is_the_same(count: int, ratio: float) -> None:
+    table = fine_gaussian.table(ratio, fine_gaussian.farthest(ratio))
+    words = keystream(55 * count)
+    # The smallest and the largest noise there is.
+    numbers = words[: 16 * count].reshape(count, 16)
+    planes = words[16 * count :].reshape(39, count)
+    numbers[0], planes[:, 0], numbers[-1], planes[:, -1] = 0, 0, 255, 255
+    cells = [int.from_bytes(number.tobytes(), "little") for number in numbers]
+    thresholds = [int(high) << 64 | int(low) for high, low in zip(table.high, table.low, strict=True)]
+    drawn = np.array([bisect.bisect_right(thresholds, cell) for cell in cells], np.int64) - len(thresholds) // 2
+    bits = np.unpackbits(planes[38:], axis=0)
+    expected = 512 * (256 * drawn + planes[:28].sum(axis=0, dtype=np.int64) - 3570)
+    expected += 2 * planes[28:38].sum(axis=0, dtype=np.int64) - 2550 + bits.sum(axis=0, dtype=np.int64) - 4
+    for module in (_native, numpy_twin):
+        found = written(module.FinerGaussian(table.high, table.low).draw, words, size=count, dtype=np.int32)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("count", DIMENSIONS)
 @pytest.mark.parametrize(
     ("limit", "window", "grid_bits", "bits"), [(700, 32, 14, 51), (2**20, 7, 14, 54), (1, 2**31, 0, 1), (90, 2, 5, 60)]
 )
@@ -687,6 +708,10 @@ def test_checksum_check_value() -> None:
         lambda: FINE.expand(np.zeros(31, np.uint8), np.ones(2, np.int64), np.zeros(8, np.int64)),
         lambda: FINE.expand(np.zeros(16, np.uint8), np.full(1, -(2**14) - 1), np.zeros(8, np.int64)),
         lambda: FINE.expand(np.zeros(16, np.uint8), np.ones(1, np.int64), np.zeros(2**24 + 1, np.int64)),
+        lambda: _native.FinerGaussian(np.zeros(3, np.uint64), np.zeros(3, np.uint64)),
+        lambda: _native.FinerGaussian(np.zeros(2, np.uint64), np.zeros(4, np.uint64)),
+        lambda: _native.FinerGaussian(np.zeros(2**13, np.uint64), np.zeros(2**13, np.uint64)),
+        lambda: _native.FinerGaussian(*TWO).draw(np.zeros(8 * 55 - 1, np.uint8), np.zeros(8, np.int32)),
         lambda: saturated(keystream=63),
         lambda: saturated(noise=7),
         lambda: saturated(values=9),

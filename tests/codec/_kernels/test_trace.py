@@ -45,10 +45,11 @@ CASES: list[tuple[str, int | str, float]] = [
     *(("values", "coins", 3), ("packed", "coins", 1), ("packed", "coins", 3), ("values", "gaussian", 1.5)),
     ("packed", "gaussian", 1.5),
     ("values", "lineage", 3.9),
+    ("sum", "gaussian", 1.5),
 ]
 # Of the level that is used here; of each other one, the last.
 FEW = [("values", 14, 0.3), ("packed", 300, 0.5), ("packed", "coins", 3), ("packed", "gaussian", 1.5)]
-FEW += [("values", "lineage", 3.9)]
+FEW += [("values", "lineage", 3.9), ("sum", "gaussian", 1.5)]
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,30 @@ class FineGaussian {
   Fine fine_{};
 };
 
+// Gaussian draws on a grid 2^9 times finer than those of a table.
+class FinerGaussian {
+ public:
+  FinerGaussian(const Input<std::uint64_t>& high, const Input<std::uint64_t>& low) {
+    const std::size_t count = high.shape(0);
+    require(count == low.shape(0), "threshold halves differ in length");
+    require(count >= 2 && count % 2 == 0 && count <= (1u << 12), "thresholds are out of range");
+    const std::size_t step = first_step(count);
+    blocks_ = arrange_in_blocks(aligned(high), aligned(low), count, step);
+    table_ = {blocks_.data(), count, step, 0};
+  }
+  FinerGaussian(const FinerGaussian&) = delete;
+
+  void draw(const Input<std::uint8_t>& keystream, Array<std::int32_t> out) const {
+    require(keystream.shape(0) / (16 + kUniforms + kFinerBytes + 1) >= out.shape(0),
+            "keystream is too short for the block");
+    unlocked([&] { kernels().draw_finer(keystream.data(), table_, aligned(out), out.shape(0)); });
+  }
+
+ private:
+  std::vector<std::uint8_t> blocks_;
+  Thresholds table_;
+};
+
 }  // namespace
 
 void bind_samplers(nb::module_& m) {
@@ -295,6 +319,12 @@ void bind_samplers(nb::module_& m) {
            nb::arg("total").noconvert())
       .def("expand", &FineGaussian::expand, nb::arg("keys").noconvert(),
            nb::arg("weights").noconvert(), nb::arg("total").noconvert());
+
+  nb::class_<FinerGaussian>(m, "FinerGaussian")
+      .def(nb::init<const Input<std::uint64_t>&, const Input<std::uint64_t>&>(),
+           nb::arg("high").noconvert(), nb::arg("low").noconvert())
+      .def("draw", &FinerGaussian::draw, nb::arg("keystream").noconvert(),
+           nb::arg("out").noconvert());
 
   m.def(
       "noisy_mean",

@@ -43,6 +43,32 @@ static void blur(const float* __restrict y, const std::uint8_t* draws,
   }
 }
 
+// Draws on a grid 2^9 times finer than blur's noise Z: 2^9 Z + 2 (V_1 + ... + V_10) + W_1 + ... +
+// W_8, less its mean, V single bytes and W the bits of one. A block's 128-bit numbers come first,
+// then planes of n bytes.
+static void draw_finer(const std::uint8_t* bytes, const Thresholds& table,
+                       std::int32_t* __restrict out, std::size_t n) {
+  std::uint16_t sums[kTile], finer[kTile];
+  std::uint32_t cells[kTile];
+  const std::uint32_t coarse_mean =
+      256 * static_cast<std::uint32_t>(table.count / 2) + kUniforms * 255 / 2;
+  const std::uint32_t mean = (coarse_mean << 9) + kFinerBytes * 255 + 4;
+  for (std::size_t start = 0; start < n; start += kTile) {
+    const std::size_t count = std::min(kTile, n - start);
+    const std::uint8_t* planes = bytes + 16 * n + start;
+    sum_planes(planes, n, kUniforms, 0, sums, count);
+    sum_planes(planes + kUniforms * n, n, kFinerBytes, 0, finer, count);
+    const std::uint8_t* __restrict coins = planes + (kUniforms + kFinerBytes) * n;
+    for (std::size_t i = 0; i < count; ++i) cells[i] = 0;
+    add_inverted(bytes + 16 * start, table, cells, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint32_t coarse = (cells[i] << 8) + sums[i];
+      const std::uint32_t fine = 2u * finer[i] + count_ones<std::uint32_t>(coins[i]);
+      out[start + i] = static_cast<std::int32_t>((coarse << 9) + fine - mean);
+    }
+  }
+}
+
 // Sums, rounded to multiples of `step` of which there are at most `most`, with noise, over a
 // divisor; what is not a number counts as zero.
 static void noisy_mean(const double* __restrict sums, const std::int32_t* __restrict noise,

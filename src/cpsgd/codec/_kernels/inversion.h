@@ -139,56 +139,75 @@ static inline Bytes decide(Bytes a, Bytes b, Bytes reached) {
 #endif
 }
 
-// How many thresholds each of kDraws numbers reaches. The largest number of all may seem to
+// Registers of kDraws numbers that are looked up at a time. A step has to wait for the one before,
+// and meanwhile the processor takes the same step for the other registers.
+constexpr std::size_t kAbreast = 8;
+
+// How many thresholds the numbers of some registers reach. The largest number of all may seem to
 // reach more than there are.
-static inline Positions search(const Bytes (&draws)[16], const Thresholds& table) {
+static inline void search(const Bytes (*draws)[16], const Thresholds& table, Positions* reaching,
+                          std::size_t registers) {
   // Planes whose bytes are picked with the same indices, while these are in a register.
   constexpr int kAtOnce = 8;
   const std::uint8_t* thresholds = table.blocks;
-  Positions next;  // which of the step's thresholds to compare with
   for (std::size_t step = table.first_step; step != 0; step /= 2) {
     const std::size_t count = blocks_of_step(table.count, step, kBlock);
-    Bytes reached = ~Bytes{};
-    for (int first = 0; first < 16; first += kAtOnce) {
-      Bytes found[kAtOnce] = {};
-      for (std::size_t start = 0; start < count; start += 256) {
-        const Bytes entries =
-            next.entries | (Bytes)(next.pages != static_cast<std::uint8_t>(start / 256));
-        const std::size_t end = std::min<std::size_t>(count, start + 256);
-        for (std::size_t block = start; block < end; ++block) {
-          const Bytes index = entries | (Bytes)(next.blocks != static_cast<std::uint8_t>(block));
-          const std::uint8_t* bytes = thresholds + kBlock * (16 * block + first);
+    for (std::size_t number = 0; number < registers; ++number) {
+      Positions& next = reaching[number];  // which of the step's thresholds to compare with
+      Bytes reached = ~Bytes{};
+      for (int first = 0; first < 16; first += kAtOnce) {
+        Bytes found[kAtOnce] = {};
+        for (std::size_t start = 0; start < count; start += 256) {
+          const Bytes entries =
+              next.entries | (Bytes)(next.pages != static_cast<std::uint8_t>(start / 256));
+          const std::size_t end = std::min<std::size_t>(count, start + 256);
+          for (std::size_t block = start; block < end; ++block) {
+            const Bytes index = entries | (Bytes)(next.blocks != static_cast<std::uint8_t>(block));
+            const std::uint8_t* bytes = thresholds + kBlock * (16 * block + first);
 #pragma GCC unroll 8
-          for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(bytes + kBlock * i, index);
+            for (int i = 0; i < kAtOnce; ++i) found[i] |= pick(bytes + kBlock * i, index);
+          }
+        }
+        // Both sides are complements: the larger byte belongs to the smaller number.
+#pragma GCC unroll 8
+        for (int i = 0; i < kAtOnce; ++i) {
+          reached = decide(found[i], draws[number][first + i], reached);
         }
       }
-      // Both sides are complements: the larger byte belongs to the smaller number.
-#pragma GCC unroll 8
-      for (int i = 0; i < kAtOnce; ++i) reached = decide(found[i], draws[first + i], reached);
+      next.advance((Bytes)(reached != std::uint8_t{0}));
     }
     thresholds += 16 * kBlock * count;
-    next.advance((Bytes)(reached != std::uint8_t{0}));
   }
-  return next;
 }
 
 static void add_inverted(const std::uint8_t* uniform, const Thresholds& table,
                          std::uint32_t* __restrict values, std::size_t n) {
   const std::uint32_t count = static_cast<std::uint32_t>(table.count), base = table.base;
-  for (std::size_t start = 0; start < n; start += kDraws) {
-    const std::size_t here = std::min(kDraws, n - start);
-    std::uint8_t last[16 * kDraws] = {};
-    if (here < kDraws) std::memcpy(last, uniform + 16 * start, 16 * here);
-    Bytes draws[16];
-    transpose(here < kDraws ? last : uniform + 16 * start, draws);
-    const Positions reached = search(draws, table);
-    std::uint8_t bytes[3][kDraws];
-    std::memcpy(bytes[0], &reached.entries, kDraws);
-    std::memcpy(bytes[1], &reached.blocks, kDraws);
-    std::memcpy(bytes[2], &reached.pages, kDraws);
-    for (std::size_t i = 0; i < here; ++i) {
-      const std::uint32_t blocks = 256u * bytes[2][i] + bytes[1][i];
-      values[start + i] += base + std::min<std::uint32_t>(kBlock * blocks + bytes[0][i], count);
+  Bytes draws[kAbreast][16];
+  for (std::size_t start = 0; start < n; start += kAbreast * kDraws) {
+    const std::size_t registers = std::min(kAbreast, (n - start + kDraws - 1) / kDraws);
+    Positions reached[kAbreast];
+    for (std::size_t number = 0; number < registers; ++number) {
+      const std::size_t first = start + number * kDraws, here = std::min(kDraws, n - first);
+      if (here == kDraws) {
+        transpose(uniform + 16 * first, draws[number]);
+      } else {
+        std::uint8_t last[16 * kDraws] = {};
+        std::memcpy(last, uniform + 16 * first, 16 * here);
+        transpose(last, draws[number]);
+      }
+    }
+    search(draws, table, reached, registers);
+    for (std::size_t number = 0; number < registers; ++number) {
+      const std::size_t first = start + number * kDraws, here = std::min(kDraws, n - first);
+      std::uint8_t bytes[3][kDraws];
+      std::memcpy(bytes[0], &reached[number].entries, kDraws);
+      std::memcpy(bytes[1], &reached[number].blocks, kDraws);
+      std::memcpy(bytes[2], &reached[number].pages, kDraws);
+      for (std::size_t i = 0; i < here; ++i) {
+        const std::uint32_t blocks = 256u * bytes[2][i] + bytes[1][i];
+        values[first + i] += base + std::min<std::uint32_t>(kBlock * blocks + bytes[0][i], count);
+      }
     }
   }
 }

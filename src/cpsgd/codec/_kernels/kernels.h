@@ -64,6 +64,7 @@ struct Blur {
 };
 
 constexpr std::size_t kUniforms = 28;
+constexpr std::size_t kFinerBytes = 10;
 
 // Fine Gaussian draws. |H| is how many thresholds a uniform number reaches, whose first bytes
 // nearly always tell; `prefixes` are the thresholds' first 23 bits.
@@ -135,6 +136,8 @@ struct Kernels {
   // instructions for it.
   void (*expand_fine)(const std::uint8_t* keys, const std::int64_t* weights, std::size_t count,
                       const Fine&, std::int64_t* total, std::size_t);
+  // Noise of a sum on one machine.
+  void (*draw_finer)(const std::uint8_t* bytes, const Thresholds&, std::int32_t* out, std::size_t);
   void (*noisy_mean)(const double* sums, const std::int32_t* noise, double step, double divisor,
                      double most, float* out, std::size_t);
   void (*saturate)(const float*, const std::uint8_t* coins, const std::int64_t* noise,

@@ -151,6 +151,7 @@ extern const Kernels kernels = {
     encode_blurred,
     add_fine,
     kExpandFine,
+    draw_finer,
     noisy_mean,
     saturate,
     pack,

@@ -229,6 +229,26 @@ class GaussianRounder(_Values):
         values[:] = np.clip(noise >> self._bits, 0, self._window - 1)
 
 
+class FinerGaussian:
+    """Draws on a grid 2^9 times finer than the noise Z of `GaussianRounder`: 2^9 Z + 2 ΣV + ΣW, less its mean.
+
+    Ten V are single bytes, and eight W the bits of one. The 128-bit numbers come first, then planes of bytes.
+    """
+
+    def __init__(self, high: NDArray[np.uint64], low: NDArray[np.uint64]) -> None:
+        """Fixes the thresholds: those of a symmetric H, an odd number of outcomes."""
+        self._high, self._low = high, low
+
+    def draw(self, keystream: NDArray[np.uint8], out: NDArray[np.int32]) -> None:
+        """Writes a draw to each number of `out`."""
+        size = out.size
+        planes = keystream[16 * size : (27 + UNIFORMS) * size].reshape(-1, size)
+        cells = inverted(self._high, self._low, keystream[: 16 * size]).astype(np.int32) - self._high.size // 2
+        coarse = 256 * cells + planes[:UNIFORMS].sum(axis=0, dtype=np.int32) - UNIFORMS * 255 // 2
+        finer = 2 * planes[UNIFORMS:-1].sum(axis=0, dtype=np.int32) + np.bitwise_count(planes[-1])
+        out[:] = 512 * coarse + finer - 2554
+
+
 def saturate(
     grid: NDArray[np.float32],
     keystream: NDArray[np.uint8],
