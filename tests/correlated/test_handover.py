@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cpsgd.correlated.handover import Handing, Handover, HandoverStep
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 
 
 def asked(exchange: object) -> dict[str, HandoverStep]:
@@ -10,7 +13,7 @@ def asked(exchange: object) -> dict[str, HandoverStep]:
 
 
 def test_whoever_leaves_with_a_lineage_hands_it_to_whoever_comes() -> None:
-    handing: Handing[str] = Handing("run", bytes(16), bands=3, hands_on=True)
+    handing: Handing[str] = Handing("run", bytes(16), bands=3)
     assert handing.before(1, "abcd", "ab") == []
     handing.trained("ab", 1)
     # c has no lineage to give, b stays, and a is not to be found.
@@ -30,6 +33,8 @@ def test_whoever_leaves_with_a_lineage_hands_it_to_whoever_comes() -> None:
 
 
 def test_where_nothing_is_handed_on_nobody_is_asked() -> None:
-    handing: Handing[str] = Handing("run", bytes(16), bands=3, hands_on=False)
-    handing.trained("ab", 1)
-    assert handing.before(2, "abcd", "cd") == []
+    mechanism = CorrelatedGaussian(
+        noise_deviation=8.0, step=0.25, window=512, coordinate_range=0.5, bands=3, run_length=10, untrusted_holders=None
+    )
+    assert mechanism.memory.handing("run", bytes(16)) is None
+    assert isinstance(replace(mechanism, untrusted_holders=0).memory.handing("run", bytes(16)), Handing)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from cpsgd import _plain
 from cpsgd.correlated import handover
 from cpsgd.correlated.seeds import SeedFile
-from cpsgd.correlated.turns import NoiseState, Turn, run_rules
 from cpsgd.errors import (
     CpsgdError,
     ParameterError,
@@ -29,6 +28,7 @@ from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing
 from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
 from cpsgd.federation.messages import AHEAD, Pair, Request
 from cpsgd.federation.one_message import ClientTask, asks_for, asks_for_one
+from cpsgd.mechanisms.memory import ClientNoise, Turn
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 
@@ -290,15 +290,15 @@ class ClientSession:
         noise.check(round)
         self._count()
         vector, arguments = noise.meanwhile(round, protocol.dim, lambda: _vector(train, protocol))
-        return vector, run_rules(protocol.mechanism).number(round), arguments
+        return vector, protocol.mechanism.memory.number(round), arguments
 
     @property
     def _seeds(self) -> SeedFile | None:
         return None if self._memory is None else self._memory.seeds
 
-    def _noise(self, protocol: Protocol) -> NoiseState:
-        """Returns the client's state of noise in this run."""
-        return run_rules(protocol.mechanism).init(self._seeds, self._progress.run, protocol.fingerprint)
+    def _noise(self, protocol: Protocol) -> ClientNoise:
+        """Returns the client's noise in this run."""
+        return protocol.mechanism.memory.of_client(self._seeds, self._progress.run, protocol.fingerprint)
 
     # ------------------------------------------------------------------ what is agreed to
 
@@ -401,16 +401,15 @@ def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: Se
     present, examples = RoundKind.from_text(progress.kind), limits.examples is not None
     turns = {**found, present: [*found.get(present, []), (progress.run, progress.round)]}
     counts = {
-        kind: kind.rules.paid(rounds, protected=bool(kind.examples), examples=examples) - (kind == present)
+        kind: kind.memory.paid(rounds, protected=bool(kind.examples), examples=examples) - (kind == present)
         for kind, rounds in turns.items()
     }
     return {kind: count for kind, count in counts.items() if count}
 
 
 def _check_turn(protocol: Protocol, progress: SessionState, answered: list[Answered], limits: Limits) -> None:
-    turns = ((each.run, each.round) for each in answered)
-    rules = run_rules(protocol.mechanism)
-    rules.check_turn((progress.run, progress.round), turns, examples=limits.examples is not None)
+    turn, turns = (progress.run, progress.round), ((each.run, each.round) for each in answered)
+    protocol.mechanism.memory.check_turn(turn, turns, examples=limits.examples is not None)
 
 
 def _digest(history: History) -> str:

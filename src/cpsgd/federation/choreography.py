@@ -110,7 +110,7 @@ def begin_round(
             def request(payload: bytes) -> bytes:
                 return _request(terms, round, Stage.UPLOAD, payload)
 
-            total = PairSum(terms.pair, round, terms.rules.number(round), plan.surviving, nodes, request)
+            total = PairSum(terms.pair, round, terms.memory.number(round), plan.surviving, nodes, request)
         elif terms.secure:
             total = MaskedSum(terms, round, nodes, run, ahead=ahead, counters=counters)
         else:
@@ -143,7 +143,7 @@ class PlainSum(Generic[Node]):
     def __init__(self, terms: Terms, round: int, nodes: Sequence[Node]) -> None:
         """Starts with an empty sum."""
         protocol = terms.plan.protocol
-        self._aggregator = Aggregator(protocol, terms.rules.number(round))
+        self._aggregator = Aggregator(protocol, terms.memory.number(round))
         self._longest, self.needed = protocol.longest_message_bytes, terms.plan.surviving
         self.fewest = self.needed
         self._requests = dict.fromkeys(nodes, _request(terms, round, self.stage))
@@ -234,7 +234,7 @@ class MaskedSum(Generic[Node]):
 
     def mean(self) -> NDArray[np.float32]:
         """Returns the decoded mean."""
-        round = self.terms.rules.number(self.server.parameters.round)
+        round = self.terms.memory.number(self.server.parameters.round)
         return self.terms.plan.protocol.decode_sum(self.server.result().sums, self.survivors, round)
 
 

@@ -176,7 +176,7 @@ class Course(Generic[Node]):
         self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
         self._counters: dict[bytes, int] = {}  # of the clients' memories, by identity
         self._trained: dict[Node, int] = {}  # the last round in which a node may have trained
-        self._handing = terms.rules.handing(run, protocol.fingerprint)
+        self._handing = terms.memory.handing(run, protocol.fingerprint)
         self._measures, self._adaptive = dict(measures or {}), adaptive
         fingerprint = protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))
@@ -265,7 +265,7 @@ class Course(Generic[Node]):
             counters=self._counters,
             charged_to=charged_to,
             revealing=self._reveal,
-            before=self._handing.before(self.round, present, nodes),
+            before=self._handing.before(self.round, present, nodes) if self._handing else [],
             prepares=True,
         )
 
@@ -309,7 +309,8 @@ class Course(Generic[Node]):
         self.conduct.learn(report, session.nodes)
         trained = [node for node in session.nodes if report.stages.get(node) not in (Stage.ADVERTISE, Stage.SHARE)]
         self._trained |= dict.fromkeys(trained, report.round)
-        self._handing.trained(trained, report.round)
+        if self._handing:
+            self._handing.trained(trained, report.round)
         self._end_round(report)
         self._save()
         return None if mean is None else progress.model

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from cpsgd import _plain, _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import ConditionError, CpsgdError, FingerprintError, ParameterError, RoundRefusedError, WireError
+from cpsgd.mechanisms.memory import NoiseMemory
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -118,13 +118,13 @@ class Limits:
             raise RoundRefusedError(
                 f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
             )
-        rules = run_rules(protocol.mechanism)
-        rules.check_announced(rounds, examples=self.examples is not None, disjoint=self.disjoint)
+        memory = protocol.mechanism.memory
+        memory.check_announced(rounds, examples=self.examples is not None, disjoint=self.disjoint)
         if self.examples is not None:
             _check_examples(protocol, self.examples, self.sampling)
         if self.epsilon is None or self.delta is None:
             return
-        if protocol.mechanism.memory.steerable:
+        if memory.steerable:
             raise RoundRefusedError(
                 f"The proof about {protocol.name} needs a server that names the next holders of seeds by no results, "
                 "and nobody but the server sees to that: a client with a limit on ε does not take its word."
@@ -136,7 +136,7 @@ class Limits:
             run = Run.of(
                 self.believed(protocol),
                 rounds=rounds,
-                participation=rules.participation if self.rate == 1.0 else self.sampling,
+                participation=self.sampling if self.rate != 1.0 or memory.separation == 1 else "once",
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,
@@ -271,9 +271,9 @@ class RoundKind:
             raise WireError("What this client remembers of its rounds is damaged.") from None
 
     @property
-    def rules(self) -> RunRules:
+    def memory(self) -> NoiseMemory:
         """The rules by which rounds of this kind belong together."""
-        return run_rules(Protocol.from_json(self.protocol).mechanism)
+        return Protocol.from_json(self.protocol).mechanism.memory
 
     @property
     def digest(self) -> str:

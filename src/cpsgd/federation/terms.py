@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import (
     BudgetExceededError,
     BudgetExpiredError,
@@ -24,6 +23,7 @@ from cpsgd.errors import (
 from cpsgd.federation.one_message import PairServers
 from cpsgd.federation.plausibility import implausible
 from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.mechanisms.memory import NoiseMemory
 from cpsgd.planner import Plan
 from cpsgd.secagg import SecureParameters
 from cpsgd.secagg.keys import as_roster
@@ -63,7 +63,7 @@ class Terms:
         if self.pair is not None:
             object.__setattr__(self, "secure", False)
             self._check_pair(self.pair)
-        self.rules.check_plan(plan.rounds, plan.participation, examples=self.examples is not None)
+        self.memory.check_plan(plan.rounds, plan.participation, examples=self.examples is not None)
         if plan.participation.sampled and self.examples != plan.examples:
             raise ParameterError(
                 f"The plan is for clients that draw among {plan.examples} examples, got examples={self.examples}."
@@ -119,14 +119,15 @@ class Terms:
         return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
 
     @property
-    def rules(self) -> RunRules:
-        """The rules by which the rounds of a run belong together."""
-        return run_rules(self.plan.protocol.mechanism)
+    def memory(self) -> NoiseMemory:
+        """What the noise of a round remembers of others: the rules by which the rounds of a run belong together."""
+        return self.plan.protocol.mechanism.memory
 
     @property
     def apart(self) -> int | None:
         """Smallest distance of two rounds of a node; None if it may be in one only."""
-        return self.rules.separation(self.examples is not None)
+        # Where single examples are protected, nodes see to it that these are apart, and may be in every round.
+        return 1 if self.examples is not None else self.memory.separation
 
     @property
     def way(self) -> str:
@@ -138,7 +139,7 @@ class Terms:
 
     def event(self, round: int, name: str) -> RoundEvent:
         """Returns the ledger's event of a round, of the run that the ledger knows by this name."""
-        participation, partition = self.rules.memory.charging(self.plan.participation, name, round)
+        participation, partition = self.memory.charging(self.plan.participation, name, round)
         return RoundEvent(
             self.plan.protocol,
             survivors=self.plan.surviving,
@@ -222,7 +223,7 @@ class Settlement:
         terms = self._terms
         if terms.ledger is None or terms.population is None:
             return
-        together = terms.rules.memory.one_event
+        together = terms.memory.one_event
         name = f"{terms.engine}-{charged_to or self._run}"
         names = [f"{terms.engine}-{self._course}", name] if together and self._course else [name]
         for each in names:
