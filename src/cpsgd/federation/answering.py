@@ -26,7 +26,7 @@ from cpsgd.errors import (
 )
 from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing
 from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
-from cpsgd.federation.messages import AHEAD, Pair, Request
+from cpsgd.federation.messages import AHEAD, Pair, Request, read_protocol
 from cpsgd.federation.one_message import ClientTask, asks_for, asks_for_one
 from cpsgd.mechanisms.memory import ClientNoise, Turn
 from cpsgd.protocol import Protocol
@@ -212,7 +212,7 @@ class ClientSession:
                 "The server asks for a message to two servers, and this client has no such task: its operator sets "
                 f"{TASK_KEY} to the file of the task."
             )
-        if Protocol.from_json(asked.protocol).fingerprint != task.protocol.fingerprint:
+        if read_protocol(asked.protocol).fingerprint != task.protocol.fingerprint:
             raise RoundRefusedError("The server's protocol is not the one of this client's task.")
         protocol, begun = self._accept(asked)
         self._save(begun)
@@ -244,7 +244,7 @@ class ClientSession:
         # Whatever goes wrong below, no secret is used twice.
         self._keep(replace(state, secrets=b""), ahead)
         if asked.stage is Stage.MASK:
-            protocol = Protocol.from_json(state.protocol)
+            protocol = read_protocol(state.protocol)
             # Another client that spoils the round does not make this one pay for it.
             client.check_delivery(asked.payload)
             vector, number, noise = self._train(protocol, asked.round, train)
@@ -312,7 +312,7 @@ class ClientSession:
                 f"The server plans for sums of {asked.examples} examples (0: whole clients are protected), and this "
                 f"client is set up for {limits.examples or 0}: one of them would be wrong about what is protected."
             )
-        protocol = Protocol.from_json(asked.protocol)
+        protocol = read_protocol(asked.protocol)
         digest = limits.digest(protocol, rounds=asked.rounds, surviving=asked.surviving).hex()
         if digest != progress.accepted:
             limits.check(protocol, rounds=asked.rounds, surviving=asked.surviving)
@@ -352,7 +352,7 @@ class ClientSession:
     def _count(self) -> None:
         """Counts the round before anything about the data is computed."""
         limits, progress = self._limits, self._progress
-        kind, protocol = RoundKind.from_text(progress.kind), Protocol.from_json(progress.protocol)
+        kind, protocol = RoundKind.from_text(progress.kind), read_protocol(progress.protocol)
         this = Answered(progress.run, progress.round, kind.digest)
         if limits.digest(protocol, rounds=progress.rounds, surviving=kind.surviving).hex() != progress.accepted:
             # What is protected would be another thing than what was accounted for: a sum of other examples, say.

@@ -165,12 +165,12 @@ class Course(Generic[Node]):
             LedgerError: No round of the plan can ever be charged to the ledger (`Terms.check_ledger`).
         """
         terms.check_ledger()
-        protocol = terms.plan.protocol
+        protocol = terms.protocol
         self._terms, self._run, self._path = terms, run, path
         self._apply = apply or (lambda model, mean, round: model + mean)
         remembering: object = apply
         self._stateful = remembering if isinstance(remembering, Stateful) else None
-        self.conduct: Conduct[Node] = Conduct(terms.plan.colluding)
+        self.conduct: Conduct[Node] = Conduct(terms.colluding)
         self._prepared: RoundSession[Node] | None = None
         self._asked: frozenset[Node] = frozenset()  # nodes that the present round began with
         self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
@@ -191,7 +191,7 @@ class Course(Generic[Node]):
 
     def _check_extras(self, dim: int) -> None:
         """Refuses numbers that ride on the updates where the plan does not allow for them."""
-        extras, protocol = self.extras, self._terms.plan.protocol
+        extras, protocol = self.extras, self._terms.protocol
         if extras is not None and self._terms.examples is not None:
             raise ParameterError(
                 "measures and adaptive clipping are about whole clients, and single examples are protected here."
@@ -229,7 +229,7 @@ class Course(Generic[Node]):
     @property
     def awaited(self) -> int:
         """Number of connected nodes to wait for: those of the plan, or those that have prepared the round."""
-        return self._terms.plan.protocol.clients if self._prepared is None else len(self._prepared.waiting)
+        return self._terms.protocol.clients if self._prepared is None else len(self._prepared.waiting)
 
     # ------------------------------------------------------------------ a round begins
 
@@ -239,7 +239,7 @@ class Course(Generic[Node]):
         The round is charged to the ledger, if there is one, after its beginning was saved. If the last round was
         interrupted after its sum could be known, it is first ended as lost.
         """
-        plan, progress = self._terms.plan, self._progress
+        terms, progress = self._terms, self._progress
         self._lose_revealed()  # where an engine gave the last round up
         present = [node for node in connected if node not in self.conduct.excluded]
         allowed = [node for node in present if self._has_turn(node)]
@@ -254,7 +254,7 @@ class Course(Generic[Node]):
             self._ask(prepared.waiting)
             prepared.charge(frozenset(allowed), charged_to, self._reveal)
             return prepared
-        nodes = self.conduct.choose(allowed, self.round, wanted=plan.protocol.clients, needed=plan.surviving)
+        nodes = self.conduct.choose(allowed, self.round, wanted=terms.protocol.clients, needed=terms.surviving)
         self._ask(nodes)
         return begin_round(
             self._terms,
@@ -290,7 +290,7 @@ class Course(Generic[Node]):
         others = {*self.conduct.resting(self.round), *prepared.waiting}
         if spare > 0:
             others |= {*prepared.nodes, *self._fell_out}
-        full = len(prepared.waiting & present) == self._terms.plan.protocol.clients
+        full = len(prepared.waiting & present) == self._terms.protocol.clients
         return prepared if full or present <= others else None
 
     # ------------------------------------------------------------------ a round ends
@@ -319,7 +319,7 @@ class Course(Generic[Node]):
         """Decodes the extra coordinates into the report, and returns the mean update without them."""
         if (extras := self.extras) is None:
             return mean
-        update, unclipped, report.measures = extras.decode(mean, self._terms.plan.protocol.clip_norm)
+        update, unclipped, report.measures = extras.decode(mean, self._terms.protocol.clip_norm)
         if self._adaptive is not None and unclipped is not None:
             report.measures |= {"cpsgd-clip-norm": self._progress.clip, "cpsgd-unclipped": unclipped}
             self._progress.clip = self._adaptive.following(self._progress.clip, unclipped)

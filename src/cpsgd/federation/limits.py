@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from cpsgd import _plain, _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import ConditionError, CpsgdError, FingerprintError, ParameterError, RoundRefusedError, WireError
+from cpsgd.federation.messages import read_protocol
 from cpsgd.mechanisms.memory import NoiseMemory
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.protocol import Protocol
@@ -273,7 +274,7 @@ class RoundKind:
     @property
     def memory(self) -> NoiseMemory:
         """The rules by which rounds of this kind belong together."""
-        return Protocol.from_json(self.protocol).mechanism.memory
+        return read_protocol(self.protocol).mechanism.memory
 
     @property
     def digest(self) -> str:
@@ -307,7 +308,7 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
     account = Account()
     try:
         for each, count in {**before, kind: before.get(kind, 0) + 1}.items():
-            protocol = Protocol.from_json(each.protocol)
+            protocol = read_protocol(each.protocol)
             # A client that protects itself as a whole counts what rounds for single examples cost a whole client.
             examples = each.examples if limits.examples is not None and each.examples else None
             event = RoundEvent(
