@@ -24,7 +24,7 @@ from cpsgd.errors import (
     TrainFunctionError,
     WireError,
 )
-from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing
+from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing, check_signed
 from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
 from cpsgd.federation.messages import AHEAD, Pair, Request, read_protocol
 from cpsgd.federation.one_message import ClientTask, asks_for, asks_for_one
@@ -223,7 +223,8 @@ class ClientSession:
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""
         signing, invitation = self._signing, Invitation.read(asked.payload)
-        signing.check(invitation, self._progress.run, asked.round, ahead=ahead)
+        if signing.roster is not None:
+            check_signed(signing.roster, invitation, self._progress.run, asked.round, ahead=ahead)
         protocol, begun = self._accept(asked)
         expected = self._limits.check_secure(
             protocol, invitation.session.parameters, round=asked.round, surviving=asked.surviving
