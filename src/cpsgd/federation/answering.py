@@ -56,7 +56,7 @@ class SessionState:
         answered: Rounds in which something was sent, over all runs that the engine keeps one state for, or over all
             that are in the client's memory.
         accepted: Digest of the last protocol and number of rounds that were found acceptable, in hexadecimal.
-        kind: The current round's kind, as text.
+        kind: The kind of the rounds that were found acceptable, as text.
         spent: Without a memory, how many rounds of each kind were answered.
         checked: Digest of the history that the current round was found affordable after.
         protocol: The current round's protocol as JSON.
@@ -137,7 +137,9 @@ class ClientSession:
         self._progress = (
             found
             if found.run == run
-            else SessionState(run, answered=found.answered, accepted=found.accepted, spent=found.spent)
+            else SessionState(
+                run, answered=found.answered, accepted=found.accepted, kind=found.kind, spent=found.spent
+            )
         )
 
     @property
@@ -315,9 +317,11 @@ class ClientSession:
             )
         protocol = read_protocol(asked.protocol)
         digest = limits.digest(protocol, rounds=asked.rounds, surviving=asked.surviving).hex()
-        if digest != progress.accepted:
+        if digest == progress.accepted and progress.kind:
+            kind = RoundKind.from_text(progress.kind)
+        else:
             limits.check(protocol, rounds=asked.rounds, surviving=asked.surviving)
-        kind = RoundKind.of(limits, protocol, asked.surviving)
+            kind = RoundKind.of(limits, protocol, asked.surviving)
         begun = replace(
             progress,
             round=asked.round,
