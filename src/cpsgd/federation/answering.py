@@ -137,9 +137,7 @@ class ClientSession:
         self._progress = (
             found
             if found.run == run
-            else SessionState(
-                run, answered=found.answered, accepted=found.accepted, kind=found.kind, spent=found.spent
-            )
+            else SessionState(run, answered=found.answered, accepted=found.accepted, kind=found.kind, spent=found.spent)
         )
 
     @property
@@ -190,24 +188,26 @@ class ClientSession:
 
     def _upload(self, asked: Request, train: Train) -> bytes:
         """Answers a round without secure aggregation, which is one request, and counts it."""
-        if asks_for_one(asked.payload):
-            return self._upload_sealed(asked, train)
-        if self._secure:
+        task = self._task_asked_for(asked) if asks_for_one(asked.payload) else None
+        if task is None and self._secure:
             raise RoundRefusedError(
                 "The server asks for messages without secure aggregation. If it may see this client's own noisy "
                 "message, say so with secure=False."
             )
-        if self._signing.roster is not None:
+        if task is None and self._signing.roster is not None:
             raise RoundRefusedError(
                 "This client has a roster, and takes part in signed rounds of secure aggregation only."
             )
         protocol, begun = self._accept(asked)
         self._save(begun)
         vector, number, noise = self._train(protocol, asked.round, train)
-        return protocol.encode(vector, number, **noise)
+        if task is None:
+            return protocol.encode(vector, number, **noise)
+        values = protocol.encode_integers(vector, number, **noise)
+        return task.upload(values, asked.round - 1, identity=self._signing.identity)
 
-    def _upload_sealed(self, asked: Request, train: Train) -> bytes:
-        """Answers a round with one sealed message for the two servers of the client's task, and counts it."""
+    def _task_asked_for(self, asked: Request) -> ClientTask:
+        """Returns the client's task of two servers, if the request is for a message to them."""
         task = self._task
         if task is None or asked.payload != asks_for(task.fingerprint):
             raise RoundRefusedError(
@@ -216,11 +216,7 @@ class ClientSession:
             )
         if read_protocol(asked.protocol).fingerprint != task.protocol.fingerprint:
             raise RoundRefusedError("The server's protocol is not the one of this client's task.")
-        protocol, begun = self._accept(asked)
-        self._save(begun)
-        vector, number, noise = self._train(protocol, asked.round, train)
-        values = protocol.encode_integers(vector, number, **noise)
-        return task.upload(values, asked.round - 1, identity=self._signing.identity)
+        return task
 
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Generic
 
 import numpy as np
@@ -105,11 +106,7 @@ def begin_round(
         if not ahead:
             settlement.charge(charged_to, revealing)
         if terms.pair is not None:
-
-            def request(payload: bytes) -> bytes:
-                return _request(terms, round, Stage.UPLOAD, payload)
-
-            total = PairSum(terms.pair, round, terms.memory.number(round), terms.surviving, nodes, request)
+            total = PairSum(terms.pair, terms, round, nodes, partial(_request, terms, round, Stage.UPLOAD))
         elif terms.secure:
             total = MaskedSum(terms, round, nodes, run, ahead=ahead, counters=counters)
         else:

@@ -172,7 +172,6 @@ class Course(Generic[Node]):
         self._stateful = remembering if isinstance(remembering, Stateful) else None
         self.conduct: Conduct[Node] = Conduct(terms.colluding)
         self._prepared: RoundSession[Node] | None = None
-        self._asked: frozenset[Node] = frozenset()  # nodes that the present round began with
         self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
         self._counters: dict[bytes, int] = {}  # of the clients' memories, by identity
         self._trained: dict[Node, int] = {}  # the last round in which a node may have trained
@@ -251,11 +250,11 @@ class Course(Generic[Node]):
         self._save()
         charged_to = progress.charged_to if again else None
         if prepared is not None:
-            self._ask(prepared.waiting)
+            progress.asked = list(prepared.waiting)
             prepared.charge(frozenset(allowed), charged_to, self._reveal)
             return prepared
         nodes = self.conduct.choose(allowed, self.round, wanted=terms.protocol.clients, needed=terms.surviving)
-        self._ask(nodes)
+        progress.asked = nodes
         return begin_round(
             self._terms,
             self.round,
@@ -268,10 +267,6 @@ class Course(Generic[Node]):
             before=self._handing.before(self.round, present, nodes) if self._handing else [],
             prepares=True,
         )
-
-    def _ask(self, nodes: Iterable[Node]) -> None:
-        self._asked = frozenset(nodes)
-        self._progress.asked = list(self._asked)
 
     def _has_turn(self, node: Node) -> bool:
         """Returns whether the run's rules let a node take part in the next round."""
@@ -299,7 +294,7 @@ class Course(Generic[Node]):
         """Moves the model by the round's mean, and saves it. Returns the model, or None for a withheld round."""
         mean, progress, report = session.release(), self._progress, session.report
         self._prepared = session.prepared
-        self._fell_out = self._asked & report.dropped.keys()
+        self._fell_out = frozenset(progress.asked) & report.dropped.keys()
         if mean is not None:
             mean = self._without_extras(mean, report)
             moved = np.asarray(self._apply(self.model, mean, report.round), dtype=np.float32)
