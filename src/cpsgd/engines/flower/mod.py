@@ -184,11 +184,7 @@ def silo_sum(
 
 
 def _check_misplaced(settings: Mapping[str, object]) -> None:
-    """Refuses settings of an app that name a client's files, which only its operator can set.
-
-    Raises:
-        RoundRefusedError: One of them does.
-    """
+    """Raises `RoundRefusedError` for settings of an app that name a client's files, which only its operator can set."""
     for name in settings:
         if name.lower().replace("_", "-") in FILE_KEYS:
             raise RoundRefusedError(f"The app sets {name!r}. Only a client's operator can set its files.")
