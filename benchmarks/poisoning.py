@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cpsgd import plan
 from cpsgd.federation.plausibility import bounds
+from cpsgd.federation.terms import implausible
 from cpsgd.protocol import Protocol
 
 ROUNDS = (
@@ -66,7 +67,7 @@ def largest_pull(protocol: Protocol, means: list[NDArray[np.float32]], size: int
     shape[:size] = 1.0 / np.sqrt(size)
     while high - low > 1e-3 * high:
         middle = 0.5 * (low + high)
-        passed = sum(limits.violation(mean + np.float32(middle) * shape) is None for mean in means)
+        passed = sum(implausible(mean + np.float32(middle) * shape, limits) is None for mean in means)
         low, high = (middle, high) if 2 * passed >= len(means) else (low, middle)
     return low / protocol.clip_norm
 

@@ -178,7 +178,7 @@ class ShareError(SecureAggregationError):
 
     Attributes:
         dealer: The client that dealt them, where it is proved that it did so wrongly.
-        proof: Of a client that cannot open what another one sealed for it (`cpsgd.secagg.boxes`); also in the text.
+        proof: Of a client that cannot open what another one sealed for it (`cpsgd.secagg.keys`); also in the text.
     """
 
     def __init__(self, message: str, *, dealer: int | None = None, proof: bytes = b"") -> None:

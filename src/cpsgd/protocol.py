@@ -21,6 +21,7 @@ import json
 import reprlib
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -259,7 +260,7 @@ class Protocol:
         ]
         return html_table(f"Protocol for {self.clients:,} clients of {self.dim:,} coordinates", rows)
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that identify all parameters and the promise; every message carries them.
 
@@ -378,10 +379,12 @@ class Protocol:
         """
         if self.promise is None and accept_epsilon is None:
             return None
+        if accept_epsilon is not None:
+            accept_epsilon = _validate.positive("accept_epsilon", accept_epsilon)
         # Imported here: clients need no accountant.
         from cpsgd.privacy.release import check_release
 
-        return check_release(self, messages, accept_epsilon=accept_epsilon)
+        return check_release(self, _validate.integer("messages", messages, low=1), accept_epsilon=accept_epsilon)
 
     def check_integers(self) -> None:
         """Refuses a protocol that sends floats, or leaves coordinates out, for transports that add up integers.

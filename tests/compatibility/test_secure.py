@@ -15,11 +15,11 @@ from cpsgd.secagg import (
     SecureParameters,
     SecureServer,
     Stage,
-    graph,
     public_line,
     read_identity,
     read_roster,
 )
+from cpsgd.secagg.parameters import smallest_threshold
 
 from .recorded import DATA, read
 
@@ -61,7 +61,7 @@ def test_parameters_without_a_quorum_are_refused(row: dict[str, Any]) -> None:
 def test_messages_are_refused_with_a_remedy(row: dict[str, Any]) -> None:
     """An active server could learn single inputs in rounds of that release, so nobody takes part in one."""
     fields = {**row["fields"], "fingerprint": bytes.fromhex(row["fields"]["fingerprint"])}
-    fields["threshold"] = max(fields["threshold"], graph.smallest_threshold(fields["clients"], fields["neighbours"]))
+    fields["threshold"] = max(fields["threshold"], smallest_threshold(fields["clients"], fields["neighbours"]))
     agreed = SecureParameters(**fields)
     roster = read_roster(IDENTITIES / "roster.txt") if row["signed"] else None
     server = SecureServer(agreed, session=bytes.fromhex(row["session"]), roster=roster)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from cpsgd.correlated.batons import Place
 from cpsgd.correlated.handover import Handing, Handover, HandoverStep, read_answer
+from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import BatonError, VersionError
 
 
@@ -25,7 +27,7 @@ def reader(asked: Handover) -> Callable[[bytes], object]:
 
 
 def test_whoever_leaves_with_a_lineage_hands_it_to_whoever_comes() -> None:
-    handing: Handing[str] = Handing("run", bytes(16), bands=3, hands_on=True)
+    handing: Handing[str] = Handing("run", bytes(16), bands=3)
     assert handing.before(1, "abcd", "ab") == []
     handing.trained("ab", 1)
     # c has no lineage to give, b stays, and a is not to be found.
@@ -65,6 +67,8 @@ def test_what_no_peer_sends_is_refused(step: HandoverStep) -> None:
 
 
 def test_where_nothing_is_handed_on_nobody_is_asked() -> None:
-    handing: Handing[str] = Handing("run", bytes(16), bands=3, hands_on=False)
-    handing.trained("ab", 1)
-    assert handing.before(2, "abcd", "cd") == []
+    mechanism = CorrelatedGaussian(
+        noise_deviation=8.0, step=0.25, window=512, coordinate_range=0.5, bands=3, run_length=10, untrusted_holders=None
+    )
+    assert mechanism.memory.handing("run", bytes(16)) is None
+    assert isinstance(replace(mechanism, untrusted_holders=0).memory.handing("run", bytes(16)), Handing)

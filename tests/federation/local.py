@@ -11,8 +11,7 @@ import numpy as np
 from cpsgd import Plan, Protocol, Run
 from cpsgd.errors import CpsgdError
 from cpsgd.federation.answering import ClientSession, SessionState
-from cpsgd.federation.client_files import open_client_files
-from cpsgd.federation.limits import Limits
+from cpsgd.federation.limits import Limits, open_client_files
 from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.secagg import SecureParameters, SecureServer, Stage

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from cpsgd import Plan, Protocol
-from cpsgd.correlated.turns import NoiseState
 from cpsgd.errors import (
     BatonError,
     CpsgdError,
@@ -35,6 +34,7 @@ from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, RoundEvent
 from cpsgd.ledger.charging import priced
 from cpsgd.ledger.kinds import Account
+from cpsgd.mechanisms.memory import ClientNoise
 from cpsgd.privacy import guarantee_over_rounds
 from cpsgd.secagg import Stage
 from cpsgd.secagg.parameters import MAX_CLIENTS
@@ -375,10 +375,10 @@ def test_a_second_round_of_a_client_is_refused_when_it_is_counted(small_plan: Pl
 def test_a_round_whose_noise_cannot_be_drawn_is_refused_before_it_counts(
     small_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: NoiseState, round: int) -> None:
+    def refused(self: ClientNoise, round: int) -> None:
         raise BatonError("no noise")
 
-    monkeypatch.setattr(NoiseState, "check", refused)
+    monkeypatch.setattr(ClientNoise, "check", refused)
     client = remembering(tmp_path / "memory", secure=False)
     with pytest.raises(BatonError):
         client.ask(plain(small_plan))

@@ -12,8 +12,6 @@ from cpsgd.federation.client_files import (
     Answered,
     Memory,
     Signing,
-    check_misplaced,
-    open_client_files,
     session_identifier,
 )
 from cpsgd.secagg import Stage
@@ -84,28 +82,6 @@ def test_how_often_seeds_were_handed_on_never_falls(memory: Memory, tmp_path: Pa
         assert [content.given(run) for run in ("r", "s", "t")] == [3, 1, 0]
         assert content.rounds == []
         assert content.stages == set()
-
-
-def test_whose_settings_name_a_clients_files() -> None:
-    check_misplaced({"lr": 0.1, "memory": "x"})
-    for name in ("cpsgd-memory", "CPSGD_Memory", "cpsgd-roster", "cpsgd-identity"):
-        with pytest.raises(RoundRefusedError, match="Only a client's operator"):
-            check_misplaced({"lr": 0.1, name: "/file"})
-
-
-def test_files_that_are_required(tmp_path: Path) -> None:
-    assert open_client_files({}) == (None, Signing())
-    with pytest.raises(RoundRefusedError, match="requires a memory"):
-        open_client_files({}, require_memory=True)
-    with pytest.raises(RoundRefusedError, match="requires a roster"):
-        open_client_files({"cpsgd-memory": str(tmp_path / "m")}, require_memory=True, require_roster=True)
-    found, _ = open_client_files({"cpsgd-memory": str(tmp_path / "m")}, require_memory=True)
-    assert found is not None
-    for wrong in ("", 5, "memory"):
-        with pytest.raises(RoundRefusedError, match="cpsgd-memory"):
-            open_client_files({"cpsgd-memory": wrong})
-    with pytest.raises(RoundRefusedError, match="mean 'cpsgd-roster'"):
-        open_client_files({"cpsgd_roster": "/file"})
 
 
 def test_identity_roster_and_memory_come_together(tmp_path: Path) -> None:

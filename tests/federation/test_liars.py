@@ -19,7 +19,7 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
 from cpsgd.secagg import keys, shamir
-from cpsgd.secagg.boxes import BOX_BYTES, ChannelKey, Route
+from cpsgd.secagg.keys import BOX_BYTES, ChannelKey, Route
 
 from .local import DIM, RUN, Client, exchange, honest
 from .silos import Silos

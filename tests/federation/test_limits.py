@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from cpsgd import Protocol, Run
 from cpsgd.correlated.shaped import ShapedGaussian
 from cpsgd.errors import FingerprintError, ParameterError, RoundRefusedError, WireError
-from cpsgd.federation.limits import Limits, RoundKind, check_affordable
+from cpsgd.federation.client_files import Signing
+from cpsgd.federation.limits import Limits, RoundKind, check_affordable, open_client_files
 from cpsgd.mechanisms.discrete_laplace import DiscreteLaplace
 from cpsgd.neighbours import Participation
 from cpsgd.privacy.guarantees import guarantee
@@ -284,3 +286,18 @@ def test_the_text_of_a_kind() -> None:
     limits = Limits(rounds=7)
     said = f"cpsgd limits v1 {limits!r} {PROTOCOL.fingerprint.hex()} 3 8"
     assert limits.digest(PROTOCOL, **ROUNDS) == hashlib.sha256(said.encode()).digest()[:16]
+
+
+def test_files_that_are_required(tmp_path: Path) -> None:
+    assert open_client_files({}) == (None, Signing())
+    with pytest.raises(RoundRefusedError, match="requires a memory"):
+        open_client_files({}, require_memory=True)
+    with pytest.raises(RoundRefusedError, match="requires a roster"):
+        open_client_files({"cpsgd-memory": str(tmp_path / "m")}, require_memory=True, require_roster=True)
+    found, _ = open_client_files({"cpsgd-memory": str(tmp_path / "m")}, require_memory=True)
+    assert found is not None
+    for wrong in ("", 5, "memory"):
+        with pytest.raises(RoundRefusedError, match="cpsgd-memory"):
+            open_client_files({"cpsgd-memory": wrong})
+    with pytest.raises(RoundRefusedError, match="mean 'cpsgd-roster'"):
+        open_client_files({"cpsgd_roster": "/file"})

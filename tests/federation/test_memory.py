@@ -14,7 +14,8 @@ import pytest
 
 from cpsgd import Plan
 from cpsgd.errors import RoundRefusedError, StageError
-from cpsgd.federation.client_files import Answered, Memory, open_client_files
+from cpsgd.federation.client_files import Answered, Memory
+from cpsgd.federation.limits import open_client_files
 from cpsgd.secagg import Stage
 
 from .local import Client, opening, plain

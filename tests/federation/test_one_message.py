@@ -11,6 +11,7 @@ import pytest
 from cpsgd.errors import MessageError, SenderError, ThresholdError
 from cpsgd.federation import one_message
 from cpsgd.federation.one_message import PairServers, PairSum, asks_for, asks_for_one
+from cpsgd.federation.terms import Terms
 
 
 class Servers:
@@ -48,7 +49,8 @@ class Servers:
 
 
 def opened(servers: Servers, needed: int = 2) -> PairSum[str]:
-    return PairSum(cast(PairServers, servers), 5, 9, needed, list("abc"), lambda payload: b"ask " + payload)
+    terms = SimpleNamespace(surviving=needed, memory=SimpleNamespace(number=lambda round: round + 4))
+    return PairSum(cast(PairServers, servers), cast(Terms, terms), 5, list("abc"), lambda payload: b"ask " + payload)
 
 
 def test_a_round_of_reports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def same_noise(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray]]:
         return encoded[-1][1]
 
     monkeypatch.setattr(Protocol, "encode_integers", encode)
-    monkeypatch.setattr(terms_module, "implausible", lambda protocol, survivors, mean: None)
+    monkeypatch.setattr(terms_module, "implausible", lambda mean, bounds: None)
     return encoded
 
 
@@ -278,7 +278,7 @@ def test_a_round_that_is_withheld_leaves_the_next_one_as_it_is(
 ) -> None:
     federation = Federation(small_plan)
     with monkeypatch.context() as patched:
-        patched.setattr(terms_module, "implausible", lambda protocol, survivors, mean: "It is too large.")
+        patched.setattr(terms_module, "implausible", lambda mean, bounds: "It is too large.")
         federation.round()
     federation.round()
     assert federation.asked == [FULL, SHORT]

@@ -26,7 +26,7 @@ from cpsgd.federation.messages import Request
 from cpsgd.federation.sessions import RoundSession
 from cpsgd.federation.terms import Terms
 from cpsgd.ledger import Budget, Ledger
-from cpsgd.secagg import Invitation, Stage, graph
+from cpsgd.secagg import Invitation, Stage, cohort
 from cpsgd.secagg.cohort import Cohort
 from cpsgd.secagg.packets import Kind
 
@@ -235,7 +235,7 @@ def test_who_has_too_few_neighbours_left_is_noted() -> None:
     requests = session.requests()
     body = session_of_all.read(Request.from_bytes(requests["0"]).payload, Kind.KEYS, 0)
     everybody, _ = Cohort.read(body, 300)
-    circle, place = graph._circle(300, everybody.graph_seed(session_of_all))
+    circle, place = cohort._circle(300, everybody.graph_seed(session_of_all))
     # The next on either side and the farthest; nobody else misses so many, also when this client is gone.
     half, missing = parameters.neighbours // 2, parameters.neighbours - parameters.threshold + 2
     left = (missing - 2) // 2

@@ -11,9 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd.errors import SecureAggregationError
-from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, SecureSum, Stage, graph, packets
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, SecureSum, Stage, packets
 from cpsgd.secagg.cohort import Advert, Cohort
 from cpsgd.secagg.packets import Kind, Session
+from cpsgd.secagg.parameters import smallest_threshold
 from cpsgd.secagg.participant import ClientState
 
 FINGERPRINT = bytes(range(16))
@@ -25,7 +26,7 @@ def parameters(clients: int, **changes: int) -> SecureParameters:
     """A round on a complete graph with the smallest threshold, unless told otherwise."""
     bits = (changes["modulus"] - 1).bit_length() if "modulus" in changes else 8
     fields = {"dim": 5, "bits": bits, "neighbours": clients - 1, "round": 7, "surviving": 2, **changes}
-    fields.setdefault("threshold", graph.smallest_threshold(clients, fields["neighbours"]))
+    fields.setdefault("threshold", smallest_threshold(clients, fields["neighbours"]))
     return SecureParameters(clients=clients, fingerprint=FINGERPRINT, **fields)
 
 

@@ -18,9 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cpsgd.errors import SecureAggregationError
 from cpsgd.secagg import SecureClient, packets
-from cpsgd.secagg.boxes import BOX_BYTES, SHARES_BYTES, ChannelKey, Route
 from cpsgd.secagg.cohort import Advert, Cohort, Statement
-from cpsgd.secagg.keys import public_bytes
+from cpsgd.secagg.keys import BOX_BYTES, SHARES_BYTES, ChannelKey, Route, public_bytes
 from cpsgd.secagg.packets import HEADER_BYTES, Invitation, Kind, Session
 
 from .rounds import keys_message, parameters

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from cpsgd.errors import ParameterError, SecureAggregationError, SignatureError, ThresholdError
-from cpsgd.secagg import SecureClient, SecureParameters, Stage, cohort, graph, keys, packets, shamir
+from cpsgd.secagg import SecureClient, SecureParameters, Stage, cohort, keys, packets, parameters, shamir
 from cpsgd.secagg.cohort import Advert
 from cpsgd.secagg.keys import public_bytes
 from cpsgd.secagg.packets import HEADER_BYTES, Invitation, Kind, Session
@@ -151,7 +151,7 @@ class Arc:
         replies = [client.advertise(Invitation(self.session, i).write()) for i, client in enumerate(self.clients)]
         self.adverts = {i: Advert.from_bytes(reply[HEADER_BYTES:]) for i, reply in enumerate(replies)}
         self.everybody = cohort.Cohort.of(agreed.clients, self.adverts)
-        circle, _ = graph._circle(agreed.clients, self.everybody.graph_seed(self.session))
+        circle, _ = cohort._circle(agreed.clients, self.everybody.graph_seed(self.session))
         order, row = [int(i) for i in circle], agreed.neighbours // 2
         self.arc = order[100 : 100 + length]
         self.dropped = {*order[100 - row : 100], *order[100 + length : 100 + length + row]}
@@ -206,7 +206,7 @@ def test_a_threshold_that_let_a_stretch_be_summed_is_refused_and_did_let_it() ->
     half = agreed.neighbours // 2 + 1
     with pytest.raises(ParameterError, match=f"threshold in .{half + 1}"):
         replace(agreed, threshold=half)
-    with mock.patch.object(graph, "smallest_threshold", return_value=half):
+    with mock.patch.object(parameters, "smallest_threshold", return_value=half):
         attack = Arc(replace(agreed, threshold=half), half)
         # The quorum stands in the way, too.
         assert attack.run()[0] == 0
@@ -221,7 +221,7 @@ def test_a_stretch_that_everybody_signs_is_not_unmasked_by_itself() -> None:
     agreed = replace(chosen(100), surviving=70, quorum=0)
     current = new_round(agreed).until(Stage.MASK)
     seed = current.server._cohort.graph_seed(current.server._session)
-    order = [int(i) for i in graph._circle(100, seed)[0]]
+    order = [int(i) for i in cohort._circle(100, seed)[0]]
     row = agreed.neighbours // 2
     gaps = {*order[:row], *order[40 : 40 + row]}
     current.collect(frozenset(gaps))

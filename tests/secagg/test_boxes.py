@@ -11,7 +11,7 @@ import pytest
 
 from cpsgd.errors import MessageError, ShareError
 from cpsgd.secagg import Stage, edwards
-from cpsgd.secagg.boxes import BOX_BYTES, PROOF_BYTES, SHARES_BYTES, ChannelKey, Route
+from cpsgd.secagg.keys import BOX_BYTES, PROOF_BYTES, SHARES_BYTES, ChannelKey, Route
 
 from .rounds import Round, new_round, parameters
 

@@ -21,8 +21,8 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import SecureClient, SecureParameters, Stage, packets, shamir
-from cpsgd.secagg.boxes import BOX_BYTES
 from cpsgd.secagg.cohort import Advert, Statement
+from cpsgd.secagg.keys import BOX_BYTES
 from cpsgd.secagg.packets import Kind
 
 from .rounds import FINGERPRINT, IDENTITIES, ROSTER, Round, keys_message, new_round, parameters

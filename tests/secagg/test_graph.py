@@ -9,8 +9,8 @@ from math import comb, factorial
 import numpy as np
 import pytest
 
-from cpsgd.secagg import SecureParameters, graph, risk
-from cpsgd.secagg.graph import _parts, _risk
+from cpsgd.secagg import SecureParameters, cohort, risk
+from cpsgd.secagg.parameters import _parts, _risk, smallest_quorum, smallest_threshold
 
 from .rounds import FINGERPRINT
 
@@ -128,10 +128,10 @@ def test_few_clients_share_masks_with_everybody() -> None:
 
 def test_the_smallest_threshold_and_quorum() -> None:
     """More than half of all shares; on a circle, more than a stretch of it has on one side."""
-    assert [graph.smallest_threshold(n, n - 1) for n in (2, 9, 10)] == [2, 5, 6]
-    assert [graph.smallest_threshold(100, k) for k in (2, 8, 98)] == [3, 6, 51]
-    assert [graph.smallest_quorum(n, n - 1, 9, c) for n, c in ((10, 0), (10, 1), (10, 2), (11, 2))] == [6, 6, 7, 7]
-    assert [graph.smallest_quorum(100, 8, surviving, 10) for surviving in (50, 56, 57)] == [56, 56, 57]
+    assert [smallest_threshold(n, n - 1) for n in (2, 9, 10)] == [2, 5, 6]
+    assert [smallest_threshold(100, k) for k in (2, 8, 98)] == [3, 6, 51]
+    assert [smallest_quorum(n, n - 1, 9, c) for n, c in ((10, 0), (10, 1), (10, 2), (11, 2))] == [6, 6, 7, 7]
+    assert [smallest_quorum(100, 8, surviving, 10) for surviving in (50, 56, 57)] == [56, 56, 57]
 
 
 def test_neighbours_grow_like_the_logarithm() -> None:
@@ -148,7 +148,7 @@ def test_neighbours_in_life_are_as_often_colluding_as_in_theory() -> None:
     n, k, colluding = 60, 10, 12
     expected = float(1 - exact_tail(n - 1, colluding, k, 3))
     hits = [
-        sum(other < colluding for other in graph.neighbours(n, k, session.to_bytes(16, "little"), n - 1)) >= 3
+        sum(other < colluding for other in cohort.neighbours(n, k, session.to_bytes(16, "little"), n - 1)) >= 3
         for session in range(400)
     ]
     assert abs(np.mean(hits) - expected) < 5.4 * (expected * (1 - expected) / 400) ** 0.5
@@ -156,7 +156,7 @@ def test_neighbours_in_life_are_as_often_colluding_as_in_theory() -> None:
 
 @pytest.mark.parametrize(("clients", "degree"), [(2, 1), (5, 4), (6, 2), (9, 6), (200, 12)])
 def test_everybody_has_as_many_neighbours_and_neighbours_know_each_other(clients: int, degree: int) -> None:
-    ties = [graph.neighbours(clients, degree, b"session", client) for client in range(clients)]
+    ties = [cohort.neighbours(clients, degree, b"session", client) for client in range(clients)]
     for client, near in enumerate(ties):
         assert len(set(near)) == degree
         assert list(near) == sorted(near)
@@ -165,14 +165,14 @@ def test_everybody_has_as_many_neighbours_and_neighbours_know_each_other(clients
 
 
 def test_another_session_is_another_graph() -> None:
-    one, other = ([graph.neighbours(50, 6, session, i) for i in range(50)] for session in (b"a", b"b"))
+    one, other = ([cohort.neighbours(50, 6, session, i) for i in range(50)] for session in (b"a", b"b"))
     assert one != other
-    assert one == [graph.neighbours(50, 6, b"a", i) for i in range(50)]
+    assert one == [cohort.neighbours(50, 6, b"a", i) for i in range(50)]
 
 
 def test_the_construction_is_fixed() -> None:
     """Clients and servers of different releases must see the same graph."""
-    assert graph.neighbours(20, 4, bytes(range(16)), 0) == (6, 9, 14, 19)
+    assert cohort.neighbours(20, 4, bytes(range(16)), 0) == (6, 9, 14, 19)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cpsgd.secagg import SecureParameters, graph, participant
+from cpsgd.secagg import SecureParameters, participant
 
 from .explorer import Explorer, Path
 from .rounds import parameters
@@ -71,7 +71,7 @@ def test_without_a_quorum_the_search_finds_the_attack() -> None:
 
 
 def test_with_a_threshold_of_half_the_neighbours_the_search_finds_two_sums() -> None:
-    with mock.patch.object(graph, "smallest_threshold", return_value=2):
+    with mock.patch("cpsgd.secagg.parameters.smallest_threshold", return_value=2):
         explorer = Explorer(agreed(6, neighbours=2, threshold=2, surviving=4))
         with pytest.raises(AssertionError, match="the sum of clients"):
             explorer.rounds()

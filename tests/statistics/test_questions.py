@@ -13,7 +13,8 @@ from scipy import stats
 from cpsgd import RoundSimulator, statistics
 from cpsgd.errors import ColumnError, CpsgdError, GuaranteeError, ParameterError, TableError, VectorError
 from cpsgd.privacy.gaussian import analytic_sigma
-from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage, graph
+from cpsgd.secagg import SecureClient, SecureParameters, SecureServer, Stage
+from cpsgd.secagg.parameters import smallest_threshold
 from cpsgd.statistics import Count, Histogram, Mean, Quantiles, Sum
 from cpsgd.statistics.ranks import Ranges, root
 from cpsgd.statistics.rows import RowQuestion
@@ -189,7 +190,7 @@ def test_a_secure_round() -> None:
         bits=(protocol.modulus - 1).bit_length(),
         modulus=protocol.modulus,
         neighbours=7,
-        threshold=graph.smallest_threshold(8, 7),
+        threshold=smallest_threshold(8, 7),
         round=3,
         surviving=8,
         fingerprint=protocol.fingerprint,

@@ -162,15 +162,13 @@ def _check_version(data: bytes, other: str) -> None:
 class Handing(Generic[Node]):
     """The nodes that may hold a lineage, and the exchanges by which those that leave hand it to those that come."""
 
-    def __init__(self, run: str, fingerprint: bytes, bands: int, hands_on: bool) -> None:
-        """Starts without lineages; with `hands_on`, nodes that leave hand theirs on in this run."""
-        self._run, self._fingerprint, self._bands, self._hands_on = run, fingerprint, bands, hands_on
+    def __init__(self, run: str, fingerprint: bytes, bands: int) -> None:
+        """Starts without lineages."""
+        self._run, self._fingerprint, self._bands = run, fingerprint, bands
         self._held: dict[Node, int] = {}  # the last round in which a node may have trained
 
     def before(self, round: int, present: Iterable[Node], nodes: Sequence[Node]) -> list[HandoverExchange[Node]]:
         """Returns the exchanges before a round of `nodes`; none unless one node leaves and another joins."""
-        if not self._hands_on:
-            return []
         reach, staying = round - self._bands, set(nodes)
         leave = [node for node in present if self._held.get(node, reach) > reach and node not in staying]
         come = [node for node in nodes if self._held.get(node, reach) <= reach]

@@ -185,7 +185,7 @@ class CorrelatedGaussian(RunGaussian):
         return Lineages(self.correlation, self.noise_ratio)
 
     @cached_property
-    def memory(self) -> RunMemory:
+    def memory(self) -> RunMemory:  # type: ignore[override]
         """The run: its rounds, seeds and participation."""
         return RunMemory(self)
 

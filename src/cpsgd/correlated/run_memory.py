@@ -1,24 +1,33 @@
 """`RunMemory`: the memory of noise that is correlated over the rounds of a run.
 
 Everything that is proved is about the whole run: one guarantee pays for all rounds
-(docs/proofs/correlated-gaussian.md).
+(docs/proofs/correlated-gaussian.md). In a federation:
+
+* *Whole clients* that may be in one round, or in rounds at least s apart, refuse the others, and pay for each run.
+* *Examples* that are in one round each, and clients that may be in every round, pay for all runs in which no round was
+  answered twice as for one. A server that is stopped goes on under another name of the run: lineages break, and the
+  rounds before and after together cost no more than the run (docs/proofs/seeds.md). Where a round is
+  answered again, another run is paid for.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from cpsgd.correlated.batons import baton_bytes
 from cpsgd.correlated.draws import SEED_BYTES, Lineages, Points
 from cpsgd.correlated.run_sums import SimulatedLineages
-from cpsgd.errors import ConditionError, ParameterError
-from cpsgd.mechanisms.memory import NoiseMemory, Seeds
+from cpsgd.errors import ConditionError, ParameterError, RoundRefusedError
+from cpsgd.mechanisms.memory import NoiseMemory, Seeds, Turn
 from cpsgd.neighbours import Participation
 
 if TYPE_CHECKING:
+    from cpsgd.correlated.handover import Handing
     from cpsgd.correlated.mechanism import CorrelatedGaussian
+    from cpsgd.correlated.seeds import CarriedNoise, SeedFile
 
 MORE = 2
 """Rounds hold up to this many times the fewest messages of a round, which the accountant knows.
@@ -186,6 +195,88 @@ class RunMemory(NoiseMemory):
                 f"dropout={dropout:g}: where noise is correlated over rounds, lineages break when clients drop out, "
                 "and that is not simulated. Use dropout=0, or independent noise."
             )
+
+    # ------------------------------------------------------------------ rounds of a federation
+
+    def number(self, round: int) -> int:
+        """Returns the number of a federation's round in the run."""
+        return round - 1
+
+    def check_plan(self, rounds: int, participation: Participation, *, examples: bool) -> None:
+        """Raises `ParameterError` for a plan of more rounds than the run has."""
+        if rounds > self.rounds:
+            raise ParameterError(
+                f"The plan has {rounds} rounds, and its noise is correlated over {self.rounds}; plan again."
+            )
+
+    def check_announced(self, rounds: int, *, examples: bool, disjoint: bool) -> None:
+        """Raises `RoundRefusedError` for more rounds than the run has, and for examples that are in too many."""
+        if examples and self.separation != 1 and not disjoint:
+            raise RoundRefusedError(
+                "The server's noise is correlated for examples that are in few rounds, and this client's are in all. "
+                "Let the train function take a share of them for each round, and say so with disjoint=True."
+            )
+        if rounds > self.rounds:
+            raise RoundRefusedError(
+                f"The server announces {rounds} rounds, and its noise is correlated over {self.rounds}."
+            )
+
+    def check_turn(self, turn: Turn, answered: Iterable[Turn], *, examples: bool) -> None:
+        """Raises `RoundRefusedError` if a round is not of the run, or too near to one that the client was in."""
+        (run, round), apart = turn, self.separation
+        if not 1 <= round <= self.rounds:
+            raise RoundRefusedError(f"The server begins round {round} of a run of {self.rounds} rounds.")
+        others = [] if examples else [other for name, other in answered if name == run]
+        if apart is None:
+            if others:
+                raise RoundRefusedError(
+                    "The noise is correlated for clients in one round of a run, and this one was in it."
+                )
+        elif any(abs(round - other) < apart for other in others):
+            raise RoundRefusedError(
+                f"The noise is correlated for clients whose rounds are at least {apart} apart, and this one's would "
+                "not be."
+            )
+
+    def paid(self, turns: Sequence[Turn], *, protected: bool, examples: bool) -> int:
+        """Returns the number of runs that the answered rounds are charged as; see the module's description."""
+        rounds: dict[str, set[int]] = {}
+        for run, round in turns:
+            rounds.setdefault(run, set()).add(round)
+        if self.separation != 1 and not protected:
+            return len(rounds)
+        if self.separation != 1 and not examples:
+            raise RoundRefusedError(
+                "This client has answered rounds whose noise was correlated for examples in one of them each, which "
+                "says nothing about whole clients. Begin a new memory, with a limit that is smaller by what those "
+                "rounds cost."
+            )
+        paid: list[set[int]] = []
+        for answered in rounds.values():
+            fitting = next((found for found in paid if not found & answered), None)
+            if fitting is None:
+                paid.append(set(answered))
+            else:
+                fitting |= answered
+        return len(paid)
+
+    def of_client(self, seeds: SeedFile | None, run: str, fingerprint: bytes) -> CarriedNoise:
+        """Returns a client's noise in a run, carried in its file of seeds."""
+        if seeds is None:
+            raise RoundRefusedError(
+                "The server's noise is correlated over rounds, for which this client has to keep its seeds: give it a "
+                "file for them with cpsgd-memory."
+            )
+        # Files of seeds know the memories of silos.
+        from cpsgd.correlated.seeds import CarriedNoise
+
+        return CarriedNoise(self, seeds, run, fingerprint)
+
+    def handing(self, run: str, fingerprint: bytes) -> Handing[Any] | None:
+        """Returns the server's record of lineages, where nodes that leave hand them on."""
+        from cpsgd.correlated.handover import Handing
+
+        return Handing(run, fingerprint, self.bands) if self.hands_on else None
 
     # ------------------------------------------------------------------ charging
 

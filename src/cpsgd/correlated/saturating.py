@@ -209,7 +209,7 @@ class RoundedCorrelated(CorrelatedGaussian):
             )
 
     @cached_property
-    def memory(self) -> OnceMemory:
+    def memory(self) -> OnceMemory:  # type: ignore[override]
         """The run: its rounds, seeds and participation."""
         return OnceMemory(self)
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +30,10 @@ from cpsgd._durable import is_sealed, seal, unseal, write_file
 from cpsgd.correlated import batons
 from cpsgd.correlated.batons import Place, Slots
 from cpsgd.correlated.draws import SEED_BYTES
+from cpsgd.correlated.run_memory import RunMemory
 from cpsgd.correlated.silo_files import SiloFile
 from cpsgd.errors import BatonError, RoundError, RoundRefusedError
+from cpsgd.mechanisms.memory import ClientNoise, Result
 
 MOST_FEDERATIONS = 16
 """Number of federations whose lineages a file keeps; the one that was used longest ago goes first."""
@@ -241,3 +244,47 @@ def _held(used: int, seeds: list[tuple[int, str]], key: tuple[int, int, str] | N
         raise ValueError("seed")
     awaited = None if key is None else (int(key[0]), int(key[1]), bytes.fromhex(key[2]))
     return Held(int(used), found, awaited, bool(handed), int(given))
+
+
+@dataclass(frozen=True)
+class CarriedNoise(ClientNoise):
+    """The state of a client's noise, which is carried from round to round of a run.
+
+    Attributes:
+        memory: The memory of the run's noise.
+        seeds: The file that the state is in.
+        run: The engine's name of the run.
+        fingerprint: Of the protocol.
+    """
+
+    memory: RunMemory
+    seeds: SeedFile
+    run: str
+    fingerprint: bytes
+
+    def _place(self, round: int) -> Place:
+        return Place(self.run, self.fingerprint, self.memory.bands, round)
+
+    def check(self, round: int) -> None:
+        """Raises `RoundError`, and changes nothing, if the round's noise cannot be drawn."""
+        if not self.memory.keeps_rows:
+            self.seeds.earlier(self._place(round), handed=self.memory.hands_on)
+
+    def meanwhile(self, round: int, dim: int, train: Callable[[], Result]) -> tuple[Result, Mapping[str, Any]]:
+        """Calls `train`; returns its result, and the noise arguments of `Protocol.encode`.
+
+        While `train` runs, another thread expands the seeds. Files change only when `train` has succeeded; the state is
+        then the next round's.
+        """
+        place, number, handed = self._place(round), self.memory.number(round), self.memory.hands_on
+        if self.memory.keeps_rows:
+            found = train()
+            return found, {"seeds": self.seeds.rows.state(place, number, last=number + 1 >= self.memory.rounds)}
+        seeds = os.urandom(SEED_BYTES), *self.seeds.earlier(place, handed=handed)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            expanding = pool.submit(self.memory.expanded, seeds, number, dim)
+            found = train()
+        drawn = self.seeds.draw(place, handed=handed, own=seeds[0])
+        expanded = expanding.result()
+        # Seeds of earlier rounds may have been handed on while the client trained.
+        return found, {"seeds": expanded if expanded == drawn else drawn}

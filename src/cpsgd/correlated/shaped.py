@@ -322,7 +322,7 @@ class ShapedGaussian(RunGaussian):
     # ------------------------------------------------------------------ the run
 
     @cached_property
-    def memory(self) -> SiloMemory:
+    def memory(self) -> SiloMemory:  # type: ignore[override]
         """The run: its rounds and states."""
         return SiloMemory(self)
 

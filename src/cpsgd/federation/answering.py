@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from cpsgd import _plain
 from cpsgd.correlated import handover
 from cpsgd.correlated.seeds import SeedFile
-from cpsgd.correlated.turns import NoiseState, Turn, run_rules
 from cpsgd.errors import (
     CpsgdError,
     ParameterError,
@@ -25,10 +24,11 @@ from cpsgd.errors import (
     TrainFunctionError,
     WireError,
 )
-from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing
+from cpsgd.federation.client_files import TASK_KEY, Answered, Memory, Signing, check_signed
 from cpsgd.federation.limits import History, Limits, RoundKind, check_affordable
-from cpsgd.federation.messages import AHEAD, Pair, Request
+from cpsgd.federation.messages import AHEAD, Pair, Request, read_protocol
 from cpsgd.federation.one_message import ClientTask, asks_for, asks_for_one
+from cpsgd.mechanisms.memory import ClientNoise, Turn
 from cpsgd.protocol import Protocol
 from cpsgd.secagg import Invitation, SecureClient, Stage
 
@@ -56,7 +56,7 @@ class SessionState:
         answered: Rounds in which something was sent, over all runs that the engine keeps one state for, or over all
             that are in the client's memory.
         accepted: Digest of the last protocol and number of rounds that were found acceptable, in hexadecimal.
-        kind: The current round's kind, as text.
+        kind: The kind of the rounds that were found acceptable, as text.
         spent: Without a memory, how many rounds of each kind were answered.
         checked: Digest of the history that the current round was found affordable after.
         protocol: The current round's protocol as JSON.
@@ -137,7 +137,7 @@ class ClientSession:
         self._progress = (
             found
             if found.run == run
-            else SessionState(run, answered=found.answered, accepted=found.accepted, spent=found.spent)
+            else SessionState(run, answered=found.answered, accepted=found.accepted, kind=found.kind, spent=found.spent)
         )
 
     @property
@@ -188,42 +188,41 @@ class ClientSession:
 
     def _upload(self, asked: Request, train: Train) -> bytes:
         """Answers a round without secure aggregation, which is one request, and counts it."""
-        if asks_for_one(asked.payload):
-            return self._upload_sealed(asked, train)
-        if self._secure:
+        task = self._task_asked_for(asked) if asks_for_one(asked.payload) else None
+        if task is None and self._secure:
             raise RoundRefusedError(
                 "The server asks for messages without secure aggregation. If it may see this client's own noisy "
                 "message, say so with secure=False."
             )
-        if self._signing.roster is not None:
+        if task is None and self._signing.roster is not None:
             raise RoundRefusedError(
                 "This client has a roster, and takes part in signed rounds of secure aggregation only."
             )
         protocol, begun = self._accept(asked)
         self._save(begun)
         vector, number, noise = self._train(protocol, asked.round, train)
-        return protocol.encode(vector, number, **noise)
+        if task is None:
+            return protocol.encode(vector, number, **noise)
+        values = protocol.encode_integers(vector, number, **noise)
+        return task.upload(values, asked.round - 1, identity=self._signing.identity)
 
-    def _upload_sealed(self, asked: Request, train: Train) -> bytes:
-        """Answers a round with one sealed message for the two servers of the client's task, and counts it."""
+    def _task_asked_for(self, asked: Request) -> ClientTask:
+        """Returns the client's task of two servers, if the request is for a message to them."""
         task = self._task
         if task is None or asked.payload != asks_for(task.fingerprint):
             raise RoundRefusedError(
                 "The server asks for a message to two servers, and this client has no such task: its operator sets "
                 f"{TASK_KEY} to the file of the task."
             )
-        if Protocol.from_json(asked.protocol).fingerprint != task.protocol.fingerprint:
+        if read_protocol(asked.protocol).fingerprint != task.protocol.fingerprint:
             raise RoundRefusedError("The server's protocol is not the one of this client's task.")
-        protocol, begun = self._accept(asked)
-        self._save(begun)
-        vector, number, noise = self._train(protocol, asked.round, train)
-        values = protocol.encode_integers(vector, number, **noise)
-        return task.upload(values, asked.round - 1, identity=self._signing.identity)
+        return task
 
     def _advertise(self, asked: Request, *, ahead: bool = False) -> bytes:
         """Begins a round of secure aggregation, or prepares the next one."""
         signing, invitation = self._signing, Invitation.read(asked.payload)
-        signing.check(invitation, self._progress.run, asked.round, ahead=ahead)
+        if signing.roster is not None:
+            check_signed(signing.roster, invitation, self._progress.run, asked.round, ahead=ahead)
         protocol, begun = self._accept(asked)
         expected = self._limits.check_secure(
             protocol, invitation.session.parameters, round=asked.round, surviving=asked.surviving
@@ -244,7 +243,7 @@ class ClientSession:
         # Whatever goes wrong below, no secret is used twice.
         self._keep(replace(state, secrets=b""), ahead)
         if asked.stage is Stage.MASK:
-            protocol = Protocol.from_json(state.protocol)
+            protocol = read_protocol(state.protocol)
             # Another client that spoils the round does not make this one pay for it.
             client.check_delivery(asked.payload)
             vector, number, noise = self._train(protocol, asked.round, train)
@@ -290,15 +289,15 @@ class ClientSession:
         noise.check(round)
         self._count()
         vector, arguments = noise.meanwhile(round, protocol.dim, lambda: _vector(train, protocol))
-        return vector, run_rules(protocol.mechanism).number(round), arguments
+        return vector, protocol.mechanism.memory.number(round), arguments
 
     @property
     def _seeds(self) -> SeedFile | None:
         return None if self._memory is None else self._memory.seeds
 
-    def _noise(self, protocol: Protocol) -> NoiseState:
-        """Returns the client's state of noise in this run."""
-        return run_rules(protocol.mechanism).init(self._seeds, self._progress.run, protocol.fingerprint)
+    def _noise(self, protocol: Protocol) -> ClientNoise:
+        """Returns the client's noise in this run."""
+        return protocol.mechanism.memory.of_client(self._seeds, self._progress.run, protocol.fingerprint)
 
     # ------------------------------------------------------------------ what is agreed to
 
@@ -312,11 +311,13 @@ class ClientSession:
                 f"The server plans for sums of {asked.examples} examples (0: whole clients are protected), and this "
                 f"client is set up for {limits.examples or 0}: one of them would be wrong about what is protected."
             )
-        protocol = Protocol.from_json(asked.protocol)
+        protocol = read_protocol(asked.protocol)
         digest = limits.digest(protocol, rounds=asked.rounds, surviving=asked.surviving).hex()
-        if digest != progress.accepted:
+        if digest == progress.accepted and progress.kind:
+            kind = RoundKind.from_text(progress.kind)
+        else:
             limits.check(protocol, rounds=asked.rounds, surviving=asked.surviving)
-        kind = RoundKind.of(limits, protocol, asked.surviving)
+            kind = RoundKind.of(limits, protocol, asked.surviving)
         begun = replace(
             progress,
             round=asked.round,
@@ -352,7 +353,7 @@ class ClientSession:
     def _count(self) -> None:
         """Counts the round before anything about the data is computed."""
         limits, progress = self._limits, self._progress
-        kind, protocol = RoundKind.from_text(progress.kind), Protocol.from_json(progress.protocol)
+        kind, protocol = RoundKind.from_text(progress.kind), read_protocol(progress.protocol)
         this = Answered(progress.run, progress.round, kind.digest)
         if limits.digest(protocol, rounds=progress.rounds, surviving=kind.surviving).hex() != progress.accepted:
             # What is protected would be another thing than what was accounted for: a sum of other examples, say.
@@ -401,16 +402,15 @@ def _remembered(answered: list[Answered], kinds: Mapping[str, str], progress: Se
     present, examples = RoundKind.from_text(progress.kind), limits.examples is not None
     turns = {**found, present: [*found.get(present, []), (progress.run, progress.round)]}
     counts = {
-        kind: kind.rules.paid(rounds, protected=bool(kind.examples), examples=examples) - (kind == present)
+        kind: kind.memory.paid(rounds, protected=bool(kind.examples), examples=examples) - (kind == present)
         for kind, rounds in turns.items()
     }
     return {kind: count for kind, count in counts.items() if count}
 
 
 def _check_turn(protocol: Protocol, progress: SessionState, answered: list[Answered], limits: Limits) -> None:
-    turns = ((each.run, each.round) for each in answered)
-    rules = run_rules(protocol.mechanism)
-    rules.check_turn((progress.run, progress.round), turns, examples=limits.examples is not None)
+    turn, turns = (progress.run, progress.round), ((each.run, each.round) for each in answered)
+    protocol.mechanism.memory.check_turn(turn, turns, examples=limits.examples is not None)
 
 
 def _digest(history: History) -> str:

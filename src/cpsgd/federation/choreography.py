@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Generic
 
 import numpy as np
@@ -94,23 +95,18 @@ def begin_round(
         >>> server.release().shape, server.report.survivors, server.report.dropped
         ((5,), 3, {})
     """
-    plan = terms.plan
-    if len(set(nodes)) != len(nodes) or len(nodes) > plan.protocol.clients:
-        raise ParameterError(f"Expected at most {plan.protocol.clients} different nodes, got {len(nodes)}.")
+    if len(set(nodes)) != len(nodes) or len(nodes) > terms.protocol.clients:
+        raise ParameterError(f"Expected at most {terms.protocol.clients} different nodes, got {len(nodes)}.")
     settlement = Settlement(terms, round, run, course)
-    session = RoundSession(nodes, round=round, colluding=plan.colluding, settlement=settlement)
+    session = RoundSession(nodes, round=round, colluding=terms.colluding, settlement=settlement)
     total: MaskedSum[Node] | PlainSum[Node] | PairSum[Node]
     try:
-        if len(nodes) < plan.surviving:
-            raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {plan.surviving}")
+        if len(nodes) < terms.surviving:
+            raise ThresholdError(f"{len(nodes)} nodes are connected, and the plan needs {terms.surviving}")
         if not ahead:
             settlement.charge(charged_to, revealing)
         if terms.pair is not None:
-
-            def request(payload: bytes) -> bytes:
-                return _request(terms, round, Stage.UPLOAD, payload)
-
-            total = PairSum(terms.pair, round, terms.rules.number(round), plan.surviving, nodes, request)
+            total = PairSum(terms.pair, terms, round, nodes, partial(_request, terms, round, Stage.UPLOAD))
         elif terms.secure:
             total = MaskedSum(terms, round, nodes, run, ahead=ahead, counters=counters)
         else:
@@ -122,7 +118,7 @@ def begin_round(
     if isinstance(total, MaskedSum):
         session.judge = total.judge
     exchanges: Sequence[Exchange[Node]] = total.exchanges
-    if (prepares or ahead) and terms.secure and round < plan.rounds and terms.apart == 1:
+    if (prepares or ahead) and terms.secure and round < terms.rounds and terms.apart == 1:
         exchanges = pipelined(
             exchanges,
             session,
@@ -142,9 +138,8 @@ class PlainSum(Generic[Node]):
 
     def __init__(self, terms: Terms, round: int, nodes: Sequence[Node]) -> None:
         """Starts with an empty sum."""
-        protocol = terms.plan.protocol
-        self._aggregator = Aggregator(protocol, terms.rules.number(round))
-        self._longest, self.needed = protocol.longest_message_bytes, terms.plan.surviving
+        self._aggregator = Aggregator(terms.protocol, terms.memory.number(round))
+        self._longest, self.needed = terms.protocol.longest_message_bytes, terms.surviving
         self.fewest = self.needed
         self._requests = dict.fromkeys(nodes, _request(terms, round, self.stage))
 
@@ -199,10 +194,10 @@ class MaskedSum(Generic[Node]):
         session = None if roster is None else session_identifier(run, round, ahead=ahead)
         self.terms, self.numbers = terms, {node: client for client, node in enumerate(nodes)}
         self.server = SecureServer(
-            parameters, roster=roster, session=session, colluding=terms.plan.colluding, counters=counters
+            parameters, roster=roster, session=session, colluding=terms.colluding, counters=counters
         )
         self.messages: Mapping[int, bytes] = self.server.invite()  # of the open exchange, by client
-        self.fewest = max(terms.plan.surviving, parameters.quorum)
+        self.fewest = max(terms.surviving, parameters.quorum)
         self.longest = parameters.upload_bytes + _OVERHEAD_BYTES + _OVERHEAD_BYTES_PER_CLIENT * clients
 
     @property
@@ -212,12 +207,12 @@ class MaskedSum(Generic[Node]):
         The sum needs `surviving` uploads. Then a quorum suffices; of confirmations, one that is left without those who
         may collude.
         """
-        surviving, quorum = self.terms.plan.surviving, self.server.parameters.quorum
+        surviving, quorum = self.terms.surviving, self.server.parameters.quorum
         return [
             MaskedExchange(self, Stage.ADVERTISE, surviving),
             MaskedExchange(self, Stage.SHARE, surviving),
             MaskedExchange(self, Stage.MASK, surviving),
-            MaskedExchange(self, Stage.CONFIRM, min(surviving, quorum + self.terms.plan.colluding)),
+            MaskedExchange(self, Stage.CONFIRM, min(surviving, quorum + self.terms.colluding)),
             MaskedExchange(self, Stage.UNMASK, min(surviving, quorum)),
         ]
 
@@ -234,8 +229,8 @@ class MaskedSum(Generic[Node]):
 
     def mean(self) -> NDArray[np.float32]:
         """Returns the decoded mean."""
-        round = self.terms.rules.number(self.server.parameters.round)
-        return self.terms.plan.protocol.decode_sum(self.server.result().sums, self.survivors, round)
+        round = self.terms.memory.number(self.server.parameters.round)
+        return self.terms.protocol.decode_sum(self.server.result().sums, self.survivors, round)
 
 
 class MaskedExchange(Generic[Node]):
@@ -268,7 +263,7 @@ class MaskedExchange(Generic[Node]):
         if total.server.stage is not Stage.DONE:
             return {}
         disputed = total.server.result().disputed
-        wrong = offenders(disputed, most=total.terms.plan.colluding)
+        wrong = offenders(disputed, most=total.terms.colluding)
         return {
             node: f"Of the shares it dealt or revealed, those with {sum(client in pair for pair in disputed)} others "
             "are wrong."
@@ -279,13 +274,12 @@ class MaskedExchange(Generic[Node]):
 
 def _request(terms: Terms, round: int, stage: Stage, payload: bytes = b"") -> bytes:
     """Returns a stage's request to a client, as bytes."""
-    plan = terms.plan
     return Request(
         stage=stage,
         round=round,
-        rounds=plan.rounds,
-        surviving=plan.surviving,
-        protocol=plan.protocol.to_json() if stage in OPENING else "",
+        rounds=terms.rounds,
+        surviving=terms.surviving,
+        protocol=terms.protocol_text if stage in OPENING else "",
         payload=payload,
         examples=terms.examples or 0,
     ).to_bytes()

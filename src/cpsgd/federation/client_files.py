@@ -28,10 +28,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,7 +51,6 @@ ROSTER_KEY = "cpsgd-roster"
 TASK_KEY = "cpsgd-task"
 
 FILE_KEYS = (MEMORY_KEY, IDENTITY_KEY, ROSTER_KEY, TASK_KEY)
-_PREFIX = "cpsgd"
 
 _KIND = "#kind"  # no run has such a name
 _PEERS = "#peers"
@@ -86,11 +84,8 @@ class Memory:
         self._path, self._log = path, RecordLog(path, b"cpsgd memory 1\n")
 
     @classmethod
-    def of(cls, settings: Mapping[str, object]) -> Memory | None:
-        """Returns the memory that a client's operator has set, or None."""
-        path = settings.get(MEMORY_KEY)
-        if path is None:
-            return None
+    def of(cls, path: object) -> Memory:
+        """Returns the memory that a client's operator has set."""
         if not isinstance(path, str) or not path:
             raise RoundRefusedError(f"This client's {MEMORY_KEY} is not the name of a file.")
         if not Path(path).is_absolute():
@@ -221,61 +216,6 @@ def _read(log: OpenLog) -> _Content:
     return found
 
 
-# ---------------------------------------------------------------------- settings
-
-
-def open_client_files(
-    settings: Mapping[str, object], *, require_memory: bool = False, require_roster: bool = False
-) -> tuple[Memory | None, Signing]:
-    """Returns the memory, and the identity and roster, that a client's operator has set.
-
-    Args:
-        settings: The operator's settings: Flower's node configuration, or NVFlare's `local/cpsgd.json`.
-        require_memory: Refuses every round without a memory.
-        require_roster: Refuses every round without an identity and a roster.
-
-    Raises:
-        RoundRefusedError: A setting with our prefix is unknown, so a protection would be missing without a word; a file
-            cannot be used; or a required one is not set.
-    """
-    check_names((key for key in settings if key.lower().startswith(_PREFIX)), FILE_KEYS)
-    memory, signing = Memory.of(settings), Signing.of(settings)
-    if require_memory and memory is None:
-        raise RoundRefusedError(f"This client requires a memory, and {MEMORY_KEY} is not set.")
-    if require_roster and signing.roster is None:
-        raise RoundRefusedError(f"This client requires a roster, and {IDENTITY_KEY} and {ROSTER_KEY} are not set.")
-    return memory, signing
-
-
-def check_names(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses settings that are not known, with the right spelling.
-
-    Raises:
-        RoundRefusedError: One of the names is not known.
-    """
-    known = tuple(known)
-    for name in names:
-        if name not in known:
-            (meant,) = get_close_matches(name.lower().replace("_", "-"), known, 1, 0.0) or ("",)
-            # The server is told this text. A name may be anything, so no more than a word of it is quoted.
-            shown = "".join(letter for letter in name[:40] if letter.isprintable())
-            raise RoundRefusedError(
-                f"This client's setting {shown!r} is unknown. Did its operator mean {meant!r}? "
-                f"Known are {', '.join(known)}."
-            )
-
-
-def check_misplaced(settings: Mapping[str, object]) -> None:
-    """Refuses settings of an app or a job that name a client's files, which only its operator can set.
-
-    Raises:
-        RoundRefusedError: One of them does.
-    """
-    for name in settings:
-        if name.lower().replace("_", "-") in FILE_KEYS:
-            raise RoundRefusedError(f"The app sets {name!r}. Only a client's operator can set its files.")
-
-
 # ---------------------------------------------------------------------- identity and roster
 
 
@@ -340,29 +280,27 @@ class Signing:
             raise RoundRefusedError("This client's identity is not on its own roster.")
         return cls(identity, roster)
 
-    def check(self, invitation: Invitation, run: str, round: int, *, ahead: bool = False) -> None:
-        """Refuses, if there is a roster, rounds that a malicious server could exploit.
 
-        Raises:
-            RoundRefusedError: The round is not for a roster, not of this run, not for everybody on the roster, or on a
-                sparse graph, in the choice of which a server has a hand.
-        """
-        if self.roster is None:
-            return
-        session = invitation.session
-        if not session.signed:
-            raise RoundRefusedError(
-                "This client has a roster, and the server asks for a round without signatures: give it to the server, "
-                "too."
-            )
-        clients, neighbours = session.parameters.clients, session.parameters.neighbours
-        if clients != len(self.roster):
-            raise RoundRefusedError(
-                f"The server's round is for {clients} clients, and {len(self.roster)} are on this client's roster."
-            )
-        if neighbours != clients - 1:
-            raise RoundRefusedError(
-                "The server would tie this client to some of the others only, on a graph that the server has a hand in."
-            )
-        if session.identifier != session_identifier(run, round, ahead=ahead):
-            raise RoundRefusedError("The server's session is not that of this run and round.")
+def check_signed(roster: frozenset[bytes], invitation: Invitation, run: str, round: int, *, ahead: bool) -> None:
+    """Refuses, for a client with a roster, rounds that a malicious server could exploit.
+
+    Raises:
+        RoundRefusedError: The round is not for a roster, not of this run, not for everybody on the roster, or on a
+            sparse graph, in the choice of which a server has a hand.
+    """
+    session = invitation.session
+    if not session.signed:
+        raise RoundRefusedError(
+            "This client has a roster, and the server asks for a round without signatures: give it to the server, too."
+        )
+    clients, neighbours = session.parameters.clients, session.parameters.neighbours
+    if clients != len(roster):
+        raise RoundRefusedError(
+            f"The server's round is for {clients} clients, and {len(roster)} are on this client's roster."
+        )
+    if neighbours != clients - 1:
+        raise RoundRefusedError(
+            "The server would tie this client to some of the others only, on a graph that the server has a hand in."
+        )
+    if session.identifier != session_identifier(run, round, ahead=ahead):
+        raise RoundRefusedError("The server's session is not that of this run and round.")

@@ -165,18 +165,17 @@ class Course(Generic[Node]):
             LedgerError: No round of the plan can ever be charged to the ledger (`Terms.check_ledger`).
         """
         terms.check_ledger()
-        protocol = terms.plan.protocol
+        protocol = terms.protocol
         self._terms, self._run, self._path = terms, run, path
         self._apply = apply or (lambda model, mean, round: model + mean)
         remembering: object = apply
         self._stateful = remembering if isinstance(remembering, Stateful) else None
-        self.conduct: Conduct[Node] = Conduct(terms.plan.colluding)
+        self.conduct: Conduct[Node] = Conduct(terms.colluding)
         self._prepared: RoundSession[Node] | None = None
-        self._asked: frozenset[Node] = frozenset()  # nodes that the present round began with
         self._fell_out: frozenset[Node] = frozenset()  # of the last round, while it ran
         self._counters: dict[bytes, int] = {}  # of the clients' memories, by identity
         self._trained: dict[Node, int] = {}  # the last round in which a node may have trained
-        self._handing = terms.rules.handing(run, protocol.fingerprint)
+        self._handing = terms.memory.handing(run, protocol.fingerprint)
         self._measures, self._adaptive = dict(measures or {}), adaptive
         fingerprint = protocol.fingerprint.hex()
         found = None if path is None else checkpoint.load(path, fingerprint, len(model))
@@ -191,7 +190,7 @@ class Course(Generic[Node]):
 
     def _check_extras(self, dim: int) -> None:
         """Refuses numbers that ride on the updates where the plan does not allow for them."""
-        extras, protocol = self.extras, self._terms.plan.protocol
+        extras, protocol = self.extras, self._terms.protocol
         if extras is not None and self._terms.examples is not None:
             raise ParameterError(
                 "measures and adaptive clipping are about whole clients, and single examples are protected here."
@@ -229,7 +228,7 @@ class Course(Generic[Node]):
     @property
     def awaited(self) -> int:
         """Number of connected nodes to wait for: those of the plan, or those that have prepared the round."""
-        return self._terms.plan.protocol.clients if self._prepared is None else len(self._prepared.waiting)
+        return self._terms.protocol.clients if self._prepared is None else len(self._prepared.waiting)
 
     # ------------------------------------------------------------------ a round begins
 
@@ -239,7 +238,7 @@ class Course(Generic[Node]):
         The round is charged to the ledger, if there is one, after its beginning was saved. If the last round was
         interrupted after its sum could be known, it is first ended as lost.
         """
-        plan, progress = self._terms.plan, self._progress
+        terms, progress = self._terms, self._progress
         self._lose_revealed()  # where an engine gave the last round up
         present = [node for node in connected if node not in self.conduct.excluded]
         allowed = [node for node in present if self._has_turn(node)]
@@ -251,11 +250,11 @@ class Course(Generic[Node]):
         self._save()
         charged_to = progress.charged_to if again else None
         if prepared is not None:
-            self._ask(prepared.waiting)
+            progress.asked = list(prepared.waiting)
             prepared.charge(frozenset(allowed), charged_to, self._reveal)
             return prepared
-        nodes = self.conduct.choose(allowed, self.round, wanted=plan.protocol.clients, needed=plan.surviving)
-        self._ask(nodes)
+        nodes = self.conduct.choose(allowed, self.round, wanted=terms.protocol.clients, needed=terms.surviving)
+        progress.asked = nodes
         return begin_round(
             self._terms,
             self.round,
@@ -265,13 +264,9 @@ class Course(Generic[Node]):
             counters=self._counters,
             charged_to=charged_to,
             revealing=self._reveal,
-            before=self._handing.before(self.round, present, nodes),
+            before=self._handing.before(self.round, present, nodes) if self._handing else [],
             prepares=True,
         )
-
-    def _ask(self, nodes: Iterable[Node]) -> None:
-        self._asked = frozenset(nodes)
-        self._progress.asked = list(self._asked)
 
     def _has_turn(self, node: Node) -> bool:
         """Returns whether the run's rules let a node take part in the next round."""
@@ -290,7 +285,7 @@ class Course(Generic[Node]):
         others = {*self.conduct.resting(self.round), *prepared.waiting}
         if spare > 0:
             others |= {*prepared.nodes, *self._fell_out}
-        full = len(prepared.waiting & present) == self._terms.plan.protocol.clients
+        full = len(prepared.waiting & present) == self._terms.protocol.clients
         return prepared if full or present <= others else None
 
     # ------------------------------------------------------------------ a round ends
@@ -299,7 +294,7 @@ class Course(Generic[Node]):
         """Moves the model by the round's mean, and saves it. Returns the model, or None for a withheld round."""
         mean, progress, report = session.release(), self._progress, session.report
         self._prepared = session.prepared
-        self._fell_out = self._asked & report.dropped.keys()
+        self._fell_out = frozenset(progress.asked) & report.dropped.keys()
         if mean is not None:
             mean = self._without_extras(mean, report)
             moved = np.asarray(self._apply(self.model, mean, report.round), dtype=np.float32)
@@ -309,7 +304,8 @@ class Course(Generic[Node]):
         self.conduct.learn(report, session.nodes)
         trained = [node for node in session.nodes if report.stages.get(node) not in (Stage.ADVERTISE, Stage.SHARE)]
         self._trained |= dict.fromkeys(trained, report.round)
-        self._handing.trained(trained, report.round)
+        if self._handing:
+            self._handing.trained(trained, report.round)
         self._end_round(report)
         self._save()
         return None if mean is None else progress.model
@@ -318,7 +314,7 @@ class Course(Generic[Node]):
         """Decodes the extra coordinates into the report, and returns the mean update without them."""
         if (extras := self.extras) is None:
             return mean
-        update, unclipped, report.measures = extras.decode(mean, self._terms.plan.protocol.clip_norm)
+        update, unclipped, report.measures = extras.decode(mean, self._terms.protocol.clip_norm)
         if self._adaptive is not None and unclipped is not None:
             report.measures |= {"cpsgd-clip-norm": self._progress.clip, "cpsgd-unclipped": unclipped}
             self._progress.clip = self._adaptive.following(self._progress.clip, unclipped)

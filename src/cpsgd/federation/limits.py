@@ -1,4 +1,4 @@
-"""`Limits`: a client's conditions for a round; and the cost of all rounds that it has answered.
+"""A client's conditions: `Limits` for a round, for all rounds that it has answered, and its operator's settings.
 
 A client's history is how often it answered each *kind* of round (`RoundKind`). Rounds of one kind cost what
 `cpsgd.guarantee` proves. No round is refused for being different from those before: a client that raises its ε, or took
@@ -9,13 +9,16 @@ that a server may have chosen each plan by all it has seen (docs/proofs/adaptive
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 from cpsgd import _plain, _validate
 from cpsgd._numbers import rounded_up
-from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import ConditionError, CpsgdError, FingerprintError, ParameterError, RoundRefusedError, WireError
+from cpsgd.federation.client_files import FILE_KEYS, IDENTITY_KEY, MEMORY_KEY, ROSTER_KEY, Memory, Signing
+from cpsgd.federation.messages import read_protocol
+from cpsgd.mechanisms.memory import NoiseMemory
 from cpsgd.neighbours import Adjacency, Participation
 from cpsgd.protocol import Protocol
 from cpsgd.run import Run
@@ -118,13 +121,13 @@ class Limits:
             raise RoundRefusedError(
                 f"The server announces {rounds} rounds; this client answers {self.rounds or 'some'}."
             )
-        rules = run_rules(protocol.mechanism)
-        rules.check_announced(rounds, examples=self.examples is not None, disjoint=self.disjoint)
+        memory = protocol.mechanism.memory
+        memory.check_announced(rounds, examples=self.examples is not None, disjoint=self.disjoint)
         if self.examples is not None:
             _check_examples(protocol, self.examples, self.sampling)
         if self.epsilon is None or self.delta is None:
             return
-        if protocol.mechanism.memory.steerable:
+        if memory.steerable:
             raise RoundRefusedError(
                 f"The proof about {protocol.name} needs a server that names the next holders of seeds by no results, "
                 "and nobody but the server sees to that: a client with a limit on ε does not take its word."
@@ -136,7 +139,7 @@ class Limits:
             run = Run.of(
                 self.believed(protocol),
                 rounds=rounds,
-                participation=rules.participation if self.rate == 1.0 else self.sampling,
+                participation=self.sampling if self.rate != 1.0 or memory.separation == 1 else "once",
                 adjacency=self.adjacency,
                 surviving=surviving,
                 colluding=self.colluding,
@@ -271,9 +274,9 @@ class RoundKind:
             raise WireError("What this client remembers of its rounds is damaged.") from None
 
     @property
-    def rules(self) -> RunRules:
+    def memory(self) -> NoiseMemory:
         """The rules by which rounds of this kind belong together."""
-        return run_rules(Protocol.from_json(self.protocol).mechanism)
+        return read_protocol(self.protocol).mechanism.memory
 
     @property
     def digest(self) -> str:
@@ -307,7 +310,7 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
     account = Account()
     try:
         for each, count in {**before, kind: before.get(kind, 0) + 1}.items():
-            protocol = Protocol.from_json(each.protocol)
+            protocol = read_protocol(each.protocol)
             # A client that protects itself as a whole counts what rounds for single examples cost a whole client.
             examples = each.examples if limits.examples is not None and each.examples else None
             event = RoundEvent(
@@ -335,3 +338,49 @@ def check_affordable(limits: Limits, before: History, kind: RoundKind, rounds: i
             f"ε = {rounded_up(found)} at δ = {limits.delta:g}{_SENSE if changed else ''}; its limit is "
             f"{rounded_up(limits.epsilon)}."
         )
+
+
+# ---------------------------------------------------------------------- the operator's settings
+
+
+def open_client_files(
+    settings: Mapping[str, object], *, require_memory: bool = False, require_roster: bool = False
+) -> tuple[Memory | None, Signing]:
+    """Returns the memory, and the identity and roster, that a client's operator has set.
+
+    Args:
+        settings: The operator's settings: Flower's node configuration, or NVFlare's `local/cpsgd.json`.
+        require_memory: Refuses every round without a memory.
+        require_roster: Refuses every round without an identity and a roster.
+
+    Raises:
+        RoundRefusedError: A setting with our prefix is unknown, so a protection would be missing without a word; a file
+            cannot be used; or a required one is not set.
+    """
+    check_names((key for key in settings if key.lower().startswith("cpsgd")), FILE_KEYS)
+    path = settings.get(MEMORY_KEY)
+    memory = None if path is None else Memory.of(path)
+    signing = Signing.of(settings) if settings.keys() & {IDENTITY_KEY, ROSTER_KEY} else Signing()
+    if require_memory and memory is None:
+        raise RoundRefusedError(f"This client requires a memory, and {MEMORY_KEY} is not set.")
+    if require_roster and signing.roster is None:
+        raise RoundRefusedError(f"This client requires a roster, and {IDENTITY_KEY} and {ROSTER_KEY} are not set.")
+    return memory, signing
+
+
+def check_names(names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses settings that are not known, with the right spelling.
+
+    Raises:
+        RoundRefusedError: One of the names is not known.
+    """
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            (meant,) = get_close_matches(name.lower().replace("_", "-"), known, 1, 0.0) or ("",)
+            # The server is told this text. A name may be anything, so no more than a word of it is quoted.
+            shown = "".join(letter for letter in name[:40] if letter.isprintable())
+            raise RoundRefusedError(
+                f"This client's setting {shown!r} is unknown. Did its operator mean {meant!r}? "
+                f"Known are {', '.join(known)}."
+            )

@@ -31,6 +31,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from cpsgd.errors import (
     VersionError,
     WireError,
 )
+from cpsgd.protocol import Protocol
 from cpsgd.secagg import Stage
 
 MAGIC = b"cpsf"
@@ -160,6 +162,12 @@ class Request:
         except UnicodeDecodeError:
             raise WireError("The request's protocol is not a text in UTF-8.") from None
         return cls(STAGES[stage], round, rounds, surviving, protocol, bytes(body[length:]), examples)
+
+
+@lru_cache(maxsize=16)
+def read_protocol(text: str) -> Protocol:
+    """Returns the protocol of a request, which is the same in all rounds of a run."""
+    return Protocol.from_json(text)
 
 
 PAIR_MAGIC = b"cpsp"

@@ -19,6 +19,8 @@ from cpsgd.secagg import Stage
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from cpsgd.federation.terms import Terms
+
 Node = TypeVar("Node", bound=Hashable)
 _MAGIC = b"cpsgd pair 1"
 # Reports that the helper is asked about at once.
@@ -89,26 +91,18 @@ class PairSum(Generic[Node]):
     def __init__(
         self,
         servers: PairServers,
+        terms: Terms,
         round: int,
-        number: int,
-        needed: int,
         nodes: Sequence[Node],
         request: Callable[[bytes], bytes],
     ) -> None:
-        """Ends earlier rounds at both servers.
-
-        Args:
-            servers: Both servers.
-            round: Number of the round in the federation.
-            number: Number that its messages are encoded with.
-            needed: The fewest reports that a sum is made of.
-            nodes: Nodes of the round.
-            request: Makes a request of its payload.
+        """Ends earlier rounds at both servers; `request` makes a request of its payload.
 
         Raises:
             CpsgdError: The round was ended before, or the helper does not answer.
         """
-        self._servers, self._round, self._number, self.needed, self.fewest = servers, round - 1, number, needed, needed
+        self._servers, self._round, self._number = servers, round - 1, terms.memory.number(round)
+        self.needed = self.fewest = terms.surviving
         servers.begin(self._round)
         self._requests = dict.fromkeys(nodes, request(asks_for(servers.task.fingerprint)))
         self._waiting: dict[Node, Any] = {}  # reports that the helper was not asked about yet

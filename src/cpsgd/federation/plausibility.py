@@ -30,9 +30,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cpsgd.mechanisms.sums import Deviation, rounding_cumulant
 from cpsgd.planner.modulus import reach, window
 from cpsgd.protocol import Protocol
@@ -60,22 +57,6 @@ class Bounds:
     norm: float
     blocks: dict[int, float]
 
-    def violation(self, mean: NDArray[np.float32]) -> str | None:
-        """Describes how a mean exceeds the bounds of honest clients; None if it does not."""
-        squares = np.square(mean, dtype=np.float64)
-        found = [("The mean", math.sqrt(squares.sum()), self.norm)]
-        for size, most in self.blocks.items():
-            sums = squares if size == 1 else np.add.reduceat(squares, np.arange(0, len(squares), size))
-            name = "A coordinate of the mean" if size == 1 else f"A block of {size} coordinates of the mean"
-            found.append((name, math.sqrt(sums.max()), most))
-        for name, norm, most in found:
-            if not norm <= most:
-                return (
-                    f"{name} has norm {norm:.4g}, and that of honest clients has more than {most:.4g} with a "
-                    f"probability of at most {FALSE_ALARM:g} only: some client sent what no honest one sends"
-                )
-        return None
-
 
 @lru_cache(maxsize=64)
 def bounds(protocol: Protocol, survivors: int) -> Bounds:
@@ -100,11 +81,6 @@ def bounds(protocol: Protocol, survivors: int) -> Bounds:
 
     whole = min(largest(dim), _bernstein(protocol, survivors, clip_norm))
     return Bounds(whole, {size: largest(size) for size in sizes})
-
-
-def implausible(protocol: Protocol, survivors: int, mean: NDArray[np.float32]) -> str | None:
-    """Returns why a mean cannot come from honest clients, or None; wrong with probability at most `FALSE_ALARM`."""
-    return bounds(protocol, survivors).violation(mean)
 
 
 def _sub_gaussian(protocol: Protocol, survivors: int) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from cpsgd.secagg import Stage
 _MOST_METRICS = 100
 # The error of a client that could not use what another client sent it through the server.
 _ACCUSATION = re.compile(r"(?:ShareError|SignatureError): [^0-9]*[Cc]lient (\d{1,9})\b")
-_PROOF = re.compile(r" Proof: ([A-Za-z0-9+/]{128})")  # of `cpsgd.secagg.boxes`
+_PROOF = re.compile(r" Proof: ([A-Za-z0-9+/]{128})")  # of `cpsgd.secagg.keys`
 _CLIENT = re.compile(r"\b([Cc]lient) (\d{1,9})\b")
 
 Node = TypeVar("Node", bound=Hashable)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpsgd import _validate
-from cpsgd.correlated.turns import RunRules, run_rules
 from cpsgd.errors import (
     BudgetExceededError,
     BudgetExpiredError,
@@ -22,9 +22,11 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.federation.one_message import PairServers
-from cpsgd.federation.plausibility import implausible
+from cpsgd.federation.plausibility import FALSE_ALARM, Bounds, bounds
 from cpsgd.ledger import Entry, Ledger, RoundEvent
+from cpsgd.mechanisms.memory import NoiseMemory
 from cpsgd.planner import Plan
+from cpsgd.protocol import Protocol as PlannedProtocol
 from cpsgd.secagg import SecureParameters
 from cpsgd.secagg.keys import as_roster
 
@@ -47,6 +49,10 @@ class Terms:
         engine: The ledger's name of the transport.
         pair: Both servers, where clients send one message to two (`cpsgd.engines.pair.in_federation.PairLeader`), in
             place of secure aggregation among them.
+        protocol: The plan's; `protocol_text` is how requests carry it.
+        rounds: Rounds that the plan's guarantee covers.
+        surviving: The fewest clients of which a sum is released.
+        colluding: Clients that may lie together, and whose noise does not count.
     """
 
     plan: Plan
@@ -57,18 +63,27 @@ class Terms:
     population: str | None = None
     engine: str = "federation"
     pair: PairServers | None = None
+    protocol: PlannedProtocol = field(init=False, repr=False)
+    protocol_text: str = field(init=False, repr=False)
+    rounds: int = field(init=False)
+    surviving: int = field(init=False)
+    colluding: int = field(init=False)
+    _agreed: dict[int, SecureParameters] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         plan = self.plan
+        for name in ("protocol", "rounds", "surviving", "colluding"):
+            object.__setattr__(self, name, getattr(plan, name))
+        object.__setattr__(self, "protocol_text", plan.protocol.to_json())
         if self.pair is not None:
             object.__setattr__(self, "secure", False)
             self._check_pair(self.pair)
-        self.rules.check_plan(plan.rounds, plan.participation, examples=self.examples is not None)
+        self.memory.check_plan(self.rounds, plan.participation, examples=self.examples is not None)
         if plan.participation.sampled and self.examples != plan.examples:
             raise ParameterError(
                 f"The plan is for clients that draw among {plan.examples} examples, got examples={self.examples}."
             )
-        if plan.colluding < 1:
+        if self.colluding < 1:
             raise ParameterError(
                 "The plan has colluding=0: its guarantee is for outsiders only. Every client sees the released models, "
                 "and can subtract its own noise; plan with colluding=1 or more."
@@ -77,22 +92,22 @@ class Terms:
             raise ParameterError("Give ledger and population together.")
         if self.roster is not None:
             roster = as_roster(self.roster)
-            if not self.secure or len(roster) != plan.protocol.clients:
+            if not self.secure or len(roster) != self.protocol.clients:
                 raise ParameterError(
                     f"A roster is for secure aggregation among everybody on it: {len(roster)} are, and the plan is "
-                    f"for clients={plan.protocol.clients} with secure={self.secure}."
+                    f"for clients={self.protocol.clients} with secure={self.secure}."
                 )
             object.__setattr__(self, "roster", roster)
         if self.examples is not None:
             _validate.integer("examples", self.examples, low=1)
         if self.secure:
-            self.parameters(0, plan.protocol.clients)
+            self.parameters(0, self.protocol.clients)
 
     def _check_pair(self, pair: PairServers) -> None:
         """Refuses a task of another protocol, or of fewer rounds."""
-        if pair.task.protocol.fingerprint != self.plan.protocol.fingerprint or pair.rounds < self.plan.rounds:
+        if pair.task.protocol.fingerprint != self.protocol.fingerprint or pair.rounds < self.rounds:
             raise ParameterError(
-                f"The two servers' task is of another protocol than the plan, or of fewer than {self.plan.rounds} "
+                f"The two servers' task is of another protocol than the plan, or of fewer than {self.rounds} "
                 "rounds: make it from this plan's protocol."
             )
 
@@ -105,28 +120,31 @@ class Terms:
             ParameterError: The plan was not made for secure aggregation.
             InfeasibleError: Secure aggregation does not tolerate the plan's dropouts and colluding clients.
         """
-        found = SecureParameters.for_protocol(
-            self.plan.protocol,
-            round=round,
-            clients=clients,
-            dropout=1.0 - self.plan.surviving / clients,
-            colluding=self.plan.colluding,
-            surviving=self.plan.surviving,
-        )
-        if self.roster is None:
-            return found
-        most = (clients + self.plan.colluding) // 2 + 1
-        return replace(found, neighbours=clients - 1, threshold=most, quorum=most)
+        if clients not in self._agreed:
+            found = SecureParameters.for_protocol(
+                self.protocol,
+                round=0,
+                clients=clients,
+                dropout=1.0 - self.surviving / clients,
+                colluding=self.colluding,
+                surviving=self.surviving,
+            )
+            if self.roster is not None:
+                most = (clients + self.colluding) // 2 + 1
+                found = replace(found, neighbours=clients - 1, threshold=most, quorum=most)
+            self._agreed[clients] = found
+        return replace(self._agreed[clients], round=round)
 
     @property
-    def rules(self) -> RunRules:
-        """The rules by which the rounds of a run belong together."""
-        return run_rules(self.plan.protocol.mechanism)
+    def memory(self) -> NoiseMemory:
+        """What the noise of a round remembers of others: the rules by which the rounds of a run belong together."""
+        return self.protocol.mechanism.memory
 
     @property
     def apart(self) -> int | None:
         """Smallest distance of two rounds of a node; None if it may be in one only."""
-        return self.rules.separation(self.examples is not None)
+        # Where single examples are protected, nodes see to it that these are apart, and may be in every round.
+        return 1 if self.examples is not None else self.memory.separation
 
     @property
     def way(self) -> str:
@@ -138,13 +156,13 @@ class Terms:
 
     def event(self, round: int, name: str) -> RoundEvent:
         """Returns the ledger's event of a round, of the run that the ledger knows by this name."""
-        participation, partition = self.rules.memory.charging(self.plan.participation, name, round)
+        participation, partition = self.memory.charging(self.plan.participation, name, round)
         return RoundEvent(
-            self.plan.protocol,
-            survivors=self.plan.surviving,
+            self.protocol,
+            survivors=self.surviving,
             participation=participation,
             partition=partition,
-            colluding=self.plan.colluding,
+            colluding=self.colluding,
             round=round,
             run=name,
             examples=self.examples,
@@ -167,7 +185,7 @@ class Terms:
 
     def check_rounds(self, rounds: int) -> None:
         """Refuses a run of more rounds than the plan's guarantee covers."""
-        if rounds > self.plan.rounds:
+        if rounds > self.rounds:
             raise ParameterError(
                 f"{rounds} rounds are more than the plan's guarantee covers; plan with rounds={rounds}."
             )
@@ -222,7 +240,7 @@ class Settlement:
         terms = self._terms
         if terms.ledger is None or terms.population is None:
             return
-        together = terms.rules.memory.one_event
+        together = terms.memory.one_event
         name = f"{terms.engine}-{charged_to or self._run}"
         names = [f"{terms.engine}-{self._course}", name] if together and self._course else [name]
         for each in names:
@@ -271,12 +289,29 @@ class Settlement:
             ImplausibleMeanError: The mean is larger than that of honest clients can be.
             LedgerError: The ledger does not permit it.
         """
-        plan, survivors = self._terms.plan, self.survivors
-        if self.total is None or survivors < plan.surviving:
-            raise ThresholdError(f"{survivors} clients are left, and the plan needs {plan.surviving}")
+        terms, survivors = self._terms, self.survivors
+        if self.total is None or survivors < terms.surviving:
+            raise ThresholdError(f"{survivors} clients are left, and the plan needs {terms.surviving}")
         mean = self.total.mean()
-        if (reason := implausible(plan.protocol, survivors, mean)) is not None:
+        if (reason := implausible(mean, bounds(terms.protocol, survivors))) is not None:
             raise ImplausibleMeanError(reason)
-        if self._terms.ledger is not None and self.entry is not None:
-            self._terms.ledger.release(self.entry, survivors=survivors)
+        if terms.ledger is not None and self.entry is not None:
+            terms.ledger.release(self.entry, survivors=survivors)
         return mean
+
+
+def implausible(mean: NDArray[np.float32], bounds: Bounds) -> str | None:
+    """Returns why a mean cannot come from honest clients, or None if it keeps their bounds."""
+    squares = np.square(mean, dtype=np.float64)
+    found = [("The mean", math.sqrt(squares.sum()), bounds.norm)]
+    for size, most in bounds.blocks.items():
+        sums = squares if size == 1 else np.add.reduceat(squares, np.arange(0, len(squares), size))
+        name = "A coordinate of the mean" if size == 1 else f"A block of {size} coordinates of the mean"
+        found.append((name, math.sqrt(sums.max()), most))
+    for name, norm, most in found:
+        if not norm <= most:
+            return (
+                f"{name} has norm {norm:.4g}, and that of honest clients has more than {most:.4g} with a "
+                f"probability of at most {FALSE_ALARM:g} only: some client sent what no honest one sends"
+            )
+    return None

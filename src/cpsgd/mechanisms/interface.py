@@ -224,6 +224,9 @@ class Mechanism(ABC):
     fewest_values: ClassVar[int] = 3
     """The fewest values of a private message."""
 
+    memory: ClassVar[NoiseMemory] = INDEPENDENT
+    """The dependence of the noise on other rounds of a run; none by default."""
+
     levels: int = 0
     """k: neighbours' integers differ by at most k - 1 before the noise; 0 for floats and real numbers."""
 
@@ -438,11 +441,6 @@ class Mechanism(ABC):
         """
         least, enough = (min(1.0, r / math.sqrt(dim)) if rotate else 1.0 for r in (LEAST_REACH, ENOUGH_REACH))
         return clip_norm * least / self.widest_range, clip_norm * enough / self.widest_range
-
-    @property
-    def memory(self) -> NoiseMemory:
-        """The dependence of the noise on other rounds of a run; none by default."""
-        return INDEPENDENT
 
     # ------------------------------------------------------------------ as data
 

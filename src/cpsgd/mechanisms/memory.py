@@ -9,14 +9,17 @@ A client's state is a tuple of seeds, as an optimizer has one:
     for round in range(rounds):
         state = memory.update(state)
         message = protocol.encode(vector, round, seeds=state)
+
+In a federation a client checks itself that it takes part as the noise of a run was made for, and counts how often it
+has paid. Rounds with independent noise have no such rules, and each is paid for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +29,22 @@ from cpsgd.neighbours import Participation
 
 Seeds = tuple[bytes | None, ...]
 """Seeds of a client's noise, newest first: of this round, of the last, and so on; None where one is missing."""
+
+Turn = tuple[str, int]
+"""The engine's name of a run, and the number of a round of it that was answered."""
+
+Result = TypeVar("Result")
+
+
+class ClientNoise:
+    """A client's noise in the rounds of a run; this class keeps nothing, for each round's noise is drawn anew."""
+
+    def check(self, round: int) -> None:
+        """Raises `RoundError`, and changes nothing, if the round's noise cannot be drawn."""
+
+    def meanwhile(self, round: int, dim: int, train: Callable[[], Result]) -> tuple[Result, Mapping[str, Any]]:
+        """Calls `train`; returns its result, and the noise arguments of `Protocol.encode`."""
+        return train(), {}
 
 
 class Simulated:
@@ -135,6 +154,57 @@ class NoiseMemory:
 
     def check_steady(self, rounds: int, dropout: float, participation: Participation) -> None:
         """Raises `ParameterError` if a simulated run may not have this many rounds, dropouts or this participation."""
+
+    # ------------------------------------------------------------------ rounds of a federation
+
+    def number(self, round: int) -> int:
+        """Returns the protocol's number of a federation's round. Federations count from 1, runs with a memory from 0.
+
+        Example:
+            >>> from cpsgd.mechanisms import Binomial
+            >>> Binomial(levels=16, trials=100, coordinate_range=1.0).memory.number(3)
+            3
+        """
+        return round
+
+    def check_plan(self, rounds: int, participation: Participation, *, examples: bool) -> None:
+        """Raises `ParameterError` if a federation cannot run a plan for this number of rounds and participation."""
+        if participation.scheme not in (("every", "poisson") if examples else ("every",)):
+            raise ParameterError(
+                f"The plan is for participation '{participation}', and here the same nodes may be in every round; plan "
+                'with participation="every", or for single examples with "poisson:RATE".'
+            )
+
+    def check_announced(self, rounds: int, *, examples: bool, disjoint: bool) -> None:
+        """Raises `RoundRefusedError` if a client cannot take part in a run of this many rounds."""
+
+    def check_turn(self, turn: Turn, answered: Iterable[Turn], *, examples: bool) -> None:
+        """Raises `RoundRefusedError` if a client may not take part in a round after those that it has answered."""
+
+    def paid(self, turns: Sequence[Turn], *, protected: bool, examples: bool) -> int:
+        """Returns the number of times that the answered rounds are charged.
+
+        Args:
+            turns: The rounds, all of one kind.
+            protected: Whether single examples were protected in them.
+            examples: Whether single examples are protected now.
+
+        Raises:
+            RoundRefusedError: Nothing is proved about them: single examples were protected, and now whole clients are.
+        """
+        return len(turns)
+
+    def of_client(self, seeds: Any, run: str, fingerprint: bytes) -> ClientNoise:
+        """Returns a client's noise in a run; `seeds` is its file of seeds, if it has one.
+
+        Raises:
+            RoundRefusedError: The client needs a file to keep it in.
+        """
+        return ClientNoise()
+
+    def handing(self, run: str, fingerprint: bytes) -> Any:
+        """Returns the server's record of which node holds which lineage of noise; None where none is handed on."""
+        return None
 
     # ------------------------------------------------------------------ charging
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from cpsgd import _validate
 from cpsgd._numbers import rounded_up
 from cpsgd.errors import CpsgdError, GuaranteeError, ParameterError
 from cpsgd.neighbours import check_cohort
@@ -23,6 +22,7 @@ from cpsgd.run import Run
 _REMEMBERED = 256
 
 
+@lru_cache(_REMEMBERED)
 def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | None = None) -> Guarantee | None:
     """Returns the guarantee of a release with this many messages; None where the protocol promises nothing.
 
@@ -34,11 +34,9 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
 
     Raises:
         GuaranteeError: The ε that is true is larger, or none is proved. Nothing may be released.
-        ParameterError: `accept_epsilon` is no positive number, nothing was promised that it could replace, or a
-            cohort of fixed size is larger than planned.
+        ParameterError: Nothing was promised that `accept_epsilon` could replace, or a cohort of fixed size is larger
+            than planned.
     """
-    if accept_epsilon is not None:
-        accept_epsilon = _validate.positive("accept_epsilon", accept_epsilon)
     promise = protocol.promise
     if promise is None:
         if accept_epsilon is not None:
@@ -47,7 +45,6 @@ def check_release(protocol: Protocol, messages: int, *, accept_epsilon: float | 
                 "at any δ. Leave it out, or use a protocol made by `plan`."
             )
         return None
-    messages = _validate.integer("messages", messages, low=1)
     claim, conditions = promise.claim, promise.conditions
     limit = claim.epsilon if accept_epsilon is None else accept_epsilon
     check_cohort(conditions.participation, messages, conditions.colluding, max(protocol.clients, conditions.surviving))

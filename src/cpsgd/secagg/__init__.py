@@ -7,14 +7,14 @@ is described in docs/secure-aggregation.md, what it protects in docs/threat-mode
 
 from cpsgd.secagg.coordinator import SecureServer as SecureServer
 from cpsgd.secagg.coordinator import SecureSum as SecureSum
-from cpsgd.secagg.graph import Risk as Risk
-from cpsgd.secagg.graph import risk as risk
 from cpsgd.secagg.identity_files import create_identity as create_identity
 from cpsgd.secagg.identity_files import public_line as public_line
 from cpsgd.secagg.identity_files import read_identity as read_identity
 from cpsgd.secagg.identity_files import read_roster as read_roster
 from cpsgd.secagg.packets import Invitation as Invitation
 from cpsgd.secagg.packets import Stage as Stage
+from cpsgd.secagg.parameters import Risk as Risk
 from cpsgd.secagg.parameters import SecureParameters as SecureParameters
+from cpsgd.secagg.parameters import risk as risk
 from cpsgd.secagg.participant import SecureClient as SecureClient
 from cpsgd.secagg.shamir import offenders as offenders

@@ -9,15 +9,19 @@ A client with a quorum of signatures under the same statement knows that no othe
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from cpsgd.errors import MessageError, SenderError, SignatureError, ThresholdError
-from cpsgd.secagg import graph, keys, packets
+from cpsgd.secagg import keys, packets
 from cpsgd.secagg.packets import Session
 
 _MEMBER_BYTES = keys.PUBLIC_BYTES + 32
@@ -31,7 +35,7 @@ class Advert:
     """The public keys of a client in one round.
 
     Attributes:
-        keys: 32 bytes for the boxes to its neighbours (`cpsgd.secagg.boxes`), 32 for its masks (X25519).
+        keys: 32 bytes for the boxes to its neighbours (`cpsgd.secagg.keys`), 32 for its masks (X25519).
         identity: The Ed25519 public key it signs with: of who the client is, with a roster; else made for the round.
         signature: By that identity, over all of this, the client's number, the session and the roster.
         counter: Number of adverts that the client's memory knows of, this one included. Others who remember a larger
@@ -167,7 +171,7 @@ class Cohort:
     def neighbours(self, session: Session, client: int) -> tuple[int, ...]:
         """Returns the neighbours of a client, including those that take no part."""
         degree = session.parameters.neighbours
-        return graph.neighbours(self.clients, degree, self.graph_seed(session), client)
+        return neighbours(self.clients, degree, self.graph_seed(session), client)
 
     def identity(self, client: int) -> bytes:
         """Returns the key that a member signs with."""
@@ -239,3 +243,32 @@ class Statement:
 
 def _member(advert: Advert) -> bytes:
     return advert.identity + keys.digest(b"keys", advert.keys)
+
+
+def neighbours(clients: int, degree: int, session: bytes, index: int) -> tuple[int, ...]:
+    """Returns the neighbours of client `index` on the graph of `cpsgd.secagg.parameters`, in increasing order.
+
+    Example:
+        >>> neighbours(4, 3, bytes(16), 2)
+        (0, 1, 3)
+        >>> all(5 in neighbours(100, 10, bytes(16), j) for j in neighbours(100, 10, bytes(16), 5))
+        True
+    """
+    if degree == clients - 1:
+        return tuple(other for other in range(clients) if other != index)
+    order, position = _circle(clients, session)
+    steps = np.arange(1, degree // 2 + 1)
+    places = int(position[index]) + np.concatenate([-steps, steps])
+    return tuple(sorted(order[places % clients].tolist()))
+
+
+@lru_cache(maxsize=4)
+def _circle(clients: int, session: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the clients in the order of 64-bit numbers from an AES-256 keystream, and each client's place in it."""
+    key = hashlib.sha256(b"cpsgd secagg 1 graph" + session).digest()
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * clients))
+    # A stable sort, so that all agree even if two numbers were equal.
+    order = np.argsort(np.frombuffer(stream, "<u8"), kind="stable")
+    position = np.empty(clients, dtype=np.int64)
+    position[order] = np.arange(clients)
+    return order, position

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from cpsgd import _validate
 from cpsgd.errors import MessageError, ParameterError, SenderError, ShareError, StageError, ThresholdError
 from cpsgd.secagg import keys, packets, shamir
-from cpsgd.secagg.boxes import BOX_BYTES, Route, agree
 from cpsgd.secagg.cohort import Advert, Cohort, Statement, check_counter
 from cpsgd.secagg.packets import Invitation, Kind, Session, Stage
 from cpsgd.secagg.parameters import SecureParameters
@@ -155,12 +154,12 @@ class SecureServer:
         Args:
             accuser: The client that cannot use what another one sealed for it.
             accused: That other one.
-            proof: Of the secret that the two share (`cpsgd.secagg.boxes`); may be empty.
+            proof: Of the secret that the two share (`cpsgd.secagg.keys`); may be empty.
         """
         if self._stage is not Stage.MASK or accused not in self._delivered.get(accuser, ()):
             return None
         box, (sender, receiver) = self._sealed[accused][accuser], (self._adverts[accused], self._adverts[accuser])
-        route = Route(self._context, accused, accuser, sender.keys, receiver.keys)
+        route = keys.Route(self._context, accused, accuser, sender.keys, receiver.keys)
         if not route.is_signed(box):
             return accused, f"It did not sign what it sealed for client {accuser}."
         if not proof:
@@ -184,7 +183,7 @@ class SecureServer:
         advert.check(self._session, client, self._roster)
         # A key that agrees on nothing would stop all neighbours; better to stop its owner.
         probe = X25519PrivateKey.generate()
-        agree(probe, advert.channel_key)
+        keys.agree_on_channel(probe, advert.channel_key)
         keys.agree(probe, advert.mask_key)
         announced = advert.channel_key, advert.mask_key, advert.identity
         if len(set(announced)) != len(announced) or not self._public.isdisjoint(announced):
@@ -197,7 +196,7 @@ class SecureServer:
 
     def _take_shares(self, client: int, body: memoryview) -> None:
         receivers = self._listed[client]
-        sealed = packets.split_entries(body[_COMMITMENT_BYTES:], BOX_BYTES, len(receivers))
+        sealed = packets.split_entries(body[_COMMITMENT_BYTES:], keys.BOX_BYTES, len(receivers))
         self._commitments[client] = bytes(body[:_COMMITMENT_BYTES])
         self._sealed[client] = dict(zip(receivers, sealed, strict=True))
 

@@ -83,16 +83,4 @@ def is_identity(point: Point) -> bool:
     return (point[1] - point[2]) % PRIME == 0
 
 
-def montgomery(data: bytes) -> bytes:
-    """Returns the X25519 public key of the point that 32 bytes encode, without checking the encoding.
-
-    Raises:
-        MessageError: It has none: the neutral element.
-    """
-    y = (int.from_bytes(data, "little") & ((1 << 255) - 1)) % PRIME
-    if y == 1:
-        raise MessageError("A public key is not one that an honest client can have.")
-    return ((1 + y) * pow(1 - y, -1, PRIME) % PRIME).to_bytes(32, "little")
-
-
 BASE = decode(bytes([0x58] + [0x66] * 31))

@@ -26,8 +26,8 @@ from cpsgd.errors import (
     ThresholdError,
 )
 from cpsgd.secagg import keys, packets, shamir
-from cpsgd.secagg.boxes import BOX_BYTES, SHARES_BYTES, ChannelKey, Route
 from cpsgd.secagg.cohort import ADVERT_BYTES, Advert, Cohort, Statement
+from cpsgd.secagg.keys import BOX_BYTES, SHARES_BYTES, ChannelKey, Route
 from cpsgd.secagg.packets import Invitation, Kind, Session, Stage
 from cpsgd.secagg.parameters import SecureParameters
 

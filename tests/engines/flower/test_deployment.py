@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from cpsgd import Protocol
-from cpsgd.correlated.turns import run_rules
 from cpsgd.ledger import Ledger
 
 from .federation import Federation
@@ -115,7 +114,7 @@ def the_model_is_that_of_the_protocol_in_process(outcome: Outcome) -> None:
     for round, survivors in SURVIVORS.items():
         sums = np.sum([outcome.sent(round, node) for node in survivors], axis=0, dtype=np.uint64)
         assert outcome.protocol.modulus is not None
-        number = run_rules(outcome.protocol.mechanism).number(round)
+        number = outcome.protocol.mechanism.memory.number(round)
         mean = outcome.protocol.decode_sum(sums % np.uint64(outcome.protocol.modulus), len(survivors), number)
         model = model + mean
         np.testing.assert_array_equal(outcome.model(round), model)

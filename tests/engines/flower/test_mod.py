@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 
 from cpsgd import Plan
 from cpsgd.engines.flower import cpsgd_mod
+from cpsgd.engines.flower.mod import _check_misplaced
 from cpsgd.engines.flower.records import RECORD, REQUEST, STATE, make_message
 from cpsgd.errors import (
     MagicError,
@@ -246,3 +247,10 @@ def test_a_client_does_not_wait_for_what_it_does_not_need() -> None:
         timeout=120,
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_whose_settings_name_a_clients_files() -> None:
+    _check_misplaced({"lr": 0.1, "memory": "x"})
+    for name in ("cpsgd-memory", "CPSGD_Memory", "cpsgd-roster", "cpsgd-identity"):
+        with pytest.raises(RoundRefusedError, match="Only a client's operator"):
+            _check_misplaced({"lr": 0.1, name: "/file"})

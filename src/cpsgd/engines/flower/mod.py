@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +17,10 @@ from cpsgd.engines.flower import records
 from cpsgd.engines.flower.records import RECORD, ROUND, STATE
 from cpsgd.engines.pair import task_of
 from cpsgd.engines.silo import example_sum
-from cpsgd.errors import CpsgdError, ParameterError, StageError, TrainFunctionError, VectorError
+from cpsgd.errors import CpsgdError, ParameterError, RoundRefusedError, StageError, TrainFunctionError, VectorError
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import TASK_KEY, check_misplaced, open_client_files
-from cpsgd.federation.limits import Limits
+from cpsgd.federation.client_files import FILE_KEYS, TASK_KEY
+from cpsgd.federation.limits import Limits, open_client_files
 from cpsgd.federation.messages import Arrays, check_alike, flatten
 from cpsgd.protocol import Protocol
 
@@ -84,7 +84,7 @@ def cpsgd_mod(
             content = RecordDict({records.METRICS: MetricRecord(metrics)} if metrics else {})
             return Message(content, reply_to=message)
         request = records.read_request(message)
-        check_misplaced(context.run_config)
+        _check_misplaced(context.run_config)
         memory, signing = open_client_files(
             context.node_config, require_memory=require_memory, require_roster=require_roster
         )
@@ -181,6 +181,13 @@ def silo_sum(
         raise ParameterError("silo_sum needs a train function with mods=[cpsgd_mod(examples=...)].")
     found = example_sum(model, loss, features, labels, clip_norm=clip_norm, examples=examples, rate=rate)
     return records.make_arrays(found)
+
+
+def _check_misplaced(settings: Mapping[str, object]) -> None:
+    """Raises `RoundRefusedError` for settings of an app that name a client's files, which only its operator can set."""
+    for name in settings:
+        if name.lower().replace("_", "-") in FILE_KEYS:
+            raise RoundRefusedError(f"The app sets {name!r}. Only a client's operator can set its files.")
 
 
 def _model(message: Message, error: CpsgdError) -> Arrays:

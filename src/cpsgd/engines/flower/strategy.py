@@ -212,7 +212,7 @@ class CpsgdStrategy(Strategy):
     def _nodes(self, grid: Grid, wanted: int) -> list[int]:
         """Returns the nodes that are connected, when they are enough or time is up."""
         now = time.monotonic
-        gathering = Gathering(self._pace, wanted, self.plan.surviving, now())
+        gathering = Gathering(self._pace, wanted, self._terms.surviving, now())
         while not gathering.over(len(found := list(grid.get_node_ids())), now()):
             time.sleep(_POLL_SECONDS)
         return sorted(found)

@@ -37,8 +37,8 @@ from cpsgd.errors import (
     VectorError,
 )
 from cpsgd.federation.answering import ClientSession, call_privately
-from cpsgd.federation.client_files import FILE_KEYS, TASK_KEY, check_names, open_client_files
-from cpsgd.federation.limits import Limits
+from cpsgd.federation.client_files import FILE_KEYS, TASK_KEY
+from cpsgd.federation.limits import Limits, check_names, open_client_files
 from cpsgd.federation.messages import check_alike, flatten
 from cpsgd.protocol import Protocol
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cpsgd.correlated.mechanism import CorrelatedGaussian
-from cpsgd.correlated.turns import Turn, run_rules
 from cpsgd.errors import ParameterError, RoundError, RoundRefusedError
 from cpsgd.federation.client_files import Memory
 from cpsgd.mechanisms import Binomial
+from cpsgd.mechanisms.memory import Turn
 from cpsgd.neighbours import Participation
 
 ONCE = CorrelatedGaussian(
@@ -24,17 +24,15 @@ INDEPENDENT = Binomial(levels=4, trials=20, coordinate_range=0.5)
 
 def allowed(mechanism: Any, turn: Turn, answered: list[Turn], *, examples: bool = False) -> bool:
     try:
-        run_rules(mechanism).check_turn(turn, answered, examples=examples)
+        mechanism.memory.check_turn(turn, answered, examples=examples)
     except RoundRefusedError:
         return False
     return True
 
 
 def test_a_run_with_a_memory_begins_with_round_0() -> None:
-    assert [run_rules(each).number(3) for each in (ONCE, APART, INDEPENDENT)] == [2, 2, 3]
-    assert [run_rules(each).participation for each in (ONCE, APART, ALWAYS)] == ["once", "once", "every"]
-    assert [run_rules(each).separation(False) for each in (ONCE, APART, ALWAYS)] == [None, 3, 1]
-    assert [run_rules(each).separation(True) for each in (ONCE, APART, ALWAYS)] == [1, 1, 1]
+    assert [each.memory.number(3) for each in (ONCE, APART, INDEPENDENT)] == [2, 2, 3]
+    assert [each.memory.separation for each in (ONCE, APART, ALWAYS)] == [None, 3, 1]
 
 
 def test_rounds_are_those_of_the_run_and_far_enough_apart() -> None:
@@ -59,7 +57,7 @@ def test_plans_that_a_federation_can_run() -> None:
         *((INDEPENDENT, 10**6, every, False, True), (INDEPENDENT, 3, poisson, False, False)),
         *((INDEPENDENT, 3, poisson, True, True), (INDEPENDENT, 3, once, True, False)),
     ):
-        rules = run_rules(mechanism)
+        rules = mechanism.memory
         if fits:
             rules.check_plan(rounds, participation, examples=examples)
         else:
@@ -72,7 +70,7 @@ def test_what_a_server_may_announce() -> None:
         *((ONCE, 10, False, False, True), (ONCE, 11, False, False, False)),
         *((ONCE, 10, True, False, False), (ONCE, 10, True, True, True), (ALWAYS, 10, True, False, True)),
     ):
-        rules = run_rules(mechanism)
+        rules = mechanism.memory
         if fits:
             rules.check_announced(rounds, examples=examples, disjoint=disjoint)
         else:
@@ -82,7 +80,7 @@ def test_what_a_server_may_announce() -> None:
 
 def test_how_often_rounds_are_paid_for() -> None:
     def paid(mechanism: Any, turns: list[Turn], *, protected: bool = True, examples: bool = True) -> int:
-        return run_rules(mechanism).paid(turns, protected=protected, examples=examples)
+        return mechanism.memory.paid(turns, protected=protected, examples=examples)
 
     # A run that goes on under another name costs no more than one; a round that is answered again is another run.
     turns = [("a", 1), ("a", 2), ("b", 3), ("b", 4), ("c", 2), ("d", 1), ("d", 2)]
@@ -101,8 +99,8 @@ def test_how_often_rounds_are_paid_for() -> None:
 
 def test_a_client_needs_a_file_where_noise_is_carried_on() -> None:
     with pytest.raises(RoundRefusedError, match="keep its seeds"):
-        run_rules(ONCE).init(None, "run", bytes(16))
-    state = run_rules(INDEPENDENT).init(None, "run", bytes(16))
+        ONCE.memory.of_client(None, "run", bytes(16))
+    state = INDEPENDENT.memory.of_client(None, "run", bytes(16))
     state.check(3)
     assert state.meanwhile(3, 5, lambda: "trained") == ("trained", {})
 
@@ -113,7 +111,7 @@ def test_a_round_that_another_session_answers_while_a_client_trains_is_answered_
 ) -> None:
     """The noise that was drawn for it is used by nobody: what was expanded is no seed of a later round either."""
     memory = Memory(tmp_path / "memory")
-    states = [run_rules(ONCE).init(memory.seeds, "run", bytes(16)) for _ in range(2)]
+    states = [ONCE.memory.of_client(memory.seeds, "run", bytes(16)) for _ in range(2)]
     answers: list[Any] = []
 
     def train() -> None:
