@@ -31,9 +31,9 @@ from cpsgd.secagg.pair.shape import most_levels
 _ADJUSTMENTS = 2
 # Within this of ε a guarantee is as near as the search for its certificate was.
 _NEARLY = 0.998
-# The same for sampled rounds, whose ε takes seconds; what to aim at; and d log ε / d log(1/s), about, to begin with.
-_SAMPLED_NEARLY = 0.985
-_SAMPLED_AIM = 0.995
+# The same for sampled rounds; what to aim at; and d log ε / d log(1/s), about, to begin with.
+_SAMPLED_NEARLY = 0.998
+_SAMPLED_AIM = 0.9995
 # Of sampled rounds whose ε is too large by a factor, s grows by this power of it.
 _SAMPLED_POWER = 0.9
 _STEEPNESS = 2.0

@@ -6,19 +6,12 @@ Dong, Roth, Su 2022, Theorem 2.10). So a Gaussian mechanism with noise multiplie
 
 * Rounds compose adaptively, and Gaussians as √Σμ² (Corollary 3.3 there): a closed form.
 * Poisson sampling mixes the two laws with probability q. The same map sends (1-q) N(0,1) + q N(μ,1) to the mixture
-  of the round's laws, so the round is at least as private as `PoissonSampledDpEvent(q, GaussianDpEvent(1/μ))`. In
-  `dp_accounting` this is read under REPLACE_SPECIAL, "a record is replaced by the zero record": our zero-out. (Its
-  REPLACE_ONE takes the multiplier against one record's norm, so that neighbours are two multipliers apart, and it
-  describes three laws, which a statement about two does not cover; it is not used.)
-* Fixed-size sampling has a module of its own, `cpsgd.privacy.fixed_size`.
+  of the round's laws, for zero-out neighbours: `cpsgd.privacy.poisson`.
+* Fixed-size sampling, for replace-one neighbours: `cpsgd.privacy.fixed_size`.
 
 Tails: let I be the event that every round's output lies in its certified range. Inside I the real and the certified
 laws agree, so for any event E, A(E) <= A(E ∩ I) + A(not I) <= e^ε B(E) + δ(ε) + Σ tail_mass, the sum over the rounds.
 (Under sampling the range is chosen for given other members of the cohort.)
-
-Floating point: the privacy loss distributions of `dp_accounting` are discretised pessimistically, but its convolutions
-are FFTs, whose roundings may lower a δ by about 10^-17 per round (measured against closed forms). A hundred times that
-is added to δ. Where this leaves nothing of a very small δ, the Rényi accountant takes over.
 """
 
 from __future__ import annotations
@@ -28,7 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpsgd import _validate
 from cpsgd._numbers import rounded_up
@@ -36,25 +29,20 @@ from cpsgd._searches import smallest_enough
 from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import gaussian
-from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS, SampledRounds, sampled_profile
+from cpsgd.privacy.fixed_size import SampledRounds, sampled_profile
+from cpsgd.privacy.loss_sums import COARSE_POINTS, FINE_POINTS
+from cpsgd.privacy.poisson import PoissonRounds, poisson_profile
 from cpsgd.promise import Claim
-
-if TYPE_CHECKING:
-    from dp_accounting import PrivacyAccountant
 
 FINE = 1e-4
 """Discretisation of privacy losses for final answers."""
 COARSE = 1e-3
 """Discretisation of privacy losses inside searches; pessimistic too, and several times faster."""
 
-_FFT_ERROR = 1e-15
+# About the factor between a coarse ε and the fine one.
+_NEAR = 1.0 + 1e-4
 # Below every δ that is asked for; logarithms of zero do not exist.
 _TINY = 1e-300
-_RENYI_ERROR = 1e-8
-# Integers: for fractional orders dp_accounting's series for Poisson sampling does not always converge.
-_ORDERS = [*range(2, 64), 128, 256, 512, 1024]
-_COARSE_ORDERS = [*range(2, 13), 14, 16, 18, 21, 24, 28, 32, 40, 50, 63]
-
 # Where e^ε is still far from overflowing; nobody is protected by such an ε anyway.
 LARGEST_EPSILON = 500.0
 _LARGEST_MULTIPLIER = 1e9
@@ -210,7 +198,10 @@ def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
         left = delta - math.fsum(r.count * r.tail_mass for r in rounds)
         limit = min(limit, math.log(max(1.0 + 1e-9, 0.5 * left / variation)))
     slack = _slack(rounds)
-    found = math.inf
+    found, start, step = math.inf, 1.0, 2.0
+    if interval <= FINE and any(who.sampled for _, who in parts):
+        # A coarse answer is sooner known, and near the fine one.
+        start, step = _gaussian_epsilon(parts, delta, COARSE), _NEAR
     for profile in _profiles(parts, interval):
 
         def excess(epsilon: float, profile: Profile = profile) -> float:
@@ -221,7 +212,9 @@ def _gaussian_epsilon(parts: Sequence[Part], delta: float, interval: float) -> f
 
         # A profile that needs more than another is not searched.
         limit = min(limit, found)
-        found = min(found, _smallest(excess, start=limit if found < math.inf else min(1.0, limit), limit=limit))
+        if found < math.inf:
+            start = limit
+        found = min(found, _smallest(excess, start=min(start, limit), limit=limit, step=step))
     return found
 
 
@@ -263,39 +256,15 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
     sampled = [(r, math.nextafter(who.rate, 1.0)) for r, who in parts if who.rate < 1.0 or r.seen]
     if not sampled:
         return [unsampled]
+    points = FINE_POINTS if interval <= FINE else COARSE_POINTS
     # The rounds without sampling are one Gaussian.
     others = _summed([r for r, who in parts if who.rate == 1.0 and not r.seen])
+    every = [SampledRounds(others, 1.0, 1)] if others > 0.0 else []
+    # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
+    # jointly convex.
     if any(participation.scheme == "fixed-size" for _, participation in parts):
-        kinds = [_sampled_rounds(r, rate) for r, rate in sampled]
-        if others > 0.0:
-            kinds.append(SampledRounds(others, 1.0, 1))
-        # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
-        # jointly convex.
-        return [sampled_profile(kinds, FINE_POINTS if interval <= FINE else COARSE_POINTS), unsampled]
-    import dp_accounting as dp
-    from dp_accounting.pld import PLDAccountant
-    from dp_accounting.rdp import RdpAccountant
-
-    # Under REPLACE_SPECIAL, and in the Rényi accountant, neighbours are one multiplier apart.
-    relation = dp.NeighboringRelation.REPLACE_SPECIAL
-    renyi = RdpAccountant(_ORDERS if interval <= FINE else _COARSE_ORDERS, relation)
-    # Losses reach about μ²/2 + 15μ; no more than 10^5 points of them are worth their time, a few thousand in searches.
-    largest_mu = max(others, *(r.mu for r, _ in sampled))
-    points = 1e5 if interval <= FINE else 6e3
-    interval = max(interval, (0.5 * largest_mu * largest_mu + 15.0 * largest_mu) / points)
-    losses = PLDAccountant(relation, interval)
-    # The exponentials of losses so far apart would overflow.
-    accountants = [renyi, losses] if interval < LARGEST_EPSILON else [renyi]
-    for accountant in accountants:
-        for r, rate in sampled:
-            accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(_multiplier(r.mu, rate))), r.count)
-        if others > 0.0:
-            accountant.compose(dp.GaussianDpEvent(_multiplier(others, 1.0)))
-    allowance = _FFT_ERROR * sum(r.count + 8 for r, _ in parts)
-    found = [_renyi_profile(renyi), unsampled]
-    if losses in accountants:
-        found.append(lambda epsilon: max(0.0, float(losses.get_delta(epsilon))) + allowance)
-    return found
+        return [sampled_profile([*(_sampled_rounds(r, rate) for r, rate in sampled), *every], points), unsampled]
+    return [poisson_profile([*(PoissonRounds(r.mu, rate, r.count) for r, rate in sampled), *every], points), unsampled]
 
 
 def _sampled_rounds(rounds: Rounds, rate: float) -> SampledRounds:
@@ -306,18 +275,6 @@ def _sampled_rounds(rounds: Rounds, rate: float) -> SampledRounds:
 def _summed(rounds: Sequence[Rounds]) -> float:
     """Returns √Σμ², rounded up: the μ of all rounds together if every client is in all of them."""
     return math.sqrt(math.fsum(r.count * r.mu * r.mu for r in rounds)) * (1.0 + 1e-14)
-
-
-def _multiplier(mu: float, rate: float) -> float:
-    """Returns 1/μ rounded down, at most 10^5 q: beyond that dp_accounting's arithmetic fails and nothing is gained."""
-    return min(math.nextafter(1.0 / mu, 0.0), 1e5 * rate)
-
-
-def _renyi_profile(accountant: PrivacyAccountant) -> Profile:
-    """Returns a function from ε to δ by a Rényi accountant. A δ of 0 at ε = 0 means that its arithmetic failed."""
-    if not float(accountant.get_delta(0.0)) > 0.0:
-        return lambda epsilon: 1.0
-    return lambda epsilon: float(accountant.get_delta(max(0.0, epsilon * (1.0 - _RENYI_ERROR)))) * (1.0 + _RENYI_ERROR)
 
 
 @dataclass(frozen=True)
@@ -465,19 +422,20 @@ def _excess(needed: float, delta: float) -> float:
     return max(ratio, _TINY) if needed > delta else min(ratio, 0.0)
 
 
-def _smallest(excess: Callable[[float], float], *, start: float, limit: float) -> float:
+def _smallest(excess: Callable[[float], float], *, start: float, limit: float, step: float = 2.0) -> float:
     """Returns the smallest x > 0 at which a falling function is at most zero; infinity if there is none up to `limit`.
 
-    It is found from the side where it holds.
+    It is found from the side where it holds. The search begins at `start`, with steps that grow from the factor `step`
+    to 2.
     """
     excess = cache(excess)
     low = high = start
     while not excess(high) <= 0.0:
         if high >= limit:
             return math.inf
-        low, high = high, min(2.0 * high, limit)
+        low, high, step = high, min(step * high, limit), min(step**3, 2.0)
     while low == high or excess(low) <= 0.0:
-        high, low = low, 0.5 * low
+        high, low, step = low, low / step, min(step**3, 2.0)
         if low < 1e-9:
             return high
     return smallest_enough(excess, low, high, close=1.0 + 1e-12)
