@@ -49,11 +49,12 @@ docs: install
 	@echo "build/site/index.html"
 
 # A missing extra is an error here; `pytest` by itself skips what needs it. One worker more than there are processors:
-# tests of real processes mostly wait. Each begins with a share of neighbouring tests, which have plans and fixtures in
-# common, and then takes from the others.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
+# tests of real processes mostly wait. Quick tests do not, and each worker imports everything once more. Each begins with
+# a share of neighbouring tests, which have plans and fixtures in common, and then takes from the others.
+PROCESSORS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
+WORKERS := $(shell expr $(PROCESSORS) + 1)
 # Bytecode is kept, since tests start many processes.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = env -u PYTHONDONTWRITEBYTECODE CPSGD_REQUIRE_EXTRAS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: install
 	$(PYTEST) -m "not thorough"
@@ -80,6 +81,7 @@ survivors: install
 check: install
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint quick
 
+quick: WORKERS := $(PROCESSORS)
 quick: install
 	$(PYTEST) -m "not slow and not thorough"
 

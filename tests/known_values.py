@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ def _kept(value: Any) -> list[float]:
     return [*(float(number) for number in numbers[places]), *map(float, sums)]
 
 
+@cache
+def _known(path: Path) -> dict[str, Any]:
+    """Returns the numbers of a room, read once; what is written is added to them."""
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return known
+
+
 def check(name: str, found: Mapping[str, Any], *, rel: float = 1e-9, absolute: float = 0.0) -> None:
     """Compares numbers with those known of `name`, "room/module": in the room's known_values.json.
 
@@ -44,7 +52,7 @@ def check(name: str, found: Mapping[str, Any], *, rel: float = 1e-9, absolute: f
     """
     room, _, module = name.partition("/")
     path = _TESTS / room / "known_values.json"
-    every = json.loads(path.read_text()) if path.exists() else {}
+    every = _known(path)
     now = {key: _kept(value) for key, value in found.items()}
     if os.environ.get("KNOWN_VALUES") == "write":
         every[module] = {**every.get(module, {}), **{key: [float(f"{x:.13g}") for x in now[key]] for key in now}}

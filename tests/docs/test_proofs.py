@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -85,28 +86,37 @@ def test_a_page_begins_with_its_purpose_statement_and_users(page: Path) -> None:
     assert f"proofs/{page.name}" in INDEX.read_text(encoding="utf-8"), page.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_formulas_have_no_mistakes(page: Path) -> None:
-    """KaTeX itself reads every formula."""
+def formulas(page: Path) -> list[str]:
+    """Returns what a page has between dollars."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"\$\$(.+?)\$\$", text, re.DOTALL)
+    return found + re.findall(r"\$([^$\n]+(?:\n[^$\n]+)?)\$", re.sub(r"\$\$.+?\$\$", "", text, flags=re.DOTALL))
+
+
+def mistakes(found: dict[str, list[str]]) -> str:
+    """Returns what KaTeX itself, which reads every formula of these pages, complains about."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node.js")
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    formulas = re.findall(r"\$\$(.+?)\$\$", text, re.DOTALL)
-    formulas += re.findall(r"\$([^$\n]+(?:\n[^$\n]+)?)\$", re.sub(r"\$\$.+?\$\$", "", text, flags=re.DOTALL))
     script = (
-        "const katex = require(process.argv[1]);"
-        "const options = {displayMode: true, strict: 'ignore'};"
-        "for (const formula of process.argv.slice(2)) katex.renderToString(formula, options);"
+        "const katex = require(process.argv[1]), options = {displayMode: true, strict: 'ignore'};"
+        "for (const [page, formulas] of Object.entries(JSON.parse(require('fs').readFileSync(0, 'utf8'))))"
+        "  for (const formula of formulas)"
+        "    try { katex.renderToString(formula, options); } catch (error) { console.log(`${page}: ${error}`); }"
     )
+    katex = str(ROOT / "docs/assets/katex/katex.min.js")
     done = subprocess.run(
-        [node, "-e", script, str(ROOT / "docs/assets/katex/katex.min.js"), *formulas],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [node, "-e", script, katex], input=json.dumps(found), capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.returncode == 0, done.stderr[-600:]
+    return done.stdout
+
+
+def test_formulas_have_no_mistakes() -> None:
+    """One process for all pages: each takes a tenth of a second to begin."""
+    found = {page.stem: formulas(page) for page in PAGES}
+    assert sum(map(len, found.values())) > 300
+    assert mistakes(found) == ""
+    assert "wrong: ParseError" in mistakes({"right": ["x^2"], "wrong": ["x^{2"]})
 
 
 def test_indices_are_typeset_and_code_is_not() -> None:

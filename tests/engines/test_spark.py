@@ -41,6 +41,8 @@ def session() -> Iterator[Any]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "512m",
+        # Half a minute of Java does not pay for its second compiler, nor for threads that collect garbage.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.log.level": "OFF",
     }
     # Three attempts for each task; without the number, Spark tries once on one machine.

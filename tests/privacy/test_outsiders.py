@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,6 +104,7 @@ def test_fixed_size_cohorts_are_not_dominated_by_the_pair_of_independent_rounds(
     assert wanted == pytest.approx(0.1492, abs=1e-4)
 
 
+@cache
 def alike(mu: float, count: int, points: int = 1001) -> Array:
     """Returns E((1 + γ) s̄ - (γ - 1))_+ of the theorem, s̄ the mean of `count` draws, a little too large."""
     loss = np.linspace(-mu * (mu / 2 + 10.0), mu * (mu / 2 + 10.0), 40_001)

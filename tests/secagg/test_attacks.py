@@ -116,7 +116,8 @@ class Isolation:
 @pytest.mark.parametrize(
     ("clients", "dropout"),
     [
-        *((65, 0.1), (100, 0.1), pytest.param(300, 0.1, marks=pytest.mark.thorough)),
+        (65, 0.1),
+        *(pytest.param(clients, 0.1, marks=pytest.mark.thorough) for clients in (100, 300)),
         *((5, 0.4), (7, 0.4), (10, 0.4), (20, 0.4)),
     ],
 )
@@ -190,7 +191,7 @@ class Arc:
         return revealed, errors
 
 
-@pytest.mark.parametrize("length", [26, 60])
+@pytest.mark.parametrize("length", [26, pytest.param(60, marks=pytest.mark.thorough)])
 def test_the_sum_of_a_stretch_of_the_circle_cannot_be_had(length: int) -> None:
     agreed = chosen(1000)
     assert agreed.neighbours < 999

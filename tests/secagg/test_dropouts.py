@@ -57,7 +57,7 @@ def chains(clients: int, needed: int, stages: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("clients", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("clients", [2, 3, 4, 5, pytest.param(6, marks=pytest.mark.thorough)])
 def test_every_dropout_on_a_complete_graph(clients: int) -> None:
     agreed = parameters(clients)
     sums, failures = try_all(new_round(agreed))
@@ -80,7 +80,7 @@ def test_every_dropout_with_a_roster(clients: int) -> None:
     assert sums == chains(clients, agreed.threshold, stages=5)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_random_dropouts_of_a_hundred_clients(seed: int) -> None:
     agreed = SecureParameters.choose(100, 20, 13, fingerprint=FINGERPRINT, round=1, dropout=0.2)
     assert agreed.neighbours < 99
