@@ -224,3 +224,19 @@ def test_why_nothing_is_proved(rounds: int, delta: float, said: str, monkeypatch
     with pytest.raises(ConditionError) as refused:
         proofs.best(Run.of(ROUNDED, rounds=rounds), delta)
     assert str(refused.value) == said
+
+
+def test_of_equal_proofs_the_quicker_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stating(name: str, epsilon: float, comparison: bool = False) -> Any:
+        proved = base.Proved(epsilon, 0.0, name)
+        return SimpleNamespace(label=lambda _: name, epsilon=lambda *_: proved, comparison=comparison, pure=False)
+
+    found = [stating("paper", 1.0, comparison=True), stating("endless", math.inf)]
+    monkeypatch.setattr(proofs, "supporting", lambda _: found)
+    with pytest.raises(ConditionError, match="No method"):
+        proofs.best(Run.of(ROUNDED), 1e-6)
+    found += [stating("quick", 2.0), stating("slow", 2.0), stating("slower", 1.5)]
+    assert proofs.best(Run.of(ROUNDED), 1e-6)[1].citation == "slower"
+    assert proofs.best(Run.of(ROUNDED), 1e-6)[2].keys() == {"paper", "endless", "quick", "slow", "slower"}
+    del found[-1]
+    assert proofs.best(Run.of(ROUNDED), 1e-6)[1].citation == "quick"
