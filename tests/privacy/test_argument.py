@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cpsgd.correlated.mechanism import CorrelatedGaussian
 from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.rounded_gaussian import RoundedGaussian
 from cpsgd.neighbours import Participation
+from cpsgd.privacy import proofs
 from cpsgd.privacy.accountant import Rounds, composed_delta
 from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs import joint_cost, round_cost, supporting
@@ -200,3 +202,41 @@ def test_a_sampler_may_be_why_nothing_is_proved(sampled: bool, monkeypatch: pyte
     with pytest.raises(ConditionError, match="over 500") as refused:
         base.composed(run, 1e-6, supporting(run)[0], [0.01])
     assert ("resolution spends δ" in str(refused.value)) == sampled
+
+
+@pytest.mark.parametrize(
+    ("rounds", "delta", "said"),
+    [
+        (1, 1e-6, "No method proves anything about this round.\n  one: too few\n  two: too short"),
+        (3, 1e-6, "too few"),
+        (3, 0.0, "No method proves anything about this round."),
+    ],
+)
+def test_why_nothing_is_proved(rounds: int, delta: float, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(name: str, reason: str, comparison: bool = False) -> Any:
+        def epsilon(*_: object) -> None:
+            raise ConditionError(reason)
+
+        return SimpleNamespace(label=lambda _: name, epsilon=epsilon, comparison=comparison, pure=False)
+
+    found = [failing("one", "too few"), failing("two", "too short"), failing("paper", "not theirs", comparison=True)]
+    monkeypatch.setattr(proofs, "supporting", lambda _: found)
+    with pytest.raises(ConditionError) as refused:
+        proofs.best(Run.of(ROUNDED, rounds=rounds), delta)
+    assert str(refused.value) == said
+
+
+def test_of_equal_proofs_the_quicker_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stating(name: str, epsilon: float, comparison: bool = False) -> Any:
+        proved = base.Proved(epsilon, 0.0, name)
+        return SimpleNamespace(label=lambda _: name, epsilon=lambda *_: proved, comparison=comparison, pure=False)
+
+    found = [stating("paper", 1.0, comparison=True), stating("endless", math.inf)]
+    monkeypatch.setattr(proofs, "supporting", lambda _: found)
+    with pytest.raises(ConditionError, match="No method"):
+        proofs.best(Run.of(ROUNDED), 1e-6)
+    found += [stating("quick", 2.0), stating("slow", 2.0), stating("slower", 1.5)]
+    assert proofs.best(Run.of(ROUNDED), 1e-6)[1].citation == "slower"
+    assert proofs.best(Run.of(ROUNDED), 1e-6)[2].keys() == {"paper", "endless", "quick", "slow", "slower"}
+    del found[-1]
+    assert proofs.best(Run.of(ROUNDED), 1e-6)[1].citation == "quick"

@@ -650,3 +650,11 @@ def test_boxes_are_given_up_after_some_that_are_worse(monkeypatch: pytest.Monkey
     found = renyi_certificate(BinomialLaw(100, 0.5), dim=1, sensitivity=1.0, levels=2, delta=1e-6)
     assert len(asked) == 1 + renyi._PATIENCE
     assert found.kappa == pytest.approx(0.02 * found.order)
+
+
+def test_a_bound_between_nodes_may_be_a_straight_line() -> None:
+    left, right = (object.__new__(moments._Node) for _ in range(2))
+    left.r, left.fraction, right.r, right.fraction = 1, 0.25, 1, 0.75
+    left.moment = left.moment_error = left.derivative_error = left.curvature_error = 0.0
+    left.derivative, left.curvature, right.curvature, right.curvature_error = 1.25, 2.0, 1.0, 0.5
+    assert left.bound(right) == pytest.approx(1.0 - 1.25 / 1.75, rel=1e-9)

@@ -54,16 +54,14 @@ def randomized_response_delta(*, epsilon: float, rounds: int, target_epsilon: fl
     """
     epsilon = _validate.positive("epsilon", epsilon)
     rounds = _validate.integer("rounds", rounds, low=1)
-    # Terms are positive for (R - 2l) ε > ε', that is for l below (R - ε'/ε)/2.
-    last = math.ceil((rounds - target_epsilon / epsilon) / 2.0) - 1
-    if last < 0:
-        return 0.0
-    lost = np.arange(min(last, rounds) + 1, dtype=np.float64)
-    log_ways = special.gammaln(rounds + 1.0) - special.gammaln(lost + 1.0) - special.gammaln(rounds - lost + 1.0)
+    _validate.non_negative("target_epsilon", target_epsilon)
+    # Terms are positive for (R - 2l) ε > ε'.
+    lost = np.arange(rounds // 2 + 1, dtype=np.float64)
     gap = (rounds - 2.0 * lost) * epsilon - target_epsilon
-    lost, log_ways, gap = lost[gap > 0], log_ways[gap > 0], gap[gap > 0]
+    lost, gap = lost[gap > 0], gap[gap > 0]
     if not gap.size:
         return 0.0
+    log_ways = special.gammaln(rounds + 1.0) - special.gammaln(lost + 1.0) - special.gammaln(rounds - lost + 1.0)
     log_terms = log_ways + (rounds - lost) * epsilon + np.log(-np.expm1(-gap))
     log_delta = float(special.logsumexp(log_terms)) - rounds * (epsilon + math.log1p(math.exp(-epsilon)))
     # The logarithms are differences of numbers of size R (1 + ε) log R, each known to a few units in the last place.
