@@ -44,12 +44,12 @@ REFINED_BITS = sum(bits for _, bits in REFINEMENTS)
 FINE_BITS = REFINED_BITS + round(math.log2(LEAST_RATIO / fine_gaussian.LEAST_RATIO))
 """Bits by which the grid is finer than that of a draw with `fine_gaussian.LEAST_RATIO` cells per deviation."""
 
-# Draws of a block, numbers in it that are there as a whole, and draws that planes of bytes are filled up to.
-_BLOCK, _RESTS, _GROUP = 1 << 12, 64, 64
-_PLANES = 3 + UNIFORMS + sum(uniforms for uniforms, _ in REFINEMENTS)
+BLOCK = 1 << 12
+"""Draws of a block: part of the expansion's definition."""
 
-DRAW_BYTES = _PLANES + 16 * _RESTS / _BLOCK
-"""Keystream bytes per draw of z."""
+# Numbers in a block that are there as a whole, and draws that planes of bytes are filled up to.
+_RESTS, _GROUP = 64, 64
+_PLANES = 3 + UNIFORMS + sum(uniforms for uniforms, _ in REFINEMENTS)
 
 # Coordinates per key, which is far below what GCM encrypts under one.
 _SEGMENT = 1 << 24
@@ -101,7 +101,7 @@ class FineLineages(Lineages):
                     _expand(kernel, key, weight, part)
 
 
-def _block_bytes(count: int) -> int:
+def block_bytes(count: int) -> int:
     """Returns the keystream bytes of a block of draws."""
     return 16 * _RESTS + _PLANES * (-(-count // _GROUP) * _GROUP)
 
@@ -109,10 +109,10 @@ def _block_bytes(count: int) -> int:
 def _expand(kernel: FineGaussian, key: bytes, weight: int, total: Points) -> None:
     """Adds draws in blocks, whose keystream is made by a library."""
     stream = Keystream.in_gcm(key)
-    buffer = stream.buffer(_block_bytes(min(_BLOCK, total.size)))
-    for start in range(0, total.size, _BLOCK):
-        part = total[start : start + _BLOCK]
-        kernel.add(stream.fill(buffer, _block_bytes(part.size)), weight, part)
+    buffer = stream.buffer(block_bytes(min(BLOCK, total.size)))
+    for start in range(0, total.size, BLOCK):
+        part = total[start : start + BLOCK]
+        kernel.add(stream.fill(buffer, block_bytes(part.size)), weight, part)
 
 
 @lru_cache(maxsize=16)
