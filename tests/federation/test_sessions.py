@@ -335,7 +335,7 @@ def test_a_mean_of_too_few_or_an_implausible_one_is_not_released(monkeypatch: py
     assert account.release() is mean
     assert book.calls == [("release", 3)]
     monkeypatch.setattr(terms_module, "bounds", lambda protocol, survivors: Bounds(1.4, {}))
-    with pytest.raises(ImplausibleMeanError, match="has norm 1.414"):
+    with pytest.raises(ImplausibleMeanError, match=r"has norm 1\.414"):
         account.release()
     assert book.calls == [("release", 3)]
 
