@@ -13,6 +13,7 @@ import pytest
 from cpsgd.errors import ImplausibleMeanError, SenderError, ShareError, StageError, ThresholdError, WireError
 from cpsgd.federation import terms as terms_module
 from cpsgd.federation.carrying import Gathering, Pace, Reply, carry
+from cpsgd.federation.plausibility import Bounds
 from cpsgd.federation.sessions import Exchange, RoundSession
 from cpsgd.federation.terms import Settlement, Terms
 from cpsgd.secagg import Stage
@@ -266,8 +267,9 @@ def settlement(book: Book, *, one_event: bool = False, course: str = "") -> Sett
         ledger=book,
         population="people",
         engine="engine",
-        plan=SimpleNamespace(surviving=3, protocol=None),
-        rules=SimpleNamespace(memory=SimpleNamespace(one_event=one_event)),
+        surviving=3,
+        protocol=None,
+        memory=SimpleNamespace(one_event=one_event),
         event=lambda round, name: (round, name),
     )
     return Settlement(cast(Terms, terms), 4, "run", course)
@@ -320,7 +322,7 @@ def test_rounds_that_are_one_event_belong_to_the_course() -> None:
 
 def test_a_mean_of_too_few_or_an_implausible_one_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     book, mean = Book(), np.ones(2, np.float32)
-    monkeypatch.setattr(terms_module, "implausible", lambda protocol, survivors, mean: None)
+    monkeypatch.setattr(terms_module, "bounds", lambda protocol, survivors: Bounds(1.5, {}))
     account = settlement(book)
     account.charge()
     book.calls.clear()
@@ -332,8 +334,8 @@ def test_a_mean_of_too_few_or_an_implausible_one_is_not_released(monkeypatch: py
     account.total = SimpleNamespace(survivors=3, mean=lambda: mean)
     assert account.release() is mean
     assert book.calls == [("release", 3)]
-    monkeypatch.setattr(terms_module, "implausible", lambda protocol, survivors, mean: "too large")
-    with pytest.raises(ImplausibleMeanError, match="too large"):
+    monkeypatch.setattr(terms_module, "bounds", lambda protocol, survivors: Bounds(1.4, {}))
+    with pytest.raises(ImplausibleMeanError, match=r"has norm 1\.414"):
         account.release()
     assert book.calls == [("release", 3)]
 
