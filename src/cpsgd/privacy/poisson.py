@@ -127,7 +127,7 @@ def _dots(loss: Array, first: Array, second: Array, turn: int, inexact: Array, s
     largest = (inside - others + error + _BEYOND * (1.0 + rise)) / -np.expm1(-np.diff(loss))
     # Masses above each loss are rounded up, those below it down.
     first = first * (1.0 + inexact)
-    first[:turn] *= (1.0 - 2.0 * inexact[:turn])
+    first[:turn] *= 1.0 - 2.0 * inexact[:turn]
     mass = _between(first, turn)
     moved = np.clip(largest, 0.0, mass)
     found = np.zeros_like(loss)
