@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import dp_accounting as dp
@@ -109,6 +110,16 @@ def test_delta_is_the_same_whatever_was_asked_before() -> None:
     one = poisson_profile(kinds, COARSE_POINTS)
     assert [one(epsilon) for epsilon in (3.0, 1.01, 1.0, 0.3)] == alone[::-1]
     assert alone == sorted(alone, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "kind", [PoissonRounds(0.1, 0.05, 1), PoissonRounds(0.1, 0.05, 1, True), SampledRounds(0.1, 0.05, 1)]
+)
+def test_delta_falls_also_where_no_loss_is_as_large(kind: PoissonRounds | SampledRounds) -> None:
+    delta = Composition([kind], COARSE_POINTS).delta
+    found = [delta(float(epsilon)) for epsilon in np.geomspace(1e-3, 50.0, 500)]
+    assert all(after <= 1.001 * before + 1e-290 for before, after in itertools.pairwise(found))
+    assert found[-1] < 1e-100
 
 
 def test_unsampled_rounds_beside_them_are_gaussians() -> None:

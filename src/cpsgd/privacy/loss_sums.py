@@ -141,8 +141,8 @@ class Composition:
 
 
 def _near(epsilon: float) -> float:
-    """Returns a number near ε, the same for many; 0 for those below 10^-6."""
-    return math.exp(round(math.log(epsilon) / _CELL) * _CELL) if epsilon > 1e-6 else 0.0
+    """Returns a number near ε and not above it, the same for many; 0 for those below 10^-6."""
+    return math.exp(math.floor(math.log(epsilon) / _CELL) * _CELL) * (1.0 - 1e-12) if epsilon > 1e-6 else 0.0
 
 
 class _Cut:
