@@ -12,7 +12,7 @@ from cpsgd.errors import ParameterError
 
 Scheme = Literal["once", "every", "apart", "poisson", "fixed-size"]
 
-# dp_accounting's arithmetic fails for much smaller ones. Accounting for a larger rate than the real one is safe.
+# Whoever is drawn still more rarely costs next to nothing. Accounting for a larger rate than the real one is safe.
 _SMALLEST_RATE = 1e-7
 
 

@@ -20,7 +20,7 @@ from cpsgd.mechanisms import Binomial
 from cpsgd.mechanisms.binomial import BinomialLaw
 from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
-from cpsgd.privacy import fixed_size, gaussian, moments
+from cpsgd.privacy import fixed_size, gaussian, loss_sums, moments
 from cpsgd.privacy import guarantee as ask
 from cpsgd.privacy.proofs import certified_gaussian as certificate
 from cpsgd.privacy.proofs import certified_renyi as renyi
@@ -325,7 +325,7 @@ def wrong_sampling() -> list[str]:
     wrong = []
     for mu, rate in SAMPLED:
         claimed = {
-            count: fixed_size.sampled_profile([fixed_size.SampledRounds(mu, rate, count)], fixed_size.COARSE_POINTS)
+            count: fixed_size.sampled_profile([fixed_size.SampledRounds(mu, rate, count)], loss_sums.COARSE_POINTS)
             for count in (1, 2)
         }
         for count, epsilon, exact in sampled_deltas(mu, rate):

@@ -96,26 +96,18 @@ def subsampled_delta(mu: float, rate: float, epsilon: float) -> float:
 
 @pytest.mark.parametrize(("mu", "rate", "epsilon"), [(1.0, 0.1, 0.3), (2.0, 0.05, 0.5), (0.5, 0.5, 0.2)])
 def test_one_poisson_round_is_the_mixture_integral(mu: float, rate: float, epsilon: float) -> None:
-    # This also pins what dp_accounting means by the multiplier under REPLACE_SPECIAL: neighbours are one of it apart.
     scheme = Participation.poisson(rate)
     found = composed_delta([Rounds(mu)], epsilon=epsilon, participation=scheme)
     exact = subsampled_delta(mu, rate, epsilon)
     assert exact * (1 - 1e-6) <= found <= exact * 1.01
 
 
-def test_the_replace_one_relation_of_the_library_means_twice_the_distance() -> None:
-    # Why it is not used: a multiplier there is against one record's norm. If this changes, so must the docstring.
-    replaced = PLDAccountant(dp.NeighboringRelation.REPLACE_ONE)
-    replaced.compose(dp.GaussianDpEvent(2.0))
-    assert replaced.get_delta(1.0) == pytest.approx(gdp_delta(1.0, 1.0), rel=1e-3)
-
-
 def test_many_poisson_rounds_agree_with_dp_accounting() -> None:
     accountant = PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL)
     accountant.compose(dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(2.0)), 300)
     found = composed_epsilon([Rounds(0.5, 300)], delta=1e-6, participation=POISSON)
-    assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-4)
-    assert found >= accountant.get_epsilon(1e-6)
+    # On a grid twice as fine, so never above; below by what the coarser grid costs.
+    assert 0.9999 * accountant.get_epsilon(1e-6) <= found <= accountant.get_epsilon(1e-6)
 
 
 def test_sampling_always_with_probability_one_is_every_round() -> None:
@@ -127,29 +119,12 @@ def test_sampling_always_with_probability_one_is_every_round() -> None:
     assert nearly == pytest.approx(every, rel=5e-3)
 
 
-@pytest.mark.parametrize("count", [100, 1_000, 10_000, 100_000])
-def test_the_allowance_for_fft_roundings_is_enough(count: int) -> None:
-    """dp_accounting's own composition falls below the exact δ where δ is tiny; the allowance must cover that."""
-    from dp_accounting.pld import privacy_loss_distribution
-
-    from cpsgd.privacy import accountant
-
-    mu = 0.36
-    losses = privacy_loss_distribution.from_gaussian_mechanism(math.sqrt(count) / mu).self_compose(count)
-    shortfall = max(
-        gdp_delta(mu, epsilon) * (1 - 1e-12) - float(losses.get_delta_for_epsilon(epsilon))
-        for epsilon in np.linspace(0.5, 3.0, 26)
-    )
-    assert shortfall <= 0.1 * accountant._FFT_ERROR * count
-
-
-def test_a_tiny_delta_is_left_to_the_renyi_accountant() -> None:
+def test_a_tiny_delta_is_below_what_divergences_prove() -> None:
     rounds = [Rounds(0.5, 300)]
     renyi = RdpAccountant(range(2, 64), dp.NeighboringRelation.REPLACE_SPECIAL)
     renyi.compose(dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(2.0)), 300)
     found = composed_epsilon(rounds, delta=1e-16, participation=POISSON)
-    assert math.isfinite(found)
-    assert found == pytest.approx(renyi.get_epsilon(1e-16), rel=1e-3)
+    assert 0.9 * renyi.get_epsilon(1e-16) <= found <= renyi.get_epsilon(1e-16)
 
 
 # ------------------------------------------------------------------ sampling without replacement
@@ -319,7 +294,7 @@ def test_mixed_rates_agree_with_dp_accounting() -> None:
     accountant.compose(dp.PoissonSampledDpEvent(0.005, dp.GaussianDpEvent(1.25)), 100)
     expected = accountant.get_epsilon(1e-6)
     found = mixed_epsilon(parts, delta=1e-6)
-    assert expected <= found <= expected * 1.001
+    assert 0.999 * expected <= found <= expected
     assert found == pytest.approx(mixed_epsilon(parts[::-1], delta=1e-6), rel=1e-9)
 
 
@@ -398,7 +373,6 @@ def test_known_parts_of_the_accountant() -> None:
         "tails": [tails(0.0), tails(2.0)],
         "slack": [accountant._slack(_MIXED), accountant._slack([Rounds(1.0, 2, slack=400.0)])],
         "summed": accountant._summed(_MIXED),
-        "multiplier": [accountant._multiplier(mu, rate) for mu, rate in ((0.5, 0.1), (1e-5, 0.1), (1e-5, 1.0))],
         "pure": [accountant.pure_epsilon(each) for each in (mixed[:1], mixed[:2], mixed, pure)],
         "mixed": [mixed_epsilon(each, delta=delta) for each in (apart, mixed, pure) for delta in (1e-3, 1e-7)],
         "nothing but pure": [mixed_epsilon(pure, delta=delta) for delta in (0.0, 1e-9)],
@@ -427,7 +401,7 @@ def test_limits_of_what_is_searched() -> None:
     assert composed_delta([Rounds(1.0)], epsilon=1e19, participation=EVERY) < 1e-300
     far, most = (least_noise(Claim(epsilon, 0.5), rounds=1, participation=EVERY) for epsilon in (1e19, 500.0))
     assert far == pytest.approx(most, rel=1e-6)
-    # Whoever is drawn may be seen: sampling alone pays. Losses are then too far apart for dp_accounting.
+    # Whoever is drawn may be seen: sampling alone pays.
     for scheme in (Participation.poisson(0.01), FIXED):
         assert least_noise(Claim(1.0, 0.5), rounds=1, participation=scheme) < 1e-3
     # Exactly what is left for tails.
@@ -482,30 +456,6 @@ def test_more_rounds_than_anybody_runs_are_not_counted() -> None:
     assert found == pytest.approx(0.75 * 2.0**40, rel=1e-4)
     with pytest.raises(ConditionError, match=r"More than 10\^12"):
         accountant.most_rounds(Claim(1.0, 1e-6), noise * math.sqrt(1.5 * 2.0**40), participation=EVERY)
-
-
-def test_multipliers_stay_where_their_arithmetic_works() -> None:
-    assert accountant._multiplier(1e-9, 0.5) == 5e4
-    assert accountant._multiplier(0.25, 0.5) == math.nextafter(4.0, 0.0)
-    assert accountant._multiplier(4.0, 0.5) == math.nextafter(0.25, 0.0)
-
-
-class _Steady:
-    """An accountant whose δ falls in a line from this one to 0 at ε = ½."""
-
-    def __init__(self, most: float) -> None:
-        self.most = most
-
-    def get_delta(self, epsilon: float) -> float:
-        return self.most * max(0.0, 1.0 - 2.0 * epsilon)
-
-
-def test_no_delta_at_all_is_no_answer() -> None:
-    assert accountant._renyi_profile(_Steady(0.0))(0.7) == 1.0  # type: ignore[arg-type]
-    profile = accountant._renyi_profile(_Steady(1e-3))  # type: ignore[arg-type]
-    assert (profile(0.7), profile(0.0)) == (0.0, pytest.approx(1e-3))
-    assert profile(0.25) == pytest.approx(5e-4, rel=1e-7)
-    assert profile(0.25) > 5e-4
 
 
 @pytest.mark.parametrize(("mu", "count"), [(0.0, 1), (-1.0, 1), (math.nan, 1), (1.0, 0), (1.0, 1.5)])

@@ -24,8 +24,9 @@ from cpsgd.ledger.charging import priced
 from cpsgd.ledger.kinds import Account
 from cpsgd.neighbours import Participation
 from cpsgd.planner.planning import plan
-from cpsgd.privacy.fixed_size import COARSE_POINTS, SampledRounds, sampled_profile
+from cpsgd.privacy.fixed_size import SampledRounds, sampled_profile
 from cpsgd.privacy.gaussian import gdp_delta
+from cpsgd.privacy.loss_sums import COARSE_POINTS
 from cpsgd.privacy.release import check_release
 
 Seen = tuple[frozenset[int], frozenset[int]]

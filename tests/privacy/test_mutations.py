@@ -204,7 +204,7 @@ def negative_losses_left_out(patch: pytest.MonkeyPatch) -> None:
     """The pair of fixed-size rounds has no losses below zero."""
     real = fixed_size._pair
 
-    def spoiled(kind: fixed_size.SampledRounds, loss: Array) -> fixed_size._Losses:
+    def spoiled(kind: fixed_size.SampledRounds, loss: Array) -> fixed_size.Losses:
         found = real(kind, loss)
         return dataclasses.replace(found, mass=np.where(np.signbit(found.loss), 0.0, found.mass))
 

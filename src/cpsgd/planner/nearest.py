@@ -91,7 +91,7 @@ def too_accurate(problem: Problem, bits: float, best: Design, max_error: float) 
 def _smallest_epsilon(problem: Problem, bits: float, max_error: float) -> float | None:
     """Returns the smallest ε (within 2 %, rounded up) at which these bits reach the error."""
     if problem.target.conditions.participation.rate < 1.0:
-        return None  # each trial would be a search through dp_accounting
+        return None  # each trial would be a search of its own
 
     def reached(epsilon: float) -> bool:
         claim = replace(problem.target.claim, epsilon=epsilon)

@@ -27,8 +27,8 @@ COARSE_POINTS = 2**14
 UNIT = 2.0**-53
 # Losses above this are infinite.
 LARGEST_LOSS = 600.0
-# How many nats the window of the FFT goes beyond the tail at ε that is asked for.
-_DEPTH = 32.0
+# How many nats the window of the FFT goes beyond the tail at ε that is asked for, and inside searches.
+_DEPTH, _COARSE_DEPTH = 32.0, 24.0
 # Assumed of numpy.fft: relative error in the Euclidean norm within this times log2 of the length.
 _FFT_ERROR = 8.0 * UNIT
 # Losses that are taken for infinite are as many powers of ten rarer than δ.
@@ -38,7 +38,7 @@ _LOG_POWERS = (-6.0, 14.0)
 _DEEPEST = 74
 # Losses beyond this many lengths of the window are taken for infinite, to save time.
 _MOST_WINDOWS = 16
-# Of final answers, losses are at most this far apart, or this part of the largest one; unless it takes more points.
+# In final answers, losses are at most this far apart, or this part of the largest one; unless it takes more points.
 _WIDEST, _LONGEST, _MOST_POINTS = 7e-5, 1e5, 2**20
 # One window serves all ε within such a factor.
 _CELL = math.log(1.05)
@@ -141,8 +141,8 @@ class Composition:
 
 
 def _near(epsilon: float) -> float:
-    """Returns a number near ε, the same for many; 0 for those below 10^-6."""
-    return math.exp(round(math.log(epsilon) / _CELL) * _CELL) if epsilon > 1e-6 else 0.0
+    """Returns a number near ε and not above it, the same for many; 0 for those below 10^-6."""
+    return math.exp(math.floor(math.log(epsilon) / _CELL) * _CELL) * (1.0 - 1e-12) if epsilon > 1e-6 else 0.0
 
 
 class _Cut:
@@ -202,11 +202,12 @@ class _Cut:
 
         None if the losses are too large for a window.
         """
+        depth = _DEPTH if self._points >= FINE_POINTS else _COARSE_DEPTH
         low, high = math.log(power), _LOG_POWERS[1]
         while high - low > 0.01:
             middle = 0.5 * (low + high)
             top = self._mean(math.exp(middle))
-            deep = self._log_moment(math.exp(middle)) - math.exp(middle) * top <= chernoff - _DEPTH
+            deep = self._log_moment(math.exp(middle)) - math.exp(middle) * top <= chernoff - depth
             low, high = (low, middle) if deep and top > epsilon else (middle, high)
         larger = math.exp(high)
         largest = math.fsum(count * float(losses.loss.max()) for losses, count in self._rough)
@@ -219,13 +220,16 @@ class _Cut:
         # The sums that are taken for others are those further below ε than the window is long.
         variance = math.fsum(count * losses.variance(power) for losses, count in self._rough)
         length = max(2.2 * (top - epsilon), 9.0 * math.sqrt(max(0.0, variance)))
+        interval = 1.001 * length / self._points
+        if self._points >= FINE_POINTS:
+            farthest = max(float(losses.loss.max()) for losses, _ in self._rough)
+            interval = min(interval, max(_WIDEST, farthest / _LONGEST))
         # Those further above it are taken for smaller ones, and weigh e^(power length) times as much as they should.
         if larger > power:
-            wrapped = self._log_moment(larger) - larger * epsilon - chernoff + _DEPTH
+            wrapped = self._log_moment(larger) - larger * epsilon - chernoff + depth
             length = max(length, wrapped / (larger - power))
         points = self._points
-        farthest = max(float(losses.loss.max()) for losses, _ in self._rough)
-        while FINE_POINTS <= points < _MOST_POINTS and length > max(_WIDEST, farthest / _LONGEST) * points:
+        while length > interval * points and points < _MOST_POINTS:
             points *= 2
         return _Sums(self._kinds, points, self._level, top, length, power, larger)
 
@@ -258,7 +262,7 @@ class _Sums:
             losses = kind.on_grid(self._interval, _MOST_WINDOWS * points, level)
             tilted, scale = losses.tilted(power)
             steps = np.rint(losses.loss / self._interval).astype(np.int64)
-            masses = np.bincount(steps % points, weights=tilted, minlength=points)
+            masses: Array = np.bincount(steps % points, tilted, points).astype(np.float64, copy=False)
             norm = _norm(masses)
             spectrum *= _power(np.fft.rfft(masses), kind.count)
             largest += kind.count * int(steps.max())

@@ -32,8 +32,8 @@ TAIL_SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
 COMPOSED = {
     "once": "each client is in one round only, so the costliest round counts",
     "every": "Gaussians compose as √Σμ² (Dong, Roth and Su 2022, Corollary 3.3)",
-    "poisson": "Poisson-sampled Gaussian by dp_accounting: privacy loss distributions (Doroshenko, Ghazi, Kamath, "
-    "Kumar, Manurangsi 2022) or Rényi (Mironov, Talwar, Zhang 2019)",
+    "poisson": "Poisson-sampled Gaussians by privacy loss distributions (docs/proofs/fixed-size.md), on Doroshenko, "
+    "Ghazi, Kamath, Kumar, Manurangsi 2022",
     "fixed-size": "sampling without replacement (docs/proofs/fixed-size.md), on Balle, Barthe and Gaboardi 2018, "
     "Theorem 2, and Zhu, Dong and Wang 2022, Theorem 10",
 }
