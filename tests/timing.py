@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 LIMIT = 0.1
-"""Seconds of processor time, those of a test's own processes among them."""
+"""Seconds of processor time, with those of processes that a test has waited for."""
 LIST = Path(__file__).with_name("slow.txt")
 
 _taken: defaultdict[str, list[float]] = defaultdict(list)
