@@ -553,3 +553,9 @@ def test_what_the_library_is_asked(interval: float, points: float, mu: float, mo
     assert 1.0 - 1e-15 < sampled.event.noise_multiplier * mu < 1.0
     assert every.noise_multiplier == pytest.approx(5.0, rel=1e-12)
     assert profiles[-1](1.0) == pytest.approx(0.125 + 1e-15 * (5 + 8 + 4 + 8), rel=1e-17, abs=1e-17)
+
+
+def test_nothing_is_looked_for_beyond_a_limit() -> None:
+    asked: list[float] = []
+    assert accountant._smallest(lambda x: asked.append(x) or 9.5 - x, start=6.0, limit=9.0) == math.inf  # type: ignore[func-returns-value]
+    assert asked == [6.0, 9.0]
