@@ -187,6 +187,8 @@ def test_peculiar_vectors_are_what_they_are_called() -> None:
     assert np.linalg.norm(vectors["constant, of the largest norm"]) == pytest.approx(PROTOCOLS[0].clip_norm)
     assert np.ptp(vectors["constant, of the largest norm"]) == 0.0
     assert np.count_nonzero(vectors["one-hot"]) == 1
+    short = peculiar(RoundLattice(PROTOCOLS[2], 6))["one-hot after rotation"]
+    assert np.linalg.norm(short) == pytest.approx(0.08)
     assert 0.0 < np.abs(vectors["subnormal"]).max() < np.finfo(np.float64).smallest_normal
     assert np.isfinite(vectors["huge"].astype(np.float32)).all()
     assert np.linalg.norm(vectors["huge"]) ** 2 > np.finfo(np.float32).max

@@ -60,6 +60,8 @@ def test_what_no_peer_sends_is_refused(step: HandoverStep) -> None:
                 read(data[:size])
         with pytest.raises(BatonError):
             read(data + b"\0")
+        with pytest.raises(BatonError, match=r"first four bytes|Not an answer about"):
+            read(b"cpsx" + data[4:])
         for version in (0, 2):
             for end in (5, len(data)):
                 with pytest.raises(VersionError, match=f"version {version}"):

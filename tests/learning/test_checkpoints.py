@@ -302,6 +302,11 @@ def test_checkpoints_do_not_grow_with_the_rounds(triangle: ArrayDataset, tmp_pat
 
 
 def test_a_checkpoint_of_before_is_taken_up_and_the_next_one_is_new(triangle: ArrayDataset, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("somebody else's\n")
+    with pytest.raises(CheckpointError, match="no metrics of a run"):
+        RunFolder(tmp_path, CONFIG, triangle, resume=False)
+    assert (tmp_path / "metrics.jsonl").read_text() == "somebody else's\n"
+    (tmp_path / "metrics.jsonl").unlink()
     folder = RunFolder(tmp_path, CONFIG, triangle, resume=False)
     model, optimizer = server(seed=1)
     for number in range(3):

@@ -30,11 +30,15 @@ def size_bytes(modulus: int, dim: int) -> int:
 
 
 @given(MODULI, st.integers(1, 70), st.integers(0, 2**32))
+@example(90, 3, 0)
+@example(2**15 - 1, 3, 0)
 def test_bytes_and_back(modulus: int, dim: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, modulus, size=dim, dtype=np.uint32)
     kind = masks.Masks(modulus)
     payload = b"".join(kind.to_bytes(kind.to_words(values, dim)))
     assert len(payload) == size_bytes(modulus, dim) == kind.size_bytes(dim)
+    largest = modulus - 1 if modulus & (modulus - 1) == 0 else 2 * modulus - 1
+    assert kind.word.itemsize == next(size for size in (1, 2, 4, 8) if 256**size > largest)
     assert kind.mask_bytes == (kind.word.itemsize if modulus & (modulus - 1) == 0 else 4)
     np.testing.assert_array_equal(kind.from_bytes(payload, dim), values)
 

@@ -194,6 +194,11 @@ def test_more_clients_than_the_modulus_was_planned_for_are_refused() -> None:
         SecureParameters.for_protocol(protocol(2**11), round=0, clients=21)
 
 
+def test_two_clients_are_enough() -> None:
+    found = SecureParameters.choose(2, 3, 8, fingerprint=FINGERPRINT, round=0, dropout=0.0)
+    assert (found.clients, found.neighbours, found.threshold, found.surviving, found.quorum) == (2, 1, 2, 2, 2)
+
+
 @pytest.mark.parametrize("failure", [0.0, 1.0, -0.5, 2.0])
 def test_a_failure_is_neither_sure_nor_impossible(failure: float) -> None:
     with pytest.raises(ParameterError, match="failure"):

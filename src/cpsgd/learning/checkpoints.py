@@ -215,6 +215,8 @@ class RunFolder:
         begun = self._path.exists()
         if not resume and (begun or self.charged):
             raise CheckpointError(f"{folder} holds a run already; resume it, or choose another directory.")
+        if not begun:
+            self._history.begin()
         if not begun and self.charged:
             raise CheckpointError(f"{folder} has charges but no checkpoint: the run cannot be continued.")
 

@@ -117,6 +117,13 @@ class MetricsFile:
         self._rounds = self._size = 0
         self._hash = hashlib.sha256()
 
+    def begin(self) -> None:
+        """Raises `CheckpointError` if there is a file that no run has written: a new run would overwrite it."""
+        if self._path.exists():
+            with disk_errors(self._path), self._path.open("rb") as file:
+                if not _ROUND.startswith(file.read(len(_ROUND))):
+                    raise CheckpointError(f"{self._path} holds no metrics of a run: choose another directory.")
+
     def restore(self, extent: Mapping[str, Any]) -> list[RoundMetrics]:
         """Returns the rounds before a checkpoint; `extent` is what `append` returned for it."""
         size = extent["bytes"]
@@ -144,8 +151,6 @@ class MetricsFile:
             self._path.touch()
             sync_folder(self._path.parent)
         with self._path.open("r+b") as file:
-            if not self._size and not _ROUND.startswith(file.read(len(_ROUND))):
-                raise CheckpointError(f"{self._path} holds no metrics of a run: choose another directory.")
             if file.seek(0, os.SEEK_END) < self._size:
                 raise CheckpointError(f"{self._path} was cut short while the run went on: who else writes to it?")
             file.truncate(self._size)
