@@ -223,7 +223,7 @@ class _Cut:
         interval = 1.001 * length / self._points
         if self._points >= FINE_POINTS:
             farthest = max(float(losses.loss.max()) for losses, _ in self._rough)
-            interval = min(interval, max(_WIDEST, farthest / _LONGEST))
+            interval = min(0.7 * interval, max(_WIDEST, farthest / _LONGEST))
         # Those further above it are taken for smaller ones, and weigh e^(power length) times as much as they should.
         if larger > power:
             wrapped = self._log_moment(larger) - larger * epsilon - chernoff + depth

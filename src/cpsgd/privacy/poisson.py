@@ -156,7 +156,7 @@ def poisson_profile(kinds: Sequence[PoissonRounds | SampledRounds], points: int)
         >>> from cpsgd.privacy.loss_sums import FINE_POINTS
         >>> delta = poisson_profile([PoissonRounds(mu=1.0, rate=0.01, count=1000)], FINE_POINTS)
         >>> f"{delta(1.5):.3g}"
-        '0.000294'
+        '0.000109'
     """
     swapped = [replace(kind, swapped=True) if isinstance(kind, PoissonRounds) else kind for kind in kinds]
     orders = [Composition(each, points) for each in (kinds, swapped)]
