@@ -45,7 +45,7 @@ _CELL = math.log(1.05)
 _TINY = 1e-300
 
 
-class Kind(Protocol):
+class EqualRounds(Protocol):
     """Equal rounds: their number, and their privacy losses."""
 
     @property
@@ -106,7 +106,7 @@ class Losses:
 class Composition:
     """δ of all rounds. Losses that are large, but too rare to matter for δ, are taken for infinite."""
 
-    def __init__(self, kinds: Sequence[Kind], points: int) -> None:
+    def __init__(self, kinds: Sequence[EqualRounds], points: int) -> None:
         self._kinds, self._points = kinds, points
         self._cuts: dict[int, _Cut] = {}
         self._suited: dict[float, _Cut] = {}
@@ -152,7 +152,7 @@ class _Cut:
         infinite: Upper bound on the probability of a loss that counts as infinite, in any round.
     """
 
-    def __init__(self, kinds: Sequence[Kind], points: int, level: float) -> None:
+    def __init__(self, kinds: Sequence[EqualRounds], points: int, level: float) -> None:
         self._kinds, self._points, self._level = kinds, points, level
         self._rough = [(kind.rough(level), kind.count) for kind in kinds]
         self.infinite = math.fsum(count * losses.infinite for losses, count in self._rough) * (1.0 + 1e-14)
@@ -243,7 +243,7 @@ class _Sums:
 
     def __init__(
         self,
-        kinds: Sequence[Kind],
+        kinds: Sequence[EqualRounds],
         points: int,
         level: float,
         top: float,
