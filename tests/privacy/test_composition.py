@@ -149,3 +149,8 @@ def test_what_could_not_come_below_is_not_computed() -> None:
     with pytest.raises(ConditionError, match="so not computed"):
         proof.epsilon(run, 1e-6, below=floor * (1.0 - 1e-6))
     assert proof.epsilon(run, 1e-6, below=floor * (1.0 + 1e-6)).epsilon > floor
+
+
+def test_no_negative_epsilon_is_asked_for() -> None:
+    with pytest.raises(ParameterError, match="target_epsilon"):
+        randomized_response_delta(epsilon=0.1, rounds=9, target_epsilon=-0.1)
