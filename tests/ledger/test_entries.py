@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,12 @@ def test_bad_budgets(changes: dict[str, Any], words: str) -> None:
 def test_bad_events(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         replace(EVENT, **changes)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    event = replace(EVENT, survivors=np.int64(900), round=np.int64(3))
+    assert event == EVENT
+    assert type(event.survivors) is type(event.round) is int
 
 
 def test_the_largest_that_is_accepted() -> None:

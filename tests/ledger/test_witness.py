@@ -363,7 +363,7 @@ def test_signed_lines(watched: Ledger, tmp_path: Path) -> None:
         f"cpsgd-witness 1 7 {'zz' * 32} now",
         f"cpsgd-witness 1 7 {'ab' * 32} now x",
         f"cpsgd-witness 1 7 {'ab' * 32} now é é",
-        f"cpsgd-witness 1 7 {'ab' * 32} now ab!c abcd",
+        f"cpsgd-witness 1 7 {'ab' * 32} now ab!cd abcd",
         f"cpsgd-witness 1 7 {'ab' * 32} now\t",
         f"cpsgd-witness 1 {'9' * 5000} {'ab' * 32} now",
     ],

@@ -213,6 +213,9 @@ def test_a_damaged_state_is_refused() -> None:
     for wrong in (saved[:-1], saved + b"\0", b"", saved[:40]):
         with pytest.raises(MessageError):
             SecureClient.restore(wrong)
+    foreign = b"cpsx" + saved[4:-32]
+    with pytest.raises(MessageError, match="first four bytes"):
+        SecureClient.restore(foreign + hashlib.sha256(foreign).digest())
     for version in (1, 2, 4):
         other = saved[:4] + bytes([version]) + saved[5:]
         with pytest.raises(SecureVersionError, match="take part in the next"):
