@@ -19,8 +19,8 @@ from cpsgd.errors import ConditionError, ParameterError
 from cpsgd.neighbours import Participation
 from cpsgd.privacy import accountant
 from cpsgd.privacy.accountant import Rounds, composed_delta, composed_epsilon, least_noise, mixed_epsilon, solve
-from cpsgd.privacy.fixed_size import COARSE_POINTS, FINE_POINTS
 from cpsgd.privacy.gaussian import gdp_delta, gdp_epsilon, gdp_mu
+from cpsgd.privacy.loss_sums import COARSE_POINTS, FINE_POINTS
 from cpsgd.promise import Claim
 from tests import known_values as known
 
@@ -510,11 +510,16 @@ def test_noise_is_found_up_to_the_largest_multiplier() -> None:
 
 
 @pytest.mark.parametrize(("interval", "points"), [(accountant.FINE, FINE_POINTS), (accountant.COARSE, COARSE_POINTS)])
-def test_what_is_asked_about_fixed_cohorts(interval: float, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["fixed-size", "poisson"])
+def test_what_is_asked_about_sampled_rounds(
+    scheme: str, interval: float, points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(accountant, "sampled_profile", lambda *given: asked.append(given) or (lambda epsilon: 0.25))
+    name = "sampled_profile" if scheme == "fixed-size" else "poisson_profile"
+    monkeypatch.setattr(accountant, name, lambda *given: asked.append(given) or (lambda epsilon: 0.25))
     for population in (3, 7, 49, 103):
-        parts = [(Rounds(0.5, 9), Participation.fixed_size(cohort=1, population=population)), (Rounds(0.1, 4), EVERY)]
+        rate = Participation.fixed_size(cohort=1, population=population).rate
+        parts = [(Rounds(0.5, 9), Participation(scheme, rate)), (Rounds(0.1, 4), EVERY)]
         assert accountant._profiles(parts, interval)[0](1.0) == 0.25
         (sampled, every), found = asked.pop()
         assert found == points
@@ -522,37 +527,6 @@ def test_what_is_asked_about_fixed_cohorts(interval: float, points: int, monkeyp
         assert every.mu == pytest.approx(0.2)
         # A rate is rounded up.
         assert 0 < sampled.rate - Fraction(1, population) < 1e-15
-
-
-@pytest.mark.parametrize(("interval", "points"), [(accountant.FINE, 1e5), (accountant.COARSE, 6e3)])
-@pytest.mark.parametrize("mu", [0.25, 7.0])
-def test_what_the_library_is_asked(interval: float, points: float, mu: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class Asked:
-        def __init__(self, *given: Any) -> None:
-            self.given, self.events = given, list[Any]()
-            made.append(self)
-
-        def compose(self, event: Any, count: int = 1) -> None:
-            self.events.append((event, count))
-
-        def get_delta(self, epsilon: float) -> float:
-            return 0.125
-
-    monkeypatch.setattr("dp_accounting.rdp.RdpAccountant", Asked)
-    monkeypatch.setattr("dp_accounting.pld.PLDAccountant", Asked)
-    profiles = accountant._profiles([(Rounds(mu, 5), POISSON), (Rounds(0.1, 4), EVERY)], interval)
-    renyi, losses = made
-    assert max(renyi.given[0]) == (1024 if interval == accountant.FINE else 63)
-    assert losses.given[1] == pytest.approx(max(interval, (0.5 * mu * mu + 15.0 * mu) / points), rel=1e-12)
-    assert renyi.events == losses.events
-    (sampled, five), (every, one) = losses.events
-    assert (five, one) == (5, 1)
-    assert 0.02 < sampled.sampling_probability < 0.02 * (1.0 + 1e-15)
-    assert 1.0 - 1e-15 < sampled.event.noise_multiplier * mu < 1.0
-    assert every.noise_multiplier == pytest.approx(5.0, rel=1e-12)
-    assert profiles[-1](1.0) == pytest.approx(0.125 + 1e-15 * (5 + 8 + 4 + 8), rel=1e-17, abs=1e-17)
 
 
 def test_nothing_is_looked_for_beyond_a_limit() -> None:

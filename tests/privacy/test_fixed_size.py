@@ -384,8 +384,8 @@ def test_the_largest_curve_is_the_largest_at_every_loss() -> None:
 def test_errors_grow_with_the_number_of_rounds() -> None:
     count, unit = 10**12, 2.0**-53
     kind = SampledRounds(1e-7, 0.5, count)
-    sums = fixed_size._Sums([kind], 512, 1e-9, 1.0, 2.0, 3.0, 5.0)
-    losses = sums._grid(kind, 1e-9)
+    sums = loss_sums._Sums([kind], 512, 1e-9, 1.0, 2.0, 3.0, 5.0)
+    losses = kind.on_grid(sums._interval, 512 * 16, 1e-9)
     tilted, scale = losses.tilted(3.0)
     steps = np.arange(len(losses.loss) // 2)
     masses = np.bincount(np.concatenate([steps, -steps]) % 512, tilted, 512)
@@ -417,16 +417,17 @@ def test_outputs_reach_beyond_half_of_a_tiny_distance() -> None:
 
 def test_nothing_is_added_for_sums_that_the_window_holds() -> None:
     kind, length = SampledRounds(1.0, 0.1, 1), 3.0
-    steps = len(fixed_size._Sums([kind], 512, 1e-6, 1.0, length, 2.0, 5.0)._grid(kind, 1e-6).loss) // 2 - 1
+    on_grid = kind.on_grid(length / 510, 512 * 16, 1e-6)
+    steps = len(on_grid.loss) // 2 - 1
     for short, added in ((0, False), (1, True)):
         top = (steps - short + 0.5) * length / 510
-        sums = fixed_size._Sums([kind], 512, 1e-6, top, length, 2.0, 5.0)
+        sums = loss_sums._Sums([kind], 512, 1e-6, top, length, 2.0, 5.0)
         assert sums._last == steps - short
-        assert (sums._infinite > sums._grid(kind, 1e-6).infinite * (1.0 + 1e-9)) == added
+        assert (sums._infinite > on_grid.infinite * (1.0 + 1e-9)) == added
 
 
 def test_windows_hold_as_many_sums_as_they_have_points() -> None:
-    sums = fixed_size._Sums([SampledRounds(1.0, 0.1, 3)], 512, 1e-6, 1.0, 3.0, 2.0, 5.0)
+    sums = loss_sums._Sums([SampledRounds(1.0, 0.1, 3)], 512, 1e-6, 1.0, 3.0, 2.0, 5.0)
     for first, inside in (
         (sums._last - 512, False),
         (sums._last - 511, True),

@@ -15,7 +15,7 @@ from cpsgd.mechanisms.binomial import Binomial, BinomialLaw, BinomialNoise
 from cpsgd.mechanisms.law import Array, Law, Window
 from cpsgd.neighbours import Adjacency
 from cpsgd.paper import theorem
-from cpsgd.privacy import fixed_size, moments
+from cpsgd.privacy import fixed_size, loss_sums, moments
 from cpsgd.privacy.proofs import certified_gaussian as certificate
 from cpsgd.privacy.proofs import certified_renyi as renyi
 
@@ -204,7 +204,7 @@ def negative_losses_left_out(patch: pytest.MonkeyPatch) -> None:
     """The pair of fixed-size rounds has no losses below zero."""
     real = fixed_size._pair
 
-    def spoiled(kind: fixed_size.SampledRounds, loss: Array) -> fixed_size.Losses:
+    def spoiled(kind: fixed_size.SampledRounds, loss: Array) -> loss_sums.Losses:
         found = real(kind, loss)
         return dataclasses.replace(found, mass=np.where(np.signbit(found.loss), 0.0, found.mass))
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpsgd.secagg.boxes import SHARES_BYTES
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -24,6 +23,7 @@ from cpsgd.errors import (
     StageError,
 )
 from cpsgd.secagg import SecureClient, Stage, masks, packets
+from cpsgd.secagg.keys import SHARES_BYTES
 from cpsgd.secagg.participant import ClientState
 
 from .rounds import IDENTITIES, ROSTER, Round, new_round, parameters
