@@ -26,8 +26,8 @@ class FineGaussian:
     """Fine Gaussian draws: |H| and its sign, four times refined by eight bits.
 
     A block's bytes are 64 numbers of 128 bits, then for every 64 draws planes of a byte per draw, in the order 0, 32,
-    1, 33, ... The first three planes are the first bytes of a draw's number, the most significant first; the lowest bit is
-    the sign. Where a threshold has the same 23 bits, the rest of the number is the next of the 64.
+    1, 33, ... The first three planes are the first bytes of a draw's number, the most significant first; the lowest
+    bit is the sign. Where a threshold has the same 23 bits, the rest of the number is the next of the 64.
     """
 
     def __init__(self, high: NDArray[np.uint64], low: NDArray[np.uint64]) -> None:
