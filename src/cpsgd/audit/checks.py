@@ -256,7 +256,7 @@ def quiet(uniforms: Array, false_alarm: float) -> Check:
 
 
 def _improbability(probability: float, allowed: float) -> float:
-    """Returns a number that exceeds 1 if an outcome is less likely than allowed."""
+    """Returns log(probability)/log(allowed), which exceeds 1 if an outcome is less likely than allowed."""
     return math.log(max(probability, 1e-300)) / math.log(allowed)
 
 

@@ -66,7 +66,7 @@ class Grouping:
         return count // self.digits * self.bits + self.last_bits(count)
 
     def arguments(self, count: int) -> tuple[int, int, int, int]:
-        """Returns the grouping of `count` digits as the kernels take it."""
+        """Returns radix, digits, bits and last bits for `count` digits: arguments of the kernels."""
         return self.radix, self.digits, self.bits, self.last_bits(count)
 
 
@@ -161,14 +161,14 @@ class RoundingKernel(Protocol):
         out: NDArray[np.uint8],
         /,
     ) -> None:
-        """Writes the integers, packed."""
+        """Rounds as `values` does, and writes the integers to `out`, packed by these numbers of a `Grouping`."""
 
 
 class FloatKernel(Protocol):
     """Interface of kernels that turn a block of coordinates, with a keystream, into one client's floats."""
 
     def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32], /) -> None:
-        """Writes the floats."""
+        """Turns coordinates into floats with random bytes of the keystream, and writes them to `out`."""
 
 
 class Format(ABC):
@@ -222,7 +222,7 @@ class Format(ABC):
 
     @abstractmethod
     def empty(self, dim: int) -> Sums:
-        """Returns the sums of no messages."""
+        """Returns zeros, to which messages are added."""
 
     @abstractmethod
     def widened(self, sums: Sums, count: int) -> Sums:
@@ -265,7 +265,7 @@ class Integers(Format):
 
     @property
     def step(self) -> int:
-        """Coordinates that fill whole bytes and whole groups of digits."""
+        """Number of coordinates whose payload has whole groups of digits and whole bytes."""
         return 8 * self._grouping.digits
 
     def payload_bytes(self, dim: int) -> int:
@@ -330,7 +330,10 @@ class Sampled(Integers):
         return math.ceil(dim * self.below / _WORDS / 8 + 7 / 16)
 
     def chosen(self, message_id: bytes, dim: int) -> NDArray[np.uint32]:
-        """Expands the id: AES-128 in counter mode under the first half of SHA-256(purpose ‖ id), in 16-bit words."""
+        """Returns the coordinates that a payload holds, those whose 16-bit word of a keystream is below a limit.
+
+        The keystream is AES-128 in counter mode under the first half of SHA-256(purpose ‖ id).
+        """
         stream = Keystream(hashlib.sha256(PURPOSE + message_id).digest()[:16])
         buffer, found = stream.buffer(2 * _BLOCK), np.empty(_BLOCK, dtype=np.uint32)
         parts = []
@@ -375,7 +378,7 @@ class Floats(Format):
 
     @property
     def step(self) -> int:
-        """Coordinates are packed one by one: vectors may be cut anywhere."""
+        """1: coordinates are written one by one, so blocks may have any length."""
         return 1
 
     def payload_bytes(self, dim: int) -> int:
@@ -401,7 +404,7 @@ class Floats(Format):
         return np.zeros(dim, np.float64)
 
     def widened(self, sums: Sums, count: int) -> Sums:
-        """Returns the sums themselves."""
+        """Returns the sums as they are: float64 has room for any number of messages."""
         return sums
 
     def add(self, payload: NDArray[np.uint8], sums: Sums, chosen: Chosen = None) -> None:
@@ -409,6 +412,6 @@ class Floats(Format):
         sums += payload.view("<f4")
 
     def check_sums(self, sums: Sums, count: int) -> None:
-        """Refuses sums over the largest possible one, with a factor that forgives the rounding of many additions."""
+        """Refuses sums over the largest possible one, with a margin for rounding errors of the additions."""
         if not bool(np.all(np.abs(sums) <= count * self.limit * (1.0 + 1e-6))):
             raise ValueRangeError("The saved state holds a sum that its messages cannot have.")

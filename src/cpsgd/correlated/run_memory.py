@@ -98,7 +98,7 @@ class RunMemory(NoiseMemory):
     # ------------------------------------------------------------------ a client's state
 
     def update(self, state: Seeds) -> Seeds:
-        """Returns the seeds of a client's own lineage with a fresh one in front, at most b of them."""
+        """Returns the state with a fresh random seed in front, and of the older seeds the newest b - 1."""
         return (os.urandom(SEED_BYTES), *state)[: self.bands]
 
     def expanded(self, state: Seeds, round: int, dim: int) -> Seeds:

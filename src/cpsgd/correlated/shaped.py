@@ -136,7 +136,7 @@ class SiloKernel(PythonKernel):
 
 @dataclass(frozen=True)
 class SiloMemory(RunMemory):
-    """The memory of a run whose silos keep what they take away."""
+    """The memory of a run whose silos keep their noise and rounding errors, to subtract them in later rounds."""
 
     of: ShapedGaussian  # type: ignore[assignment]
     keeps_rows = True
@@ -184,7 +184,7 @@ class SiloMemory(RunMemory):
         """Returns the states of a run's silos, whose messages are simulated one by one.
 
         Raises:
-            ParameterError: Silos were to start anew.
+            ParameterError: `restart_every` is given: silos with shaped rounding cannot start anew within a run.
         """
         if restart_every is not None:
             raise ParameterError(

@@ -125,7 +125,7 @@ class Correlation:
 
     @cached_property
     def coefficients(self) -> Array:
-        """c_0, ..., c_(T-1) of C, the inverse: c_k = Σ_j |g_j| c_(k-j). Each within `_error` of the exact number."""
+        """The first T coefficients of C: c_0 = 1, c_k = Σ_(j>=1) |g_j| c_(k-j). Each is exact within `_error`."""
         steps = -self.factors[1:][::-1]
         found = np.zeros(self.rounds)
         found[0] = 1.0

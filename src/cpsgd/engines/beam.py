@@ -47,7 +47,7 @@ class UserSums(beam.PTransform[Any, Any]):
         self.job = job
 
     def expand(self, rows: Any) -> Any:
-        """Returns the collection of the one `Partial`."""
+        """Returns a collection with one element, the `Partial` of all rows."""
         job = self.job
         if not rows.windowing.is_default():
             raise ParameterError(
@@ -81,7 +81,7 @@ def _mapping(row: Any) -> Row:
 
 
 def _chosen(row: Row, job: Job) -> dict[str, object]:
-    """Returns the columns that are needed; others would be shuffled for nothing."""
+    """Returns the part of a row with the columns that the job needs."""
     return {name: row[name] for name in job.columns if name in row}
 
 
@@ -101,25 +101,25 @@ class SumUsers(beam.CombineFn):
         self.job = job
 
     def create_accumulator(self) -> _Accumulator:
-        """Returns the sums over nobody."""
+        """Returns empty sums, and no held rows."""
         return self.job.empty(), []
 
     def add_input(self, accumulator: _Accumulator, rows: Iterable[Row]) -> _Accumulator:
-        """Adds all rows of one user."""
+        """Holds all rows of one user; sums all held rows once there are `_ROWS` of them."""
         found, held = accumulator
         held.extend(rows)
         return (found, held) if len(held) < _ROWS else self.compact((found, held))
 
     def merge_accumulators(self, accumulators: Iterable[_Accumulator]) -> _Accumulator:
-        """Adds sums over different users."""
+        """Adds accumulators of different users."""
         return self.job.merged([self.extract_output(each) for each in accumulators]), []
 
     def compact(self, accumulator: _Accumulator) -> _Accumulator:
-        """Sums the rows that are held, before they are sent."""
+        """Adds the held rows to the sums, so that a runner sends sums only."""
         return self.extract_output(accumulator), []
 
     def extract_output(self, accumulator: _Accumulator) -> Partial:
-        """Returns the sums."""
+        """Returns the sums over all users, those whose rows are held included."""
         found, held = accumulator
         return found.merge(self.job.partial(held, drawn=True)) if held else found
 

@@ -207,7 +207,11 @@ class ClientSession:
         return task.upload(values, asked.round - 1, identity=self._signing.identity)
 
     def _task_asked_for(self, asked: Request) -> ClientTask:
-        """Returns the client's task of two servers, if the request is for a message to them."""
+        """Returns the client's task of two servers.
+
+        Raises:
+            RoundRefusedError: The request or its protocol is for another task, or the client has none.
+        """
         task = self._task
         if task is None or asked.payload != asks_for(task.fingerprint):
             raise RoundRefusedError(
@@ -233,7 +237,7 @@ class ClientSession:
         return reply
 
     def _go_on(self, asked: Request, train: Train, *, ahead: bool) -> bytes:
-        """Answers a later stage of the round that runs, or of the one that is prepared."""
+        """Answers a stage after the first, of the running round or, with `ahead`, of the next one."""
         state, signing = self._state_of(asked, ahead), self._signing
         if not state.secrets:
             raise StageError("This client takes no part in the round, or has left it.")
@@ -296,7 +300,7 @@ class ClientSession:
         return None if self._memory is None else self._memory.seeds
 
     def _noise(self, protocol: Protocol) -> ClientNoise:
-        """Returns the client's noise in this run."""
+        """Returns the client's noise in this run. Raises `RoundRefusedError` if a file of seeds is missing."""
         return protocol.mechanism.memory.of_client(self._seeds, self._progress.run, protocol.fingerprint)
 
     # ------------------------------------------------------------------ what is agreed to
@@ -351,7 +355,12 @@ class ClientSession:
         return self._memory.once(self._progress.run, asked.round, asked.stage, ahead=ahead)
 
     def _count(self) -> None:
-        """Counts the round before anything about the data is computed."""
+        """Checks the limits once more, and saves the round as answered, before anything about the data is computed.
+
+        Raises:
+            RoundRefusedError: A limit does not allow the round, or has changed since the round began.
+            RoundError: The client has answered this round of the run already.
+        """
         limits, progress = self._limits, self._progress
         kind, protocol = RoundKind.from_text(progress.kind), read_protocol(progress.protocol)
         this = Answered(progress.run, progress.round, kind.digest)

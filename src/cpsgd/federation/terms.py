@@ -137,18 +137,18 @@ class Terms:
 
     @property
     def memory(self) -> NoiseMemory:
-        """What the noise of a round remembers of others: the rules by which the rounds of a run belong together."""
+        """The rules by which the noise of a round depends on other rounds of the run."""
         return self.protocol.mechanism.memory
 
     @property
     def apart(self) -> int | None:
-        """Smallest distance of two rounds of a node; None if it may be in one only."""
+        """Smallest distance between two rounds of one node: 1 if it may be in all, None if it may be in one only."""
         # Where single examples are protected, nodes see to it that these are apart, and may be in every round.
         return 1 if self.examples is not None else self.memory.separation
 
     @property
     def way(self) -> str:
-        """A phrase that names the way in which sums are made."""
+        """Text for messages that says how sums are made."""
         signed = ", signed" if self.roster is not None else ""
         if self.pair is not None:
             return "by one message to two servers"
@@ -221,15 +221,16 @@ class Settlement:
         self.total: RoundTotal | None = None
 
     def charge(self, charged_to: str | None = None, revealing: Callable[[], None] | None = None) -> None:
-        """Charges the round to the ledger: from now on it counts as spent, even if it never ends.
+        """Reserves the round's cost in the ledger, if there is one. It counts as spent even if the round never ends.
 
-        Where all rounds of a run are one event, the first one of a course pays for all. A round of the course that is
-        on the ledger and is run all the same, by a server that was set back to an older file, belongs to another run.
+        With noise that makes a run one event, the run is charged under the name it began with, also after it was
+        resumed. That name may have paid for this round already, if a server was set back to an older file. The round is
+        then charged under the present run's name.
 
         Args:
-            charged_to: A run that was to charge the round and stopped before anything was revealed. Its entry pays, and
-                is made if it was not. The round is not charged again.
-            revealing: Called once, before anything is asked for that reveals the sum.
+            charged_to: An earlier run that stopped in this round, before the sum was revealed. If it has charged the
+                round, nothing is charged again; if not, it is charged under its name.
+            revealing: Called by `reveal`, before anything is asked for that reveals the sum.
 
         Raises:
             BudgetExceededError: The budget does not pay for the round.
@@ -264,7 +265,7 @@ class Settlement:
         self._asked = True
 
     def reveal(self) -> None:
-        """Records that the sum may be revealed from now on."""
+        """Calls the `revealing` that `charge` was given: from now on the sum may be revealed."""
         if self._reveal is not None:
             self._reveal()
 

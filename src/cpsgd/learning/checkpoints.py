@@ -245,7 +245,11 @@ class RunFolder:
         return progress
 
     def charge(self, number: int, survivors: int) -> None:
-        """Writes a round's charge to the disk, unless it is there from before an interruption."""
+        """Writes a round's charge to the disk, unless it was written before an interruption.
+
+        Raises:
+            CheckpointError: It was written with another number of messages, or it cannot be written.
+        """
         known = self.charged.get(number)
         if known is None:
             with disk_errors(self._log.path, f"Round {number} was not computed; make room, and resume the run."):

@@ -33,7 +33,7 @@ class Affine(Layer):
     """
 
     def call(self, *arguments: Any, **options: Any) -> Any:
-        """Normalises, and then runs the unit."""
+        """Normalises the input by PyTorch, then applies weight and bias as a unit."""
         (x,) = (*arguments, *options.values())
         return super().call(_WITHOUT_PARAMETERS[type(self.module)](self.module, x))
 
@@ -43,7 +43,7 @@ class Affine(Layer):
         return (x * weight if bias is None else torch.addcmul(bias.detach(), x, weight)), (x,)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
-        """Adds up an example's positions."""
+        """Adds each example's gradient of one call: Σ b x for the weight, Σ b for the bias, over its positions."""
         (x,) = kept
         others = list(range(1, x.dim() - self.module.weight.dim()))
         for key in self.parameters:
@@ -65,9 +65,9 @@ class Grouped(Layer):
         return output, (x, *moments)
 
     def add_call(self, gradient: Tensor, *kept: Tensor) -> None:
-        """Adds up an example's positions: Σ b (x - mean)/deviation for the weights, Σ b for the bias.
+        """Adds each example's gradient of one call: Σ b (x - mean)/deviation for the weight, Σ b for the bias.
 
-        PyTorch's kernel does so where all examples' channels are those of one example.
+        PyTorch's kernel sums over examples, too; so all examples' channels are passed as those of one example.
         """
         x, *moments = kept
         count, channels, *lengths = x.shape

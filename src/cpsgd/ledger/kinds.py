@@ -289,14 +289,14 @@ class Account:
         self._since.clear()
 
     def release(self, event: RoundEvent, survivors: int, octave: int | None = None) -> None:
-        """Releases a round that was reserved, with this many messages."""
+        """Replaces a round's reservation by its cost with `survivors` messages; `octave` as when it was reserved."""
         self._close(event, octave)
         after = kind_of(event, survivors, octave)
         self.tally.add(after, event.partition)
         self._changed(event.partition, after, -1)
 
     def abandon(self, event: RoundEvent, octave: int | None = None) -> None:
-        """Gives up a round that was reserved."""
+        """Removes a reserved round, which then costs nothing; `octave` as when it was reserved."""
         self._close(event, octave)
         self.rounds -= 1
 
@@ -341,7 +341,7 @@ class Account:
         return tally
 
     def to_dict(self, places: Mapping[EntryKind, int]) -> dict[str, Any]:
-        """Returns plain JSON values, with kinds by their places."""
+        """Returns plain JSON values, in which `places` gives the number that stands for each kind."""
         return {
             # Left out where it says nothing, as 0.2.0 writes and reads it.
             **({"table_unit": self.table_unit} if self.table_unit else {}),

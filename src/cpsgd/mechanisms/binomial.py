@@ -106,7 +106,7 @@ class BinomialNoise(IntegerNoise):
         return [MAX_TRIALS] * whole + [rest] * (rest > 0)
 
     def on_device(self, count: int) -> FairCoins | None:
-        """Returns fair coins, unless there are too many."""
+        """Returns the coins of a sum of `count` clients, for a device; None if p is not ½ or there are too many."""
         trials = count * self.trials
         return FairCoins(trials) if self.p == 0.5 and trials <= _MAX_DEVICE_COINS else None
 

@@ -53,7 +53,7 @@ class GaussianNoise(Noise):
         return self.sigma * math.sqrt(count) * normal
 
     def on_device(self, count: int) -> Normal:
-        """Returns the law: a device draws it by itself."""
+        """Returns N(0, count σ²), the noise of a sum of `count` clients, for a device to draw."""
         return Normal(self.sigma * math.sqrt(count))
 
 
@@ -95,11 +95,11 @@ class Gaussian(Mechanism):
         return GaussianNoise(self.sigma)
 
     def kernel(self) -> Gaussian:
-        """Returns the mechanism itself, which adds the noise."""
+        """Returns the mechanism itself: its own method is the kernel that adds the noise."""
         return self
 
     def floats(self, vector: NDArray[np.float32], keystream: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-        """Adds noise: Box and Muller's transform of keystream."""
+        """Adds Gaussian noise, made from the keystream by the transform of Box and Muller."""
         words = keystream.view(np.uint64).reshape(2, -1)
         for start in range(0, vector.size, _CHUNK):
             part = slice(start, start + _CHUNK)

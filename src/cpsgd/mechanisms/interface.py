@@ -462,7 +462,7 @@ class Mechanism(ABC):
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any], clip_norm: float) -> Self:
-        """Returns the mechanism that `to_fields` wrote, its name left out.
+        """Returns the mechanism with these fields of a protocol file, as `to_fields` wrote them without the name.
 
         Raises:
             ParameterError: A field is unknown, missing or out of range.

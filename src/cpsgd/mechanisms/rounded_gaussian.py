@@ -185,7 +185,7 @@ class RoundedGaussian(Mechanism):
 
     @property
     def extent(self) -> Extent:
-        """The extent of the range in steps: X, but at least one grid point, on either side of zero."""
+        """The coordinate range in units of one step. Its half is X, or one grid point if X is smaller."""
         return Extent(self.step, max(self._steps, math.ldexp(1.0, -self.fraction_bits)) * _ROUNDING)
 
     @property
@@ -336,7 +336,7 @@ class RoundedNoise(Noise):
         return 0.5 * (self.settled_variance + 1.0 / 12.0) * _ROUNDING, self.ripple + self.cut
 
     def on_device(self, count: int) -> SumRounding:
-        """Returns the sum's Gaussian, and its rounding."""
+        """Returns the Gaussian noise and the rounding of a sum of `count` clients, for a device to draw."""
         of = self.of
         deviation = math.ldexp(math.sqrt(self.variance), of.fraction_bits) * math.sqrt(count)
         return SumRounding(deviation, of.fraction_bits, count, int(of.grid.limit), of.centre)

@@ -100,7 +100,7 @@ class Target:
         return min(proof.least_scale(run, self.claim) for proof in self._planning(run))
 
     def might_keep(self, mechanism: Mechanism) -> bool:
-        """Returns whether a mechanism with its own scale may keep the claim: a quick check, not a proof."""
+        """Returns False if a mechanism at its present scale can hardly keep the claim: a quick check, not a proof."""
         run = self.run(mechanism)
         return any(proof.might_keep(run, self.claim) for proof in self._planning(run))
 

@@ -82,7 +82,10 @@ class Rounds:
 
 
 def costliest(rounds: Iterable[Rounds], count: int = 1) -> Rounds:
-    """Returns `count` equal rounds that cost at least as much as any of these: the largest of each field."""
+    """Returns `count` equal rounds, each of which costs at least as much as any of the given ones.
+
+    Each number is the largest one given. `seen` is empty unless all of the given rounds have it.
+    """
     listed, names = list(rounds), ("mu", "tail_mass", "variation", "slack", "pure")
     worst = {name: max(getattr(each, name) for each in listed) for name in names}
     seen = itertools.chain.from_iterable(each.seen for each in listed)

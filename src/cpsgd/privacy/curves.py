@@ -208,10 +208,10 @@ def of_steps(steps: Steps, *, reach: float, tail: float, draft: bool = False) ->
 
 
 def _check_steps(low: Array, high: Array, reach: float) -> None:
-    """Refuses steps whose optimal tests might not be thresholds, which the proofs and the curves need.
+    """Checks that the optimal tests between neighbours' steps are thresholds, as the proofs and the curves need.
 
     Raises:
-        ConditionError: The extremes are not mirror images, not log-concave or not in the order of likelihood ratios.
+        ConditionError: The two extreme laws are not mirror images or not log-concave, their ratio falls, or `reach` > 2.
     """
     slack = 1.0 - 8.0 * _UNIT
     mirrored = len(low) >= 2 and np.array_equal(low, high[::-1]) and abs(float(high.sum()) - 1.0) <= 8.0 * _UNIT

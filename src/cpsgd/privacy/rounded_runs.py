@@ -1,4 +1,4 @@
-"""What a run of correlated noise costs where clients round at random: docs/proofs/rounded-correlated.md in numbers.
+"""The privacy cost of a run with correlated noise and random rounding, by docs/proofs/rounded-correlated.md.
 
 The names are those of the page. Everything is an upper bound, but the lower bounds on V.
 """
@@ -127,7 +127,7 @@ class Differences(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundingCoins:
-    """The coins of a round in one coordinate, all but with a probability that the tail pays for.
+    """Bounds on the random rounding of a round in one coordinate; the tail pays for the probability that one fails.
 
     Attributes:
         variance: V, at least.
@@ -155,10 +155,15 @@ class RoundingCoins:
 
     @classmethod
     def of(cls, law: SlotsAndCoins, reach: float, log: float) -> RoundingCoins:
-        """Counts coins by Bernstein's, Chernoff's and Hoeffding's inequalities.
+        """Returns the bounds for a law, by Bernstein's, Chernoff's and Hoeffding's inequalities.
+
+        Args:
+            law: The noise.
+            reach: The largest distance in a coordinate, in steps.
+            log: Minus the logarithm of the probability with which each bound may fail.
 
         Raises:
-            ConditionError: There are too few, or the noise does not hide fractions.
+            ConditionError: Too few messages round at random, or the noise does not hide fractions.
         """
         count = law.untold
         # Given the sum of what others draw, their means may be so many deviations off, and shifts come on top.
@@ -189,9 +194,9 @@ class RoundingCoins:
     # ------------------------------------------------------------------ one round's swap
 
     def rates(self, moves: Moves, w: Array, reach: Array | float) -> Array:
-        """Returns κ of each round: beside G(w) its coins at a distance t <= reach cost at most κ t².
+        """Returns κ of each round: at a distance t <= reach, its coins add at most κ t² to w.
 
-        Infinite where they are too far apart for so small a w.
+        κ is infinite where `reach` is too large for this proof at w.
         """
         far = np.broadcast_to(np.asarray(reach, dtype=np.float64), w.shape)
         found, beyond = self._moment(moves, np.sqrt(w)[:, None], far[:, None])

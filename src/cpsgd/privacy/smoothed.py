@@ -76,7 +76,7 @@ class Growth:
         return min(self._reached_from(first, budget) for first in range(len(self.starts)))
 
     def _reached_from(self, first: int, budget: float) -> float:
-        """Returns the bound on w of a path that begins at one of the starts."""
+        """Returns the bound on w after `budget`, if w begins at `starts[first]`."""
         left = budget * (1.0 + 1e-12)
         for i in range(first, len(self.starts) - 1):
             gap = (self.starts[i + 1] - self.starts[i]) / self.rates[i] * (1.0 - 1e-12)
@@ -315,7 +315,7 @@ def _moments(curves: Sequence[Curve], w: float, end: float, thresholds: int) -> 
 
 
 def _masses(x: Array, e: Array, w: float) -> Array:
-    """Returns the measure of the cells at their ends.
+    """Returns the mass of each cell, divided between its two ends.
 
     In a cell ẽ is linear in s, hence under ē + δ ξ with ξ from -1 to 1, up to a share h/8 of its fall; the exponent,
     concave in x, lies under its tangent y ξ in the middle. With E_j the averages of ξ^j exp(y ξ) the two ends get
@@ -360,7 +360,7 @@ class _Test:
         kernels.chords(distances, moments, self._thresholds, self._moments, self._largest)
 
     def passes(self, rate: float) -> bool:
-        """Returns whether the rate is enough."""
+        """Returns whether κ = `rate` is large enough."""
         while True:
             gaps = self._gaps(rate)
             wrong = ~(gaps <= 0.0)
@@ -383,7 +383,7 @@ class _Test:
 
     @property
     def _ratios(self) -> Array:
-        """Ratios of neighbouring distances, 1 for the first."""
+        """Ratio of each distance to the one before it, 1 for the first."""
         return np.append(1.0, self._distances[1:] / self._distances[:-1])
 
     @property
@@ -392,7 +392,7 @@ class _Test:
         return (self._ratios > self._longest) & (np.arange(len(self._distances)) < len(self._scales))
 
     def _divide(self, where: NDArray[np.bool_]) -> None:
-        """Adds distances between each marked distance and the one before it."""
+        """Inserts `_PIECES` - 1 distances between each marked distance and the one before it, and stores R at them."""
         places = np.flatnonzero(where)
         shares = np.arange(1.0, _PIECES) / _PIECES
         low, high = self._scales[places - 1, None], self._scales[places, None]

@@ -84,7 +84,7 @@ def commitment(seed: bytes, context: bytes, index: int) -> bytes:
 
 
 def seal(shared: bytes, context: bytes, sender: int, receiver: int, adverts: bytes, plaintext: bytes) -> bytes:
-    """Encrypts for a neighbour; bound to both clients' public keys, `adverts`, the sender's first."""
+    """Encrypts for a neighbour, who needs the same `adverts` to decrypt: both clients' public keys, the sender's first."""
     cipher, bound = _channel(shared, context, sender, receiver, adverts)
     return cipher.encrypt(_NONCE, plaintext, bound)
 
@@ -160,10 +160,10 @@ def is_signed(public: bytes, signature: bytes, signed: bytes) -> bool:
 
 
 class ChannelKey:
-    """A client's private key for its boxes in one round."""
+    """A client's private key of one round. It encrypts shares for neighbours in signed boxes, and opens theirs."""
 
     def __init__(self, seed: bytes) -> None:
-        """Takes 32 secret bytes."""
+        """Makes the key from a secret seed of 32 bytes."""
         self._signer = Ed25519PrivateKey.from_private_bytes(seed)
         self._scalar = hashlib.sha512(seed).digest()[:32]  # X25519 sets and clears the same bits as Ed25519
         self.public = public_bytes(self._signer)
@@ -177,15 +177,15 @@ class ChannelKey:
         return agree_on_channel(X25519PrivateKey.from_private_bytes(self._scalar), public)
 
     def seal(self, box: Route, shares: bytes) -> bytes:
-        """Returns a box with shares for its receiver."""
+        """Encrypts shares for the box's receiver, and returns them with the sender's signature."""
         sealed = seal(self.agree(box.receiver_key), box.context, box.sender, box.receiver, box.adverts, shares)
         return sealed + self._signer.sign(box.signed(sealed))
 
     def open(self, box: Route, data: bytes) -> bytes:
-        """Returns the shares in a box.
+        """Checks the signature of a box, and returns the shares in it.
 
         Raises:
-            ShareError: There are none. If its sender signed it, the text ends with a proof of that.
+            ShareError: It is not signed, or it is signed without valid shares. For the second case there is a `proof`.
         """
         if not box.is_signed(data):
             raise ShareError(f"What client {box.sender} sealed for client {box.receiver} is not signed.")
@@ -214,7 +214,7 @@ class Route:
     """The round, the clients and the public keys that a box is bound to."""
 
     def __init__(self, context: bytes, sender: int, receiver: int, sender_keys: bytes, receiver_keys: bytes) -> None:
-        """Takes both clients' public keys as their adverts have them, the channel key first."""
+        """Takes the public keys of each client, as in its advert: the channel key first."""
         self.context, self.sender, self.receiver = context, sender, receiver
         self.adverts = sender_keys + receiver_keys
         self.sender_key, self.receiver_key = sender_keys[:KEY_BYTES], receiver_keys[:KEY_BYTES]
@@ -232,10 +232,10 @@ class Route:
         return is_signed(self.sender_key, data[_SEALED_BYTES:], self.signed(data[:_SEALED_BYTES]))
 
     def read(self, shared: bytes, data: bytes) -> bytes:
-        """Returns the shares in a box, by the secret of its clients.
+        """Decrypts a box with the secret that its two clients share, and returns the shares in it.
 
         Raises:
-            ShareError: There are none.
+            ShareError: It cannot be decrypted, or holds no valid shares.
         """
         shares = open_sealed(shared, self.context, self.sender, self.receiver, self.adverts, data[:_SEALED_BYTES])
         try:
@@ -246,12 +246,12 @@ class Route:
         return shares
 
     def challenge(self, secret: bytes, *commitments: edwards.Point) -> int:
-        """Returns the number that a proof must answer."""
+        """Returns the challenge of a proof: a hash of the box's keys, the secret and the commitments."""
         parts = b"".join(map(edwards.encode, commitments))
         return int.from_bytes(digest(b"box proof", self._bound, secret, parts), "little") % edwards.ORDER
 
     def proved_secret(self, proof: bytes) -> bytes:
-        """Returns the secret of the box's clients, as its receiver has proved it.
+        """Checks a proof of the box's receiver, and returns the secret in it that both clients share.
 
         Raises:
             MessageError: The proof is wrong.

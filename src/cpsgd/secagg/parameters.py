@@ -385,7 +385,10 @@ def _risk(n: int, k: int, t: int, dropped: int, colluding: int) -> Risk:
 
 
 def _crowded(n: int, k: int, t: int, colluding: int) -> float:
-    """Bounds the probability that an honest client has too many colluding neighbours, over all lists tried."""
+    """Returns a bound on the probability that some honest client has too many colluding neighbours.
+
+    The server may try `_LISTS_TRIED` lists of keys.
+    """
     from scipy.stats import hypergeom
 
     row = k // 2

@@ -97,7 +97,7 @@ def hadamard(rows: torch.Tensor) -> None:
 
 
 def split(dim: int) -> tuple[int, int, float]:
-    """Returns 2^j, r and 2^(-j/2) of `cpsgd.codec.rotate`, the last as a float32 number."""
+    """Returns 2^j, the largest power of two up to d, with r = d - 2^j and 2^(-j/2), the last as a float32 number."""
     bits = dim.bit_length() - 1
     return 1 << bits, dim - (1 << bits), float(torch.tensor(math.pow(2.0, -0.5 * bits), dtype=torch.float32))
 

@@ -191,7 +191,7 @@ class Components(Question[PCAResult]):
     def answer(
         self, planned: Planned[PCAResult], mean: Matrix, count: int, guarantee: Guarantee, confidence: float
     ) -> PCAResult:
-        """Returns the eigenvectors of the covariance."""
+        """Returns the directions of largest variance, with intervals, from the decoded mean of the clients' vectors."""
         moments, centre = self.layout.read(mean)
         covariance = moments - np.outer(centre, centre)
         variances, directions = _eigen(covariance)

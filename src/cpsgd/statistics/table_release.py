@@ -104,7 +104,9 @@ class TableQuestion:
 
 
 def prepare(question: RowQuestion, **options: Unpack[StatisticOptions]) -> TableQuestion:
-    """Prepares a question with bounds and groups that are known, for machines that each hold some users' rows.
+    """Prepares a question for a table that is split by user over several machines.
+
+    Nothing is read or charged yet. The question must state its bounds and groups.
 
     Args:
         question: `Mean`, `Sum`, `Count`, `Histogram` or `Quantiles`; it has its own `group_by` and `missing`.
@@ -221,9 +223,10 @@ def tasks_of(question: RowQuestion, noises: Sequence[TableNoise]) -> list[SumTas
 def noises_for(
     question: RowQuestion, asked: Asked, claim: Claim, others: Sequence[SumRequest] = (), *, squares: bool | None = None
 ) -> list[TableNoise]:
-    """Returns the noise of a question's sums (`requests_of`) and of other sums, with the least error of the question.
+    """Returns the noise of a question's sums (`requests_of`) and of `others`, with the least error of the question.
 
-    For few quantiles, a private choice of bins has a smaller error. It needs pure ε.
+    For quantiles, a private choice of bins (`RankChoice`) may replace the noise if its error is smaller; all noise then
+    has pure ε. `squares` is that of `allot`; if it is True, there is no choice of bins.
     """
     requests = [*requests_of(question), *others]
     noises = allot(requests, claim, asked.neighbours, squares=squares)
@@ -270,7 +273,7 @@ def _first_pass(job: Job, asked: Asked, question: RowQuestion, selection: Select
 
 
 def _bounds(search: Ranges, job: Job, partial: Partial) -> dict[str, tuple[float, float]]:
-    """Releases the bounds of columns."""
+    """Releases noisy sums of the first pass, and returns the bounds of columns that follow from them."""
     (sums,), users = job.release(partial), partial.users
     found = search.read((sums / users)[None], job.tasks[0].noise.variance / users**2, users, 0.0)
     ends = zip(found.names, found.low[0].tolist(), found.high[0].tolist(), strict=True)

@@ -92,12 +92,12 @@ def tilted_sums(mass: Array, x: Array, step: float, sums: Array) -> None:
 
 
 def log_averages(w: float, widths: Array, y0: Array, y1: Array, parts: int, value: Array, bend: Array) -> None:
-    """Returns lower bounds on log J/Δ and their slopes in c², at c² in the middle between y0 and y1.
+    """Writes lower bounds on log J/Δ to `value`, and their slopes in c² to `bend`, at c² = (y0 + y1)/2.
 
     J/Δ is an average over v in [w, w + Δ] of exp g(v), g(v) = -½ log(v/w) + (c²/2)(1/w - 1/v) - (v - w)/8. The interval
-    is divided into equal parts. Where c² >= v/2, g is concave and lies over its chord on each part. Elsewhere the
-    average of exp g is at least exp of the average of g, which is bounded below, since 1/v lies under its chord and
-    log v under its tangent. Either way the bound is an average of exponentials of functions affine in c².
+    is divided into `parts` equal parts. Where c² >= v/2, g is concave and lies over its chord on each part. Elsewhere
+    the average of exp g is at least exp of the average of g, which is bounded below, since 1/v lies under its chord
+    and log v under its tangent. Either way the bound is an average of exponentials of functions affine in c².
 
     There is a row per width Δ and a column per cell.
     """

@@ -95,7 +95,7 @@ class PairLeader:
             ask(self._collecting, "POST", f"/rounds/{number}/close")
 
     def read(self, upload: bytes) -> Prepared:
-        """Returns a report that is in order.
+        """Checks an upload, and returns the report in it.
 
         Raises:
             CpsgdError: It is refused; nothing was changed.

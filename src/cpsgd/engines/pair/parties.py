@@ -59,10 +59,10 @@ class Sender:
         self._sent: dict[int, bytes] = {}
 
     def open_round(self) -> int:
-        """Returns the round that takes reports.
+        """Returns the number of the round that now takes reports.
 
         Raises:
-            RoundRefusedError: There is none any more.
+            RoundRefusedError: The last round is closed.
         """
         number = as_json(ask(self._client, "GET", "/round")).get("round")
         if type(number) is not int:
@@ -97,7 +97,7 @@ class Sender:
         return self.task.upload(values, round, identity=self._identity, tokens=self._tokens)
 
     def deliver(self, upload: bytes) -> str:
-        """Sends an upload that `prepare` made; it may be sent any number of times, and counts once.
+        """Sends an upload that `prepare` made, and returns "accepted". Sent several times, it counts once.
 
         Raises:
             RoundRefusedError: The report is refused; the message says why.

@@ -138,7 +138,7 @@ class Proof(ABC):
         return ideal_scale(run, claim)
 
     def might_keep(self, run: Run, claim: Claim) -> bool:
-        """Returns whether a run with its own scale may keep the claim: a quick check, not a proof."""
+        """Returns False if a quick check shows that a run at its present scale can hardly keep the claim; not a proof."""
         return True
 
     def least_scale(self, run: Run, claim: Claim) -> float:

@@ -171,7 +171,7 @@ class _Profile:
 
 @lru_cache(maxsize=2)
 def _profile(law: Law, dim: int, sensitivity: float, levels: int, power: int) -> _Profile:
-    """Returns the profile for tails down to this power of two, or to half of the smallest that is computed."""
+    """Returns the profile for tails down to 2^(power - 1), or down to d `SMALLEST_MASS` if that is larger. Cached."""
     return _Profile(law, dim, sensitivity, levels, max(math.ldexp(0.5, power), SMALLEST_MASS * dim))
 
 

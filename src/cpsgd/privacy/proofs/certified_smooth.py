@@ -97,6 +97,8 @@ def smoothed_sensitivity(
 ) -> float:
     """Returns the largest sensitivity, rounded down, at which `rounds` rounds together are certified as μ-GDP.
 
+    The other arguments are those of `smoothed_certificate`.
+
     Raises:
         ConditionError: There is no certificate.
     """
@@ -301,7 +303,7 @@ class Smoothed(Proof):
         return base.ideal_scale(run, claim) * _STEPS_EXCESS
 
     def might_keep(self, run: Run, claim: Claim) -> bool:
-        """Returns whether a run may keep the claim with its own scale: sums without separate noise, by a draft."""
+        """Returns False if a draft's μ is clearly above the μ that the claim allows. True where there is no draft."""
         if not isinstance(_law(run), Steps):
             return True
         allowed = _Allowed.of(run, claim)
