@@ -211,7 +211,7 @@ def _check_steps(low: Array, high: Array, reach: float) -> None:
     """Checks that the optimal tests between neighbours' steps are thresholds, as the proofs and the curves need.
 
     Raises:
-        ConditionError: The two extreme laws are not mirror images or not log-concave, their ratio falls, or `reach` > 2.
+        ConditionError: The two extreme laws are not mirrored or not log-concave, their ratio falls or `reach` > 2.
     """
     slack = 1.0 - 8.0 * _UNIT
     mirrored = len(low) >= 2 and np.array_equal(low, high[::-1]) and abs(float(high.sum()) - 1.0) <= 8.0 * _UNIT

@@ -84,7 +84,7 @@ def commitment(seed: bytes, context: bytes, index: int) -> bytes:
 
 
 def seal(shared: bytes, context: bytes, sender: int, receiver: int, adverts: bytes, plaintext: bytes) -> bytes:
-    """Encrypts for a neighbour, who needs the same `adverts` to decrypt: both clients' public keys, the sender's first."""
+    """Encrypts for a neighbour, bound to `adverts`: both clients' public keys, the sender's first."""
     cipher, bound = _channel(shared, context, sender, receiver, adverts)
     return cipher.encrypt(_NONCE, plaintext, bound)
 

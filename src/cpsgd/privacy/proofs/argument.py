@@ -138,7 +138,7 @@ class Proof(ABC):
         return ideal_scale(run, claim)
 
     def might_keep(self, run: Run, claim: Claim) -> bool:
-        """Returns False if a quick check shows that a run at its present scale can hardly keep the claim; not a proof."""
+        """Returns False if a run can hardly keep the claim at its present scale: a quick check, not a proof."""
         return True
 
     def least_scale(self, run: Run, claim: Claim) -> float:
