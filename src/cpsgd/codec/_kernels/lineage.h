@@ -96,6 +96,7 @@ static inline void look(const Planes& planes, const Fine& fine, std::size_t star
   }
 }
 
+// The same for all draws of a block.
 template <typename Planes>
 static void first_look(const Planes& planes, const Fine& fine, std::size_t width,
                        std::uint16_t* heads, Untold& untold) {
