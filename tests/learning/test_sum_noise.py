@@ -62,6 +62,25 @@ def test_threads_that_ask_at_once_get_noise_of_their_own(monkeypatch: pytest.Mon
     assert np.intersect1d(first, second).size < 2
 
 
+def test_threads_of_a_forked_child_begin_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each with a lock of its own could take what the other one draws.
+    noise, zero, begun = SumNoise(50), torch.zeros(50, dtype=torch.float64), []
+    begin = noise._begin
+
+    def slowly() -> None:
+        begun.append(noise._process)
+        time.sleep(0.1)
+        begin()
+
+    monkeypatch.setattr(noise, "_begin", slowly)
+    noise._process = -1  # as a child finds it
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(noise.added, zero, 1.0) for _ in range(2)]
+        first, second = (each.result() for each in asked)
+    assert begun == [-1]
+    assert np.intersect1d(first, second).size < 2
+
+
 def test_a_forked_child_does_not_use_the_noise_that_its_parent_has_drawn() -> None:
     # The same noise on two sums would tell their difference.
     noise, zero = SumNoise(50), torch.zeros(50, dtype=torch.float64)

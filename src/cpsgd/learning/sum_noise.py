@@ -41,6 +41,10 @@ _REFINED_RATIO = math.hypot(_RATIO, LEAST_RATIO / 2.0**FINER_BITS)
 _BLOCK = 1 << 14
 _THREADS = 16
 _MOST = 2.0**52
+# While this is held nobody forks: a child finds it free.
+_LOCK = Lock()
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
 POINTS = math.sqrt(((_RATIO * CELL) * 2.0**FINER_BITS) ** 2 + (LEAST_RATIO * CELL) ** 2 - GRID_VARIANCE) * (1 - 1e-12)
 """Grid points to a standard deviation of the Gaussian that the noise is a rounding of, rounded down."""
@@ -75,7 +79,7 @@ class SumNoise:
 
     def _begin(self) -> None:
         """Starts the threads that draw noise in this process, and their first draw."""
-        self._process, self._lock = os.getpid(), Lock()
+        self._process = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
         if not self._on_device:
             self._threads = min(_THREADS, os.cpu_count() or 1, -(-self.dim // _BLOCK))
@@ -97,9 +101,9 @@ class SumNoise:
         step = deviation / POINTS
         if self._on_device:
             return device_noise.noisy_mean(sums, step, divisor, ratios=(_RATIO, LEAST_RATIO), most=_MOST)
-        if os.getpid() != self._process:  # a forked child: its parent will use what was drawn
-            self._begin()
-        with self._lock:  # two threads never have the same noise
+        with _LOCK:  # two threads never have the same noise
+            if os.getpid() != self._process:  # a forked child: its parent will use what was drawn
+                self._begin()
             (noise, parts), self._next = self._next, self._start()
         for part in parts:
             part.result()

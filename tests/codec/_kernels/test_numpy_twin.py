@@ -362,6 +362,22 @@ def test_refined_gaussian_noise_is_the_same(count: int, ratio: float, weight: in
         np.testing.assert_array_equal(total, before + weight * expected)
 
 
+def test_the_first_bits_of_a_fine_draw_decide_in_tables_of_every_size() -> None:
+    """A full last block of a step has numbers behind it: those beyond all of its thresholds."""
+    words, mean = np.zeros(1024 + 35 * 64, np.uint8), 255 * (15 << 24 | 8 << 16 | 5 << 8 | 4) // 2
+    for size in range(2, 1 << 11):
+        # Thresholds are even, and draws just behind the last 32 of them and some others.
+        thresholds = 2 * np.sort(np.random.default_rng(size).choice(1 << 22, size, replace=False).astype(np.uint64))
+        reached = np.append(np.arange(size - 31, size + 1), np.arange(1, 33) * size // 33).clip(1)
+        draws = thresholds[reached - 1] + np.uint64(1)
+        words[1024:1216] = np.concatenate(
+            [draws >> np.uint64(15), draws >> np.uint64(7) & np.uint64(255), (draws & np.uint64(127)) << np.uint64(1)]
+        )
+        found = np.zeros(64, np.int64)
+        _native.FineGaussian(thresholds << np.uint64(41), np.zeros(size, np.uint64)).add(words, 1, found)
+        np.testing.assert_array_equal(found.reshape(2, 32).T.ravel() + mean >> 32, reached)
+
+
 @pytest.mark.parametrize("rest", [0, 255])
 def test_the_first_bits_of_a_fine_draw_decide_as_all_of_them_do(rest: int) -> None:
     """Every beginning there is, once, with the least and the largest rest: the law of |H| itself, in units of 2^-23."""

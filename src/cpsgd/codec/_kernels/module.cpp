@@ -6,6 +6,9 @@
 #include <string>
 
 #include "bindings.h"
+#if defined(CPSGD_X86)
+#include <cpuid.h>
+#endif
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "messages and keystream are read as little-endian words");
@@ -17,6 +20,14 @@ struct Level {
   const char* name;
   const Kernels* kernels;
 };
+
+#if defined(CPSGD_X86)
+// Clang 18 has no name for this feature, and neither have older compilers.
+bool has_vaes() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & bit_VAES);
+}
+#endif
 
 bool supported(const std::string& name) {
 #if defined(CPSGD_X86)
@@ -30,8 +41,7 @@ bool supported(const std::string& name) {
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") &&
            __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512vbmi") &&
-           __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("vaes") &&
-           __builtin_cpu_supports("aes");
+           __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("aes") && has_vaes();
   }
 #endif
   return name == "baseline";

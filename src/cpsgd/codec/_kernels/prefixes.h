@@ -14,6 +14,9 @@ struct Reached {
 };
 
 #if CPSGD_LANES == 16
+// Complements of thresholds that no number reaches: those behind a step's last one.
+alignas(kBlock) static constexpr std::uint8_t kBeyond[3 * kBlock] = {};
+
 // For kWays registers at once: each waits for its own steps.
 template <std::size_t kWays>
 static inline void reach(const Bytes (&draws)[kWays][3], const Thresholds& table,
@@ -36,8 +39,9 @@ static inline void reach(const Bytes (&draws)[kWays][3], const Thresholds& table
             _mm512_permutexvar_epi8(entries[way], _mm512_loadu_si512(thresholds + kBlock * i));
       }
     }
-    for (std::size_t block = 1; block < count; ++block) {
-      const std::uint8_t* bytes = thresholds + 3 * kBlock * block;
+    // A number behind all of a step's thresholds may be in the block behind theirs.
+    for (std::size_t block = 1; block <= table.count / (2 * step) / kBlock; ++block) {
+      const std::uint8_t* bytes = block < count ? thresholds + 3 * kBlock * block : kBeyond;
       const __m512i number = _mm512_set1_epi8(static_cast<char>(block));
 #pragma GCC unroll 4
       for (std::size_t way = 0; way < kWays; ++way) {
@@ -51,7 +55,7 @@ static inline void reach(const Bytes (&draws)[kWays][3], const Thresholds& table
     }
     thresholds += 3 * kBlock * count;
     // Up to here all are in the first block, and so they are in the next step.
-    const bool narrow = step > 1 && blocks_of_step(table.count, step / 2, kBlock) == 1;
+    const bool narrow = step > 1 && table.count / step < kBlock;
 #pragma GCC unroll 4
     for (std::size_t way = 0; way < kWays; ++way) {
       // Both sides are complements: the larger byte belongs to the smaller number.
