@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from threading import Event
 
 import numpy as np
@@ -107,7 +108,19 @@ def test_a_forked_child_does_not_use_the_noise_that_its_parent_has_drawn() -> No
 def test_sums_that_are_far_too_large_are_cut_off() -> None:
     found = SumNoise(3).added(torch.tensor([1e300, -1e300, math.inf], dtype=torch.float64), 1.0)
     assert bool(torch.isfinite(found).all())
-    assert float(found.abs().max()) < 2.0**53 / POINTS
+    assert float(found.abs().max()) <= (2.0**40 + 2.0**25) / POINTS
+
+
+def test_the_accounted_mu_covers_the_division_before_rounding() -> None:
+    # Just below half a point float division of large sums may round up: the two are further apart than a point more.
+    assert 1e6 * (gaussian_mu(1.0, 4) - 1.0) >= 1e6 * 2.0 * (1.0 + 2.0**-12) / POINTS
+    step, worst = 1.0 / POINTS, 0.0
+    for number in range(2**40 - 3000, 2**40):
+        for sign in (-1, 1):
+            exact = (Fraction(number) + Fraction(sign, 2)) * Fraction(step)
+            point = Fraction(float(exact) / step)
+            worst = max(worst, float(abs(point - Fraction(float(exact)) / Fraction(step))))
+    assert 0.0 < worst <= 2.0**-13
 
 
 def test_the_accounted_mu_covers_rounding_to_the_grid() -> None:

@@ -7,9 +7,9 @@ of four points of X's grid. Together they are N_Z(0, v) with a million points pe
 Gaussian is refined: 2^9 Z + U, U a sum of uniform numbers. That is N_Z(0, v) + U. Both hold up to a total variation of
 `VARIATION` (docs/proofs/private-loop.md), and N_Z(0, v) is a rounding of N(0, v - 5).
 
-Rounding moves each of two neighbours' sums by up to half a point per coordinate, together √d points. So a vector within
-D of another is within D/step + √d points, and the mechanism is Gaussian with μ = 1/z + √d/σ for a noise multiplier z, σ
-points to a deviation.
+Rounding moves each of two neighbours' sums by up to half a point per coordinate, and the float division before it by
+2^-13 points: together (1 + 2^-12) √d points. So a vector within D of another is within D/step + (1 + 2^-12) √d points,
+and the mechanism is Gaussian with μ = 1/z + (1 + 2^-12) √d/σ for a noise multiplier z, σ points to a deviation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _REFINED_RATIO = math.hypot(_RATIO, LEAST_RATIO / 2.0**FINER_BITS)
 # Coordinates whose random bytes a thread holds at a time.
 _BLOCK = 1 << 14
 _THREADS = 16
-_MOST = 2.0**52
+# The largest sum in points, and what the division by a point may add to the rounding of two of them, 2 · 2^-53 · 2^40.
+_MOST, _DIVISION = 2.0**40, 2.0**-12
 # While this is held nobody forks: a child finds it free.
 _LOCK = Lock()
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
@@ -60,7 +61,7 @@ def gaussian_mu(noise_multiplier: float, dim: int) -> float:
         >>> round(gaussian_mu(1.0, 1_000_000), 5)
         1.00051
     """
-    return (1.0 / noise_multiplier + math.sqrt(dim) / POINTS) * (1.0 + 1e-12)
+    return (1.0 / noise_multiplier + (1.0 + _DIVISION) * math.sqrt(dim) / POINTS) * (1.0 + 1e-12)
 
 
 class SumNoise:
@@ -90,8 +91,8 @@ class SumNoise:
     def added(self, sums: torch.Tensor, deviation: float, divisor: float = 1.0) -> torch.Tensor:
         """Returns the sums, rounded to the grid, with noise of this standard deviation, over a divisor, in float32.
 
-        The grid's distance is the deviation over `POINTS`. Sums beyond 2^52 points are cut off there, which moves no
-        two of them further apart. Up to 2^53 float64 numbers are exact integers, and so is the noisy sum.
+        The grid's distance is the deviation over `POINTS`. Sums beyond 2^40 points, half a million deviations, are
+        cut off there, which moves no two of them further apart. The noisy sum is an exact integer in float64.
 
         Raises:
             ParameterError: A CUDA graph is being recorded, which would repeat the noise.
