@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections import Counter
 from typing import Any
 
 import dp_accounting
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cpsgd
 from cpsgd.errors import InfeasibleError, ParameterError
+from cpsgd.learning.loop_account import epsilon_of
 from cpsgd.learning.private_loop import Private, make_private
 from cpsgd.learning.sum_noise import SumNoise
 
@@ -401,3 +403,8 @@ def test_processes_train_one_model(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         epoch(model, optimizer, private)
     assert np.allclose(first["weight"], model.weight.detach(), atol=1e-5)
+
+
+def test_a_rate_below_what_is_accounted_for_is_rounded_up() -> None:
+    found = epsilon_of(Counter({1.0: 10}), 1e-6, 5e-8, 10)
+    assert found == epsilon_of(Counter({1.0: 10}), 1e-6, 1e-7, 10) < 0.1

@@ -148,3 +148,11 @@ def test_a_tiny_delta_is_as_tight(delta: float) -> None:
     found = composed_epsilon([Rounds(1.0)], delta=delta, participation=Participation.poisson(0.1))
     assert one_round(1.0, 0.1, found)[0] <= delta
     assert one_round(1.0, 0.1, found * (1.0 - 1e-4))[0] > delta
+
+
+def test_a_rate_next_to_one_is_no_sampling() -> None:
+    rounds = [Rounds(1.0, 3)]
+    every = composed_epsilon(rounds, delta=1e-6, participation=Participation.every())
+    for rate in (1.0 - 2.0**-53, 1.0 - 2.0**-52):
+        found = composed_epsilon(rounds, delta=1e-6, participation=Participation.poisson(rate))
+        assert every * (1.0 - 1e-9) <= found <= every

@@ -34,7 +34,7 @@ def epsilon_of(multipliers: Counter[float], delta: float, rate: float, dim: int,
         for multiplier, count in sorted(multipliers.items())
     ]
     return composed_epsilon(
-        rounds, delta=delta, participation=Participation.poisson(max(rate, 1e-7)), interval=interval
+        rounds, delta=delta, participation=Participation.poisson(max(rate, 2e-7)), interval=interval
     )
 
 

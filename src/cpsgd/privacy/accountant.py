@@ -256,12 +256,13 @@ def _profiles(parts: Sequence[Part], interval: float) -> list[Profile]:
     def unsampled(epsilon: float) -> float:
         return gaussian.gdp_delta(total, epsilon)
 
-    sampled = [(r, math.nextafter(who.rate, 1.0)) for r, who in parts if who.rate < 1.0 or r.seen]
+    rates = [(r, math.nextafter(who.rate, 1.0)) for r, who in parts]
+    sampled = [(r, rate) for r, rate in rates if rate < 1.0 or r.seen]
     if not sampled:
         return [unsampled]
     points = FINE_POINTS if interval <= FINE else COARSE_POINTS
     # The rounds without sampling are one Gaussian.
-    others = _summed([r for r, who in parts if who.rate == 1.0 and not r.seen])
+    others = _summed([r for r, rate in rates if rate == 1.0 and not r.seen])
     every = [SampledRounds(others, 1.0, 1)] if others > 0.0 else []
     # Sampling never costs privacy: given who was drawn, a client is in some of the rounds only, and divergences are
     # jointly convex.
