@@ -96,7 +96,7 @@ class WholeLaplace(DiscreteLaplace):
             return dim * last
         squared = self._squared(clip_norm)
         longest = min(dim * (last // 2), squared, math.floor(math.sqrt(dim * squared) * _SQUARED))
-        return longest * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+        return longest * round(adjacency.reach)
 
     def norm_limit(self, clip_norm: float) -> float:
         """Returns √(⌊R²⌋ + 1/2), so that a vector on levels with norm D is left as it is.
