@@ -196,6 +196,46 @@ def test_rotated_vectors_are_within_the_norm_too() -> None:
         assert np.abs(rounded(given, vector) - 1).sum() <= 1
 
 
+@pytest.mark.parametrize(("levels", "reach", "ones"), [(2, 0.5, 1), (2, 0.5, 3), (3, 1.0, 1), (3, 0.7, 3), (5, 0.1, 7)])
+def test_a_norm_of_just_the_clip_norm_is_left_as_it_is(levels: int, reach: float, ones: int) -> None:
+    step = reach / (levels - 1) * (1 + levels % 2)
+    vectors = np.vstack([np.eye(ones), np.ones((1, ones))]) if levels % 2 else np.ones((1, ones))
+    clip_norm = step * math.sqrt(ones)
+    given = plan(50, ones, 1.0, 0.0, clip_norm=clip_norm, levels=(levels, reach), rotate=False).protocol
+    assert isinstance(given.mechanism, WholeLaplace)
+    for vector in step * vectors:
+        for sign in (1.0, -1.0):
+            wanted = np.rint((sign * vector + reach) / given.mechanism.scale)
+            assert np.array_equal(rounded(given, sign * vector), wanted)
+    # With less of it the vector of the largest norm is shrunk.
+    shorter = replace(given, clip_norm=clip_norm * (1.0 - 2.0**-30), promise=None)
+    found = {tuple(rounded(shorter, step * vectors[-1])) for _ in range(60)}
+    assert found != {tuple(np.rint((step * vectors[-1] + reach) / given.mechanism.scale))}
+
+
+def test_the_usual_parameters_send_vectors() -> None:
+    usual = WholeLaplace.usual(clients=3, dim=2, clip_norm=0.3, rotate=False, delta=0.0)
+    given = Protocol(clients=3, dim=2, clip_norm=0.3, mechanism=WholeLaplace(**usual), rotate=False)
+    assert rounded(given, [0.0, -0.3]).tolist() == [1, 0]
+
+
+def test_a_norm_that_allows_zero_alone_is_refused() -> None:
+    for levels, dim, least in (((3, 1.0), 3, 1.0), ((2, 0.5), 3, 0.5 * math.sqrt(3.0))):
+        for mechanism in ("best", "whole-laplace", "discrete-laplace"):
+            vectors: dict[str, Any] = {"levels": levels, "rotate": False, "mechanism": mechanism}
+            with pytest.raises(ParameterError, match="at least"):
+                plan(100, dim, 1.0, 0.0, clip_norm=least * (1.0 - 1e-9), **vectors)
+            assert plan(100, dim, 1.0, 0.0, clip_norm=least, **vectors).guarantee.epsilon <= 1.0
+
+
+def test_no_noise_modulo_a_number_is_no_noise() -> None:
+    silent = protocol(spread=0)
+    aggregator = Aggregator(silent, round=0)
+    for vector in np.eye(3):
+        aggregator.add(silent.encode(vector, round=0))
+    assert np.allclose(3.0 * aggregator.mean(), 1.0)
+
+
 # ------------------------------------------------------------------ plans
 
 
@@ -249,6 +289,13 @@ def test_rounds_share_epsilon() -> None:
     assert drawn.error.total < found.error.total * 0.5
 
 
+def test_rounds_that_are_too_costly_for_sampling_to_help_are_planned_for() -> None:
+    # Beyond ε = 500 a sampled round is accounted for as if everybody were in it.
+    for drawn in ({"participation": "fixed-size:0.1"}, {"participation": "poisson:0.3", "adjacency": "zero-out"}):
+        found = plan(200, 1, 499.0, 0.0, mechanism="whole-laplace", **drawn, **HALVES)
+        assert 490.0 < found.guarantee.epsilon <= 499.0
+
+
 def test_what_cannot_be_is_refused() -> None:
     for change, said in (
         ({"levels": None}, "known levels"),
@@ -262,7 +309,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InfeasibleError):
         plan(100, 2, 1.0, 0.0, mechanism="whole-laplace", bits=4, **ONES)
     with pytest.raises(InfeasibleError):
-        plan(100, 100, 1e-4, 0.0, mechanism="whole-laplace", **HALVES)  # wider than is drawn
+        plan(100, 100, 1e-4, 0.0, mechanism="whole-laplace", **{**HALVES, "clip_norm": 5.0})  # wider than is drawn
     for fields in ({"divisor": 0}, {"divisor": 2**50}, {"spread": 2**13 * 2}, {"spread": 1, "divisor": 513}):
         with pytest.raises(ParameterError):
             mechanism(**fields)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from cpsgd import statistics
 from cpsgd.statistics import Count
@@ -33,3 +34,23 @@ def test_a_count_has_the_interval_of_its_noise_on_one_machine_and_between_client
     said = asked.aggregate([asked.encode(each) for each in table["yes"]])
     assert float(said.high[0] - said.values[0]) == pytest.approx(1.5, rel=1e-3)
     assert float(said.values[0]) == pytest.approx(round(float(said.values[0])), abs=1e-3)
+
+
+@pytest.mark.parametrize("shape", [0.5, 0.9, 1.1, 2.0, 3.0])
+def test_intervals_hold_with_more_or_fewer_messages_than_shares(shape: float) -> None:
+    for rate in (0.1, 0.5, 1.0, 2.0, 3.0, 8.0):
+        one_sided = stats.nbinom.pmf(np.arange(math.ceil(60.0 / rate) + 60), shape, -math.expm1(-rate))
+        law = np.convolve(one_sided, one_sided[::-1])
+        middle = len(one_sided) - 1
+        deviation = math.sqrt(shape / 2.0) / math.sinh(0.5 * rate)
+        for confidence in (0.5, 0.68, 0.9, 0.95, 0.99, 0.999):
+            inside = math.floor(interval_width(confidence, rate, shape) * deviation)
+            assert law[max(0, middle - inside) : middle + inside + 1].sum() >= confidence - 1e-9
+
+
+def test_messages_that_were_thought_to_be_lost_widen_the_interval() -> None:
+    asked = Count(["yes"]).plan(100, 3.0, dropout=0.5)
+    messages = [asked.encode(each) for each in [0, 1] * 50]
+    widths = [asked.aggregate(messages[:count], confidence=0.9) for count in (50, 100)]
+    # With 50 shares noise is beyond 0 with 9.5 %, with twice as many with 18 %, and beyond 1 with 1.7 %.
+    assert [float(each.high[0] - each.values[0]) for each in widths] == pytest.approx([0.5, 1.5], abs=0.2)

@@ -106,8 +106,7 @@ def _stages(protocol: Parameters) -> _Stages:
     packer, packer_bytes = mechanism.packer()
     return _Stages(
         grid=grid,
-        # Rounded down, so that the norm is within D also for the exact quotient.
-        norm_limit=math.inf if grid is None else protocol.clip_norm * grid.unit * (1.0 - 2.0**-48),
+        norm_limit=mechanism.norm_limit(protocol.clip_norm),
         format=form,
         kernel=mechanism.kernel(),
         keystream_bytes=mechanism.keystream_bytes,

@@ -425,6 +425,10 @@ class Mechanism(ABC):
             self.grid, dim=dim, clip_norm=clip_norm, adjacency=adjacency, replace_one_distance=replace_one_distance
         )
 
+    def norm_limit(self, clip_norm: float) -> float:
+        """Returns D in grid points, rounded down, so that the norm is within D also for the exact quotient."""
+        return math.inf if self.grid is None else clip_norm * self.grid.unit * (1.0 - 2.0**-48)
+
     def levels_apart(self, *, dim: int, clip_norm: float, adjacency: Adjacency) -> int | None:
         """Returns the most levels between two neighbours' rounded vectors, added up over the coordinates.
 

@@ -58,8 +58,8 @@ class WholeLaplace(DiscreteLaplace):
 
     @property
     def keystream_bytes(self) -> int:
-        """Four bytes for rounding, and those of the noise if there is any."""
-        return super().keystream_bytes if self.spread else 4
+        """Four bytes for rounding, and those of the noise if there is room for any."""
+        return super().keystream_bytes if self.window > self.levels else 4
 
     def without_noise(self) -> Mechanism:
         """Returns moving to the same levels without noise."""
@@ -94,9 +94,20 @@ class WholeLaplace(DiscreteLaplace):
         last = self.levels - 1
         if last % 2:
             return dim * last
-        squared = (clip_norm * self.grid.unit) ** 2 * _SQUARED
-        longest = min(dim * (last // 2), math.floor(squared), math.floor(math.sqrt(dim * squared) * _SQUARED))
-        return longest * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+        squared = self._squared(clip_norm)
+        longest = min(dim * (last // 2), squared, math.floor(math.sqrt(dim * squared) * _SQUARED))
+        return longest * round(adjacency.reach)
+
+    def norm_limit(self, clip_norm: float) -> float:
+        """Returns √(⌊R²⌋ + 1/2), so that a vector on levels with norm D is left as it is.
+
+        The squared norm of a grid point is a whole number, hence at most ⌊R²⌋ if it is below this.
+        """
+        return math.sqrt(self._squared(clip_norm) + 0.5)
+
+    def _squared(self, clip_norm: float) -> int:
+        """Returns ⌊R²⌋, rounded up: the largest squared norm of a grid point."""
+        return math.floor((clip_norm * self.grid.unit) ** 2 * _SQUARED)
 
     # ------------------------------------------------------------------ planning
 

@@ -164,7 +164,7 @@ def checked_levels(required: Requirements) -> tuple[int, float] | None:
     """Returns the number of levels and their range, checked.
 
     Raises:
-        ParameterError: They are no such numbers, or vectors are rotated away from them.
+        ParameterError: They are no such numbers, vectors are rotated away from them, or the norm allows zero alone.
     """
     if required.levels is None:
         return None
@@ -174,7 +174,16 @@ def checked_levels(required: Requirements) -> tuple[int, float] | None:
         raise ParameterError(f"Expected levels=(k, X), a number and a range, got {required.levels!r}.") from None
     if required.rotate:
         raise ParameterError("A rotation moves coordinates away from levels: use rotate=False, or leave out levels.")
-    return _validate.integer("levels", levels, low=2, high=MAX_LEVELS), _validate.positive("levels", reach)
+    levels = _validate.integer("levels", levels, low=2, high=MAX_LEVELS)
+    reach = _validate.positive("levels", reach)
+    # An even k has no level at zero.
+    least = reach / (levels - 1) * (2.0 if levels % 2 else math.sqrt(required.dim))
+    if required.clip_norm < least * (1.0 - 2.0**-52):
+        raise ParameterError(
+            f"Vectors on {levels} levels from {-reach:g} to {reach:g} have a norm of 0 or at least {least:.9g}, which "
+            f"clip_norm={required.clip_norm!r} is below: use a larger one."
+        )
+    return levels, reach
 
 
 def checked_mean_norm(required: Requirements) -> float | None:

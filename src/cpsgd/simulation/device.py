@@ -105,13 +105,18 @@ class DeviceRound:
             source: The source of the sum's noise; by default the mechanism's noise, drawn afresh.
 
         Raises:
-            ParameterError: The protocol has more coordinates than a device computes with.
+            ParameterError: The protocol has more coordinates than a device computes with, or is for whole levels.
         """
         self.protocol = protocol
         if protocol.dim > _MAX_DIM:
             raise ParameterError(
                 f"A device simulates at most {_MAX_DIM:,} coordinates, and the protocol has {protocol.dim:,}: use the "
                 "CPU, or several protocols."
+            )
+        if protocol.mechanism.on_levels:
+            raise ParameterError(
+                f"A device leaves out the second check of norms, which {protocol.mechanism.name!r} rests on: use the "
+                "CPU."
             )
         self.round = _validate.integer("round", round, low=0, high=wire.MAX_ROUND)
         self.count = 0

@@ -110,6 +110,11 @@ class Planned(Generic[Answer]):
         noise = self.protocol.mechanism.noise
         return noise.rate if isinstance(noise, PolyaNoise) else None
 
+    def shape(self, count: int) -> float:
+        """Returns the shares in the sum of `count` messages, over those that make discrete Laplace noise."""
+        noise = self.protocol.mechanism.noise
+        return count / noise.shares if isinstance(noise, PolyaNoise) else 1.0
+
     def variance(self, count: int) -> float:
         """Returns the variance of a coordinate of the mean of `count` messages, at its largest.
 

@@ -13,6 +13,7 @@ import torch
 from cpsgd import Protocol
 from cpsgd.errors import EmptyError, ParameterError, VectorError
 from cpsgd.mechanisms import Binomial, Coins, Mechanism, RoundedGaussian, SampledCoins
+from cpsgd.mechanisms.whole_laplace import WholeLaplace
 from cpsgd.simulation import device as rounds
 from cpsgd.simulation import device_plain as plain
 from cpsgd.simulation.cpu import RoundSimulator, float_mean
@@ -21,6 +22,14 @@ from cpsgd.simulation.device_kernels import current
 
 from ..exact_law import CLIENTS, DIM, PROTOCOLS, VALUES, coins, exact_law, integers, protocol  # noqa: TID252
 from .roundings import goodness_of_fit
+
+
+def test_whole_levels_need_the_second_check_of_norms() -> None:
+    # A device would send (1, 1) for (0.6, 0.6), which is further from other vectors than is accounted for.
+    noise = WholeLaplace(levels=3, coordinate_range=1.0, spread=1, divisor=1, shares=2, window=128)
+    tested = Protocol(clients=2, dim=2, clip_norm=1.0, mechanism=noise, rotate=False)
+    with pytest.raises(ParameterError, match="second check"):
+        DeviceRound(tested, 0, seed=1, device="cpu")
 
 
 @pytest.mark.parametrize("tested", [*PROTOCOLS.values(), protocol(modulus=64)], ids=[*PROTOCOLS, "modulus"])

@@ -27,7 +27,7 @@ from cpsgd.errors import ConditionError
 from cpsgd.mechanisms.discrete_laplace import PolyaLaw
 from cpsgd.mechanisms.sums import rounding_cumulant
 from cpsgd.neighbours import Adjacency
-from cpsgd.privacy.accountant import Rounds, pure_epsilon
+from cpsgd.privacy.accountant import LARGEST_EPSILON, Rounds, pure_epsilon
 from cpsgd.privacy.proofs import argument as base
 from cpsgd.privacy.proofs.argument import Proof, Proved
 from cpsgd.promise import Claim
@@ -110,7 +110,10 @@ def _law(run: Run) -> PolyaLaw:
 def _each(run: Run, claim: Claim) -> float:
     """Returns the largest ε of a round, rounded down, with which all rounds add up to no more than is claimed."""
     each, rate = claim.epsilon / base.counted(run) * (1.0 - 1e-12), run.sampling.rate
-    return each if rate == 1.0 else math.log1p(math.expm1(each) / rate) * (1.0 - 1e-12)
+    if rate == 1.0:
+        return each
+    # Beyond the largest ε sampling is not accounted for.
+    return min(math.log1p(math.expm1(each) / rate), LARGEST_EPSILON) * (1.0 - 1e-12)
 
 
 def _allowed(run: Run, claim: Claim) -> float:
