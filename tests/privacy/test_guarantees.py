@@ -107,6 +107,13 @@ def test_only_honest_noise_that_arrived_counts(adjacency: str) -> None:
     assert found.epsilon > guarantee(planned, 1e-9, adjacency=adjacency).epsilon
 
 
+@pytest.mark.parametrize("given", [{"surviving": 1}, {"adjacency": "zero-out"}, {"colluding": 0}])
+def test_a_run_has_conditions_of_its_own(given: dict[str, Any]) -> None:
+    run = Run.of(Protocol.gaussian(clients=4, dim=2, clip_norm=1.0, sigma=1.0))
+    with pytest.raises(ParameterError, match=f"give {next(iter(given))} to Run.of"):
+        guarantee(run, 1e-6, **given)
+
+
 def test_zero_out_is_half_the_distance() -> None:
     protocol = rotated(2, 16)
     assert checks.sensitivity(protocol, "zero-out") == pytest.approx(0.5 * checks.sensitivity(protocol))

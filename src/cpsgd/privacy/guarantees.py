@@ -141,9 +141,9 @@ def guarantee(
     subject: Run | Protocol,
     delta: float,
     *,
-    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
+    adjacency: Adjacency | str | None = None,
     surviving: int | None = None,
-    colluding: int = 0,
+    colluding: int | None = None,
 ) -> Guarantee:
     """Returns the smallest ε proved for a run, or for one round of a protocol, and the theorem behind it.
 
@@ -153,12 +153,13 @@ def guarantee(
     Args:
         subject: A run; or a protocol, with the arguments below for one round of it.
         delta: δ in [0, 1), in total; 0 for pure differential privacy, which few mechanisms have.
-        adjacency: "replace-one" (the paper's) or "zero-out".
+        adjacency: "replace-one" (the paper's, and the default) or "zero-out".
         surviving: Number of clients whose messages are in the sum; all of the protocol's if None.
-        colluding: Number of those who may reveal their noise to somebody who sees the result.
+        colluding: Number of those who may reveal their noise to somebody who sees the result; nobody if None.
 
     Raises:
         ConditionError: No noise, or no method applies; the message says what would help.
+        ParameterError: A run is given, and conditions beside its own.
 
     Example:
         >>> from cpsgd import Protocol, Run
@@ -170,7 +171,12 @@ def guarantee(
         '1.77'
     """
     if isinstance(subject, Run):
+        given = {"adjacency": adjacency, "surviving": surviving, "colluding": colluding}
+        if others := ", ".join(name for name, value in given.items() if value is not None):
+            raise ParameterError(f"A Run has conditions of its own: give {others} to Run.of.")
         return _proved(subject, delta)
+    adjacency = Adjacency.REPLACE_ONE if adjacency is None else adjacency
+    colluding = 0 if colluding is None else colluding
     if surviving == 0:
         raise ConditionError("No client's noise is in the sum (surviving=0): there is no privacy.")
     _validate.integer("colluding", colluding, low=0, high=subject.clients if surviving is None else surviving)
