@@ -162,11 +162,12 @@ class MeanCoordinate:
         places = np.r_[np.linspace(0.0, worth, _PLACES), np.geomspace(worth, self.largest, _PLACES // 2)[1:]]
         over = np.maximum(places[:-1, None] - rest, 0.0) / share
         within = math.log(2.0) - 0.5 * (over / mean_deviation) ** 2
-        # The best T is where the larger of the two is smallest: every T is valid, and their sum is needed at that one.
-        best = np.maximum(within, missed).argmin(axis=1)
-        tails = np.logaddexp(missed[best], within[np.arange(best.size), best])
+        # Every T is valid. The best one is next to that where the larger of the two is smallest.
+        best = np.maximum(within, missed).argmin(axis=1)[:, None] + np.arange(-1, 2)
+        best = np.clip(best, 0, _REACHES - 1)
+        tails = np.logaddexp(missed[best], np.take_along_axis(within, best, axis=1))
         missed = np.minimum(missed, 0.0)
-        met = np.minimum(np.minimum(tails, 0.0), missed[::_EVERY, None])
+        met = np.minimum(np.minimum(tails.min(axis=1), 0.0), missed[::_EVERY, None])
         return _Layers(places, np.diff(places), met, mean_deviation, share, rest, missed)
 
 
