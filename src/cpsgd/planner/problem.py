@@ -214,8 +214,9 @@ class Problem:
         """
         found: list[tuple[float, Finished]] = []
         rest = set(WHOLE_BITS)
-        # What fits few bits fits more, so that promising ones follow those that are not.
-        start = bisect_left(WHOLE_BITS, True, hi=_USUAL_BITS, key=lambda b: self._contest(b).promising(enough))
+        # What fits few bits fits more, so that promising ones follow those that are not. Two servers need many.
+        last = 0 if self.setting.most_values is None else _USUAL_BITS
+        start = bisect_left(WHOLE_BITS, True, hi=last, key=lambda b: self._contest(b).promising(enough))
         for b in WHOLE_BITS[start:]:
             if (contest := self._contest(b)).promising(enough):
                 rest.discard(b)
