@@ -161,7 +161,11 @@ class MeanCoordinate:
         worth = min(steep * mean_deviation * math.sqrt(2.0 * _NATS) + shift, 0.75 * self.largest)
         places = np.r_[np.linspace(0.0, worth, _PLACES), np.geomspace(worth, self.largest, _PLACES // 2)[1:]]
         over = np.maximum(places[:-1, None] - rest, 0.0) / share
-        tails = np.logaddexp(missed, math.log(2.0) - 0.5 * (over / mean_deviation) ** 2)
+        within = math.log(2.0) - 0.5 * (over / mean_deviation) ** 2
+        # Every T is valid. The best one is next to that where the larger of the two is smallest.
+        best = np.maximum(within, missed).argmin(axis=1)[:, None] + np.arange(-1, 2)
+        best = np.clip(best, 0, _REACHES - 1)
+        tails = np.logaddexp(missed[best], np.take_along_axis(within, best, axis=1))
         missed = np.minimum(missed, 0.0)
         met = np.minimum(np.minimum(tails.min(axis=1), 0.0), missed[::_EVERY, None])
         return _Layers(places, np.diff(places), met, mean_deviation, share, rest, missed)

@@ -267,7 +267,7 @@ class _Run:
             if found is None:
                 raise self._infeasible(bits)
             return self._finished(bits, found)
-        designs = self._designs()
+        designs = self._designs
         if not designs:
             raise self._infeasible(MAX_BITS)
         least = min(self._error(mechanism) for mechanism in designs.values())
@@ -306,8 +306,9 @@ class _Run:
             f"{bits}), clients that take part once, and hundreds of them in every round."
         )
 
+    @cached_property
     def _designs(self) -> dict[float, RunMechanism]:
-        """Returns the best mechanism by whole number of bits, in rising order, until more bits gain nothing."""
+        """The best mechanism by whole number of bits, in rising order, until more bits gain nothing."""
         found: dict[float, RunMechanism] = {}
         for bits in WHOLE_BITS:
             mechanism = self._designed(bits)
@@ -425,7 +426,7 @@ class _Run:
             bits,
             replace(finished, considered=considered),
             lambda mechanism: PrefixNoise(self.name, self._error(mechanism), independent),
-            lambda: [(b, self._settled(self.problem.setting.design(each))) for b, each in self._designs().items()],
+            lambda: [(b, self._settled(self.problem.setting.design(each))) for b, each in self._designs.items()],
         )
 
     @staticmethod

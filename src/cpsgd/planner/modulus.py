@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Required, TypedDict, Unpack
 
 from cpsgd._searches import lowest, vertex
@@ -142,6 +142,7 @@ def _smallest(objective: Callable[[float], float], deviation: Deviation) -> floa
     """
     last = math.log(deviation.steepest)
 
+    @cache
     def at(place: float) -> float:
         return objective(min(math.exp(place), deviation.steepest)) if place <= last else math.inf
 

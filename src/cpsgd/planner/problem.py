@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -212,19 +213,21 @@ class Problem:
         Numbers of bits at which nothing could come that near are certified only if no other comes near either.
         """
         found: list[tuple[float, Finished]] = []
-        rest: list[tuple[float, float, Contest]] = []
-        for b in WHOLE_BITS:
-            contest = self._contest(b)
-            if not contest.promising(enough):
-                rest.append((contest.floor, b, contest))
-            elif (design := self._best(contest, b)) is not None:
-                found.append((b, design))
-                if design.error.total <= enough:
-                    return found[-1]
-        for floor, b, contest in sorted(rest, key=lambda each: each[:2]):
+        rest = set(WHOLE_BITS)
+        # What fits few bits fits more, so that promising ones follow those that are not. Two servers need many.
+        last = 0 if self.setting.most_values is None else _USUAL_BITS
+        start = bisect_left(WHOLE_BITS, True, hi=last, key=lambda b: self._contest(b).promising(enough))
+        for b in WHOLE_BITS[start:]:
+            if (contest := self._contest(b)).promising(enough):
+                rest.discard(b)
+                if (design := self._best(contest, b)) is not None:
+                    found.append((b, design))
+                    if design.error.total <= enough:
+                        return found[-1]
+        for floor, b in sorted((self._contest(b).floor, b) for b in rest):
             if (
                 all(floor < design.error.total for _, design in found)
-                and (design := self._best(contest, b)) is not None
+                and (design := self._best(self._contest(b), b)) is not None
             ):
                 found.append((b, design))
         return min(found, key=lambda each: (each[1].error.total, each[0]), default=None)
