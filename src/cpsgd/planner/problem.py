@@ -256,7 +256,7 @@ class Problem:
             over = design.mechanism.scale, proved.epsilon
             design = self._rescaled(design, max((proved.epsilon / epsilon) ** power, 1.0 + 1e-6))
             if design.mechanism.scale <= over[0]:
-                raise ConditionError(f"{design.mechanism.name} with this scale keeps no ε={epsilon:g}.")
+                raise ConditionError(f"No scale of {design.mechanism.name} keeps the ε that is asked for.")
             protocol, proved = self._account(design)
         if self.target.conditions.participation.sampled:
             return self._narrowed((design, protocol, proved), over, bits)
