@@ -166,7 +166,7 @@ $(VENV)-sanitize/installed: $(SOURCES) $(shell find src -name '*.py')
 	test -d $(VENV)-sanitize || $(PYTHON) -m venv $(VENV)-sanitize
 	$(VENV)-sanitize/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--config-settings=cmake.define.CPSGD_SANITIZE=ON --config-settings=build-dir=build/sanitize \
-		--config-settings=install.strip=false . pytest hypothesis
+		--config-settings=install.strip=false . pytest hypothesis mpmath
 	touch $@
 
 clean:
