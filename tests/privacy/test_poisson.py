@@ -156,3 +156,7 @@ def test_a_rate_next_to_one_is_no_sampling() -> None:
     for rate in (1.0 - 2.0**-53, 1.0 - 2.0**-52):
         found = composed_epsilon(rounds, delta=1e-6, participation=Participation.poisson(rate))
         assert every * (1.0 - 1e-9) <= found <= every
+
+
+def test_outputs_reach_beyond_half_of_a_tiny_distance() -> None:
+    assert PoissonRounds(1e-4, 0.5, 1)._farthest(1.0) == pytest.approx(0.5e-4 + 1e-3, rel=1e-12)

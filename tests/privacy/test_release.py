@@ -100,6 +100,8 @@ def test_one_message_proves_nothing() -> None:
     with pytest.raises(GuaranteeError, match=r"1 message is in the sum.* Nothing is proved with so few") as refusal:
         aggregator.mean()
     assert refusal.value.epsilon is None
+    with pytest.raises(GuaranteeError, match="2 messages are in the sum"):
+        aggregated(PLANNED, 2).mean()
     # No ε that could be accepted makes a proof of it.
     with pytest.raises(GuaranteeError, match="Nothing is proved"):
         aggregator.mean(accept_epsilon=1e300)
